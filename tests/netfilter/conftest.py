@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.netfilter.stage import Adapter
-from tests.support.lab import Network, make_network
+from tests.support.lab import Network, PodLinks, make_network
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def links() -> PodLinks:
+    """The way to the pod; a test may name others as parameters."""
+    return PodLinks.ROUTED
+
+
+@pytest.fixture
+def network(links: PodLinks) -> Iterator[Network]:
     """A node with a client in front of it and a pod behind it."""
-    with make_network(pods=1) as made:
+    with make_network(pods=1, links=links) as made:
         yield made
 
 

@@ -19,7 +19,7 @@ from tests.netfilter.stage import (
     rule_set,
     serving,
 )
-from tests.support.lab import Host, Network
+from tests.support.lab import Host, Network, PodLinks
 
 pytestmark = pytest.mark.netns
 
@@ -28,6 +28,7 @@ NODE = {Family.IPV4: "10.2.0.1", Family.IPV6: "fd00:2::1"}
 POD_SIDE = {Family.IPV4: "10.3.0.1", Family.IPV6: "fd00:3:0::1"}
 
 
+@pytest.mark.parametrize("links", PodLinks)
 @pytest.mark.parametrize("family", Family)
 def test_the_fate_of_a_first_packet(network: Network, adapter: Adapter, family: Family) -> None:
     vip, node = VIP[family], NODE[family]

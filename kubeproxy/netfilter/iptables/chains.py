@@ -192,7 +192,7 @@ def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict
 
 def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     def on_port(port: ProxyPort, is_refused: bool) -> list[Entry]:
-        target = iptables_entry.reject(family, port.protocol) if is_refused else iptables_entry.jump("DROP")
+        target = iptables_entry.reject(family) if is_refused else iptables_entry.jump("DROP")
         return [iptables_entry.rule(family, target, iptables_entry.match_port(*port), protocol=port.protocol)]
 
     def jump(chain: str, *matches: bytes) -> Entry:

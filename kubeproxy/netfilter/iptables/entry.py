@@ -100,10 +100,10 @@ def mark(bit: int) -> bytes:
     return _element("MARK", struct.pack("=II", bit, bit), revision=2)
 
 
-def reject(family: Family, protocol: Protocol) -> bytes:
-    """``-j REJECT --reject-with tcp-reset`` for TCP, else port unreachable (ipt_REJECT.h, ip6t_REJECT.h)."""
-    reset, unreachable = (7, 3) if family is Family.IPV4 else (6, 4)
-    return _element("REJECT", struct.pack("=I", reset if protocol is Protocol.TCP else unreachable))
+def reject(family: Family) -> bytes:
+    """``-j REJECT``: port unreachable (ipt_REJECT.h, ip6t_REJECT.h). Not a reset: to a client behind a port of a bridge
+    the kernel sends it past NAT, with the address of the redirect; and this target is for table filter, behind NAT."""
+    return _element("REJECT", struct.pack("=I", 3 if family is Family.IPV4 else 4))
 
 
 _ADDRESS_GIVEN, _PORT_GIVEN = 1, 2

@@ -136,9 +136,11 @@ SETS: Mapping[str, Kind] = {
     **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
     **_by_destination("translated", "translated_node_ports", None),
+    **_by_destination("own_refusals", "own_node_port_refusals", None),
+    **_by_destination("refusals", "node_port_refusals", None),
 }
 """In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:
-destinations with a spread."""
+destinations with a spread. `refusals`: those that are redirected to a port of `refused`."""
 
 PAUSE_SETS: Mapping[str, Kind] = {
     **{f"paused{family.value}": Kind((ADDRESS[family], *_PORT), expires=True) for family in Family},
@@ -163,6 +165,7 @@ HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     "postrouting": ("nat", "postrouting", 95, "accept"),
     "arrived": ("nat", "input", 95, "accept"),
     "guard": None,
+    "refuse": None,
     "masquerade_always": None,
     "masquerade_node": None,
     "masquerade_links": None,

@@ -92,8 +92,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             Rule("ct state invalid,untracked drop", "belongs to no connection"),
             Rule("ct status & dnat == 0 meta l4proto . th dport != @unguarded drop", "came to a proxy port directly"),
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
-            Rule("meta l4proto tcp meta l4proto . th dport @refused reject with tcp reset", "no endpoint"),
-            Rule("meta l4proto . th dport @refused reject with icmpx port-unreachable", "no endpoint"),
+            Rule("meta l4proto . th dport @refused goto refuse", "no endpoint"),
             *(
                 (
                     Rule("socket transparent 1 return", "a listener of ours"),
@@ -103,6 +102,10 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
                 if wanted.guard_sockets
                 else ()
             ),
+        ),
+        "refuse": (
+            Rule("meta l4proto tcp reject with tcp reset", "by a reset"),
+            Rule("reject with icmpx port-unreachable", "by an ICMP error"),
         ),
         "postrouting": tuple(_leaving(content, wanted.shared_links)),
         "arrived": tuple(_arriving(content)),
@@ -156,6 +159,13 @@ def _first_packets(content: Content, family: Family, to: str | None, *, from_thi
         action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
         return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{clients}{why}")
 
+    def refusal(name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
+        # To a client behind a port of a bridge the kernel sends a reset past NAT, so it has to come from the address
+        # that the client has asked. This host's own clients are refused behind the redirect (chain guard): a verdict
+        # here would be the sender's error.
+        if not from_this_host:
+            yield Rule(f"{condition}{key} @{name}{number} goto refuse", f"{clients}{why}, no endpoint")
+
     def spread(prefix: str, name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
         if not content.spreads:
             return
@@ -180,13 +190,17 @@ def _first_packets(content: Content, family: Family, to: str | None, *, from_thi
         )
     if f"own_redirects{number}" in content.filled:
         yield from spread("own_", "", address, own, f", {others}own way")
+        yield from refusal("own_refusals", address, own, f", {others}own way")
         yield rule("own_redirects", address, own, f", {others}own way")
     yield from spread("", "", address, "", "")
+    yield from refusal("refusals", address, "", "")
     yield rule("redirects", address, "", "")
     if f"own_node_ports{number}" in content.filled:
         yield from spread("own_", "node_port_", port, own + on_node, f", {others}own way to node ports")
+        yield from refusal("own_node_port_refusals", port, own + on_node, f", {others}own way to node ports")
         yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
     yield from spread("", "node_port_", port, on_node, ", node ports")
+    yield from refusal("node_port_refusals", port, on_node, ", node ports")
     yield rule("node_ports", port, on_node, ", node ports")
 
 

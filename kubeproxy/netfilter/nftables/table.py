@@ -171,12 +171,16 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         sets[f"admitted{number}"] = frozenset((*each, it) for each, ranges in admitted.items() for it in ranges)
         sets[f"restricted{number}"] = frozenset(admitted)
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
-    translated: dict[str, set[Element]] = {}
+    by_name: dict[str, set[Element]] = {}
     # Also those with no endpoint left but ejected ones: answers to earlier packets still come.
     for each in {**wanted.spreads, **wanted.own_spreads}:
         name = place(each, "translated")
-        translated.setdefault(name, set()).add(destination_key(each))
-    return {name: translated.get(name, set()) for name in SETS} | sets
+        by_name.setdefault(name, set()).add(destination_key(each))
+    for redirects, own in ((wanted.own_redirects, True), (wanted.redirects, False)) if wanted.refused else ():
+        for each, port in redirects.items():
+            if (each.protocol, port) in wanted.refused:
+                by_name.setdefault(place(each, "refusals", own=own), set()).add(destination_key(each))
+    return {name: by_name.get(name, set()) for name in SETS} | sets
 
 
 class Transition(NamedTuple):

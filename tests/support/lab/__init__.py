@@ -7,7 +7,7 @@ started them, so whatever ends this process (even SIGKILL) leaves no host and no
 
 from tests.support.lab.daemon import Daemon, service_manifest, write_manifest
 from tests.support.lab.host import Host, Link, join
-from tests.support.lab.node import Network, make_network
+from tests.support.lab.node import Network, PodLinks, make_network
 from tests.support.lab.web import Answer, get
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Host",
     "Link",
     "Network",
+    "PodLinks",
     "get",
     "join",
     "make_network",
