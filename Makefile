@@ -83,6 +83,7 @@ docs: setup ## regenerate the generated pages of docs/
 	@$(BIN)/python -m docs.generators.manual_page >docs/kubeproxy.8
 	@$(BIN)/python -m docs.generators.metrics >docs/metrics.md
 	@$(BIN)/python -m docs.generators.log_messages >docs/log-messages.md
+	@$(BIN)/python -m docs.generators.symptoms >docs/symptoms.md
 
 lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra iptables -o requirements.lock
