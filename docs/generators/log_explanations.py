@@ -198,6 +198,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More endpoints were ejected than are logged at once.",
         "`kubeproxy status` lists all.",
     ),
+    "many processes have names of kubeproxy": (
+        "Processes of this user, most of them no kubeproxy, have names of control processes; no more are named.",
+        "[A refused takeover](operations.md#a-refused-takeover)",
+    ),
     "more manifest faults": (
         "More faults than are logged at once.",
         "`kubeproxy check --manifests DIR` lists all.",

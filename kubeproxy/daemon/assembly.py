@@ -30,8 +30,8 @@ from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names, source_texts
 from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.instances import InstanceMarker
+from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
-from kubeproxy.daemon.takeover.server import OwnerCallbacks
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.interface import Ended

@@ -5,30 +5,58 @@ a process with CAP_NET_ADMIN in the user namespace that owns the socket's networ
 verifier reads the option back. Neither side looks at process numbers or /proc: two pods on the host's network have
 PID namespaces of their own and do not see each other there, and a number may be reused.
 
-The socket is an unconnected Unix socket, so that the option has no other effect. A peer can pass the socket on to a
-third process; `kubeproxy.daemon.takeover.server` describes the limits of that.
+A socket can be passed on, so a process without the capability could have it answered by another one: by the verifier
+itself on a second connection, by the peer of somebody else, or by a control process of another network namespace. So
+the verifier binds it before it is sent, to ``kubeproxy/challenge/PURPOSE/CONTROL SOCKET/RANDOM``: what the proof is
+for, and between whom. The kernel binds a socket once and for ever. A prover answers only what is bound to the purpose
+and to the control socket of this very connection, and belongs to its own network namespace.
+
+The socket is an unconnected Unix socket, so that the option has no other effect.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
 import time
+from enum import Enum
 from typing import Final
 
+_PREFIX: Final = "kubeproxy/challenge"
 _SO_TXTIME: Final = 61
 """asm-generic/socket.h; Linux 4.19 and newer. Python has no name for it."""
 _TXTIME: Final = struct.Struct("=iI")
 """struct sock_txtime: clock, flags."""
+_SIOCGSKNS: Final = 0x894C
+"""linux/sockios.h: the network namespace of a socket, for those with CAP_NET_ADMIN there; Linux 4.10 and newer."""
+
+
+class Purpose(Enum):
+    """What a proof is for."""
+
+    OWN = "own"
+    """The process at a control socket proves that it may own the node."""
+    TAKE = "take"
+    """A new instance of the same protocol version proves that it may take over from the owner."""
+    STOP = "stop"
+    """A new instance of another protocol version proves that it may have the owner stop."""
+    RETIRE = "retire"
+    """The owner proves that an orphaned worker may obey it."""
 
 
 class Challenge:
     """A socket for a peer to answer on."""
 
-    def __init__(self) -> None:
-        """OSError when there is no descriptor."""
+    def __init__(self, purpose: Purpose, control: str) -> None:
+        """`control`: the control socket over which it is sent. OSError when there is no descriptor."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._sock.bind(_bound(purpose, control) + os.urandom(8).hex().encode())
+        except OSError:
+            self._sock.close()
+            raise
 
     def fileno(self) -> int:
         """The descriptor to send."""
@@ -48,8 +76,11 @@ class Challenge:
         self._sock.close()
 
 
-def answer(challenge: int) -> bool:
-    """Answer on a received descriptor, and close it; whether the kernel allowed it."""
+def answer(challenge: int, purpose: Purpose, control: str) -> bool:
+    """Answer on a received descriptor, and close it; whether it is for that purpose, and the kernel allowed it.
+
+    `control`: the control socket over which it came.
+    """
     try:
         received = socket.socket(fileno=challenge)
     except OSError:  # no socket
@@ -59,7 +90,34 @@ def answer(challenge: int) -> bool:
         with received as sock:
             if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_DGRAM:
                 return False
+            name = sock.getsockname()
+            # Names of control sockets may begin alike, so all but the random part is compared.
+            if not isinstance(name, bytes) or name[: name.rfind(b"/") + 1] != _bound(purpose, control):
+                return False
+            if not _of_this_network(sock):
+                return False
             sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))
     except OSError:
         return False
     return True
+
+
+def _bound(purpose: Purpose, control: str) -> bytes:
+    """What comes before the random part."""
+    return f"\0{_PREFIX}/{purpose.value}/{control}/".encode()
+
+
+def _of_this_network(sock: socket.socket) -> bool:
+    """Whether a socket belongs to our network namespace: names of control sockets are free in every other one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        return _network(own) == _network(sock)
+
+
+def _network(sock: socket.socket) -> tuple[int, int]:
+    """The network namespace of a socket. OSError without CAP_NET_ADMIN there."""
+    descriptor = fcntl.ioctl(sock, _SIOCGSKNS)
+    try:
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(descriptor)

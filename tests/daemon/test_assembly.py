@@ -14,7 +14,7 @@ from kubeproxy.daemon.assembly import Parts, build
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.control_socket import PREFIX
-from kubeproxy.daemon.takeover.server import OwnerCallbacks
+from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.runtime.abstract_sockets import listening
 from tests.config.files import of_flags

@@ -1,7 +1,9 @@
 """Hot restart: one process takes over from another without losing a connection.
 
 takeover         which instance owns the node, and what a new one does
+search           which other control process owns the node, for a new instance
 predecessor      the owner, as a new instance sees it
+owner            what an owner does for a new instance, and for how long it holds
 server           the owner's side: answers new instances and orphaned workers
 protocol         messages between two control processes
 control_socket   the abstract Unix socket where they arrive

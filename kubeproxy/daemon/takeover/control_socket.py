@@ -1,8 +1,9 @@
 """The abstract Unix socket of a control process for other processes of this network namespace.
 
 Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
-over. KEY is the time since boot and a random number, so no other user can bind the name first, and names order
-processes by age. Workers do not inherit the socket, so a name ends with its control process.
+over. KEY is the time since boot and a random number, so nobody can bind the name first, and names order processes by
+age. Workers do not inherit the socket, so a name ends with its control process. The names of challenges hold it
+(`peer_capability`), so a whole one has 107 bytes at most.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import struct
 import time
 from collections.abc import Callable
 from typing import Final
-from uuid import uuid4
 
+from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import listening, uid_of
 from kubeproxy.runtime.threads import in_thread
 
@@ -24,9 +25,8 @@ BACKLOG: Final = 1024
 BATCH: Final = 64
 PAUSE_S: Final = 0.01
 """The pause after BATCH accepted connections: at most 6,400 connections a second, a few percent of a core."""
-PATIENCE_S: Final = 30.0
-"""How long a connect waits while the queue is full."""
-_ATTEMPT_US: Final = 250_000
+ROOM_S: Final = 0.25
+"""How long a connect waits at a time while the queue is full."""
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
@@ -43,7 +43,7 @@ class ControlSocket:
 
     def listen(self, on_peer: Callable[[socket.socket], None]) -> None:
         """Bind the name, and pass connections of our user to `on_peer`; those of other users are closed at once."""
-        self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{uuid4().hex}"
+        self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{os.urandom(8).hex()}"
         self._on_peer = on_peer
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._sock.bind(f"\0{self.name}")
@@ -58,6 +58,16 @@ class ControlSocket:
     def others(self) -> list[str]:
         """The names of other control processes of our user, the newest first. OSError: the kernel cannot list them."""
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
+
+    def prove(self, challenge: int, purpose: peer_capability.Purpose) -> bool:
+        """Answer a challenge that came over this socket, and close it; see `peer_capability.answer`.
+
+        A released name may be another process's by now, so no challenge for it is answered any more.
+        """
+        if not self.open:
+            os.close(challenge)
+            return False
+        return peer_capability.answer(challenge, purpose, self.name)
 
     def close(self) -> None:
         """Release the name."""
@@ -99,27 +109,29 @@ class ControlSocket:
             self._pause = loop.call_later(PAUSE_S, self._resume)
 
 
-async def connect(name: str, *, within_s: float = PATIENCE_S) -> socket.socket:
-    """A non-blocking connection to a name. TimeoutError when its queue stays full; OSError when it refuses."""
-    deadline = time.monotonic() + within_s
+class FullError(Exception):
+    """The queue of a control socket has no room."""
 
-    def wait_for_room() -> socket.socket:
-        # In a thread, because the kernel queues only blocking connects while the backlog is full; a non-blocking one
-        # fails with EAGAIN, which uvloop takes for success.
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, _ATTEMPT_US))
-            while True:
-                try:
-                    sock.connect(f"\0{name}")
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise TimeoutError("its queue stays full") from None
-                else:
-                    sock.setblocking(False)
-                    return sock
-        except BaseException:
-            sock.close()
-            raise
 
-    return await in_thread(wait_for_room)
+async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
+    """A non-blocking connection to a name. FullError when its queue is full; OSError when it refuses."""
+    if waits_for_room:
+        return await in_thread(lambda: _connect_waiting(name))
+    return _connect(name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+
+
+def _connect_waiting(name: str) -> socket.socket:
+    """Connect when there is room, within ROOM_S: the kernel queues only blocking connects while the backlog is full."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ROOM_S * 1e6)))
+    _connect(name, sock).setblocking(False)
+    return sock
+
+
+def _connect(name: str, sock: socket.socket) -> socket.socket:
+    try:
+        sock.connect(f"\0{name}")
+    except BaseException as error:
+        sock.close()
+        raise FullError if isinstance(error, BlockingIOError) else error from None
+    return sock

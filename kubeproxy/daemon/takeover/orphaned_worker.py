@@ -12,7 +12,7 @@ import contextlib
 
 import structlog
 
-from kubeproxy.daemon.takeover.protocol import close, receive, send
+from kubeproxy.daemon.takeover.protocol import receive, send
 from kubeproxy.dataplane.balancing.affinity import AFFINITY_ENTRIES
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
@@ -24,7 +24,6 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     Recall,
     Retire,
 )
-from kubeproxy.runtime import peer_capability
 
 log = structlog.get_logger(__name__)
 
@@ -35,22 +34,13 @@ RECALL_S = 5.0
 class OrphanedWorker:
     """The connection to one orphaned worker."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        hello: OrphanHello,
-        *,
-        challenge: int | None,
-    ) -> None:
-        """`challenge`: the descriptor to prove CAP_NET_ADMIN on, which this object closes."""
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: OrphanHello) -> None:
         self.pid = hello.pid
         self._same_protocol = hello.protocol == PROTOCOL
         if not self._same_protocol:
             log.warning("orphaned worker: other takeover protocol", pid=self.pid, its=hello.protocol, ours=PROTOCOL)
         self._reader = reader
         self._writer = writer
-        self._challenge = challenge
         self._bindings: list[RestoreBindings] = []
         self._answered = asyncio.Event()
         """Set when an answer is complete, or the connection has ended."""
@@ -68,8 +58,6 @@ class OrphanedWorker:
                     self._bindings.append(message.bound)
         finally:
             self._answered.set()
-            close([self._challenge] if self._challenge is not None else [])
-            self._challenge = None
 
     async def recall(self) -> list[RestoreBindings]:
         """The clients of session affinity, as far as the answer comes in time; none from another protocol version."""
@@ -85,9 +73,6 @@ class OrphanedWorker:
         return self._bindings
 
     async def retire(self) -> None:
-        """Prove CAP_NET_ADMIN, and have it stop: the rules lead to us. Every protocol version understands this."""
-        if self._challenge is not None:
-            peer_capability.answer(self._challenge)
-            self._challenge = None
+        """Have it stop: the rules lead to us. Every protocol version understands this."""
         with contextlib.suppress(OSError):  # it may end at any time
             await send(self._writer, Retire())

@@ -1,4 +1,4 @@
-"""The predecessor: the instance that owns the node, as a new instance sees it; and the search for it.
+"""The predecessor: the instance that owns the node, as a new instance sees it.
 
 A predecessor that hangs or ends at any point does not stop the takeover.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError, offer_in
-from kubeproxy.daemon.takeover.control_socket import ControlSocket, connect
+from kubeproxy.daemon.takeover.comparison import Offer, offer_in
+from kubeproxy.daemon.takeover.control_socket import connect
 from kubeproxy.daemon.takeover.protocol import (
     ANSWERS,
     FIRST_ANSWERS,
@@ -46,19 +45,12 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 )
 from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import uid_of
+from kubeproxy.runtime.peer_capability import Purpose
 
 log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 5.0
 """How long a process has for an answer; one that takes longer hangs, and is passed over."""
-RETRY_S: Final = 0.1
-"""How often busy processes are asked again. The new instance waits for them without limit, because they serve."""
-ENDINGS: Final = 10
-"""How often a name may end connections without an answer before it counts for nothing."""
-NAMES: Final = 32
-"""Names asked at a time, the newest first."""
-STOP_MARGIN_S: Final = 30.0
-"""How long a process that was asked to stop may take after its grace period: its last clients, and the rules."""
 
 
 class BusyError(Exception):
@@ -73,23 +65,26 @@ class UnprovenError(Exception):
     """The peer has not proven CAP_NET_ADMIN."""
 
 
-async def greet(name: str, hello: Hello) -> Predecessor:
+async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_for_room: bool = False) -> Predecessor:
     """Connect to a control process, say hello, and prove CAP_NET_ADMIN in both directions.
 
-    BusyError, UnprovenError; ConnectionError when it has ended; TimeoutError when it does not answer; OSError,
-    ValueError when its answer is not of this protocol.
+    `waits_for_room`: whether to wait a moment if its queue is full, in a thread.
+    BusyError, UnprovenError; FullError when it accepts no connection now; ConnectionError when it has ended;
+    TimeoutError when it does not answer; OSError, ValueError when its answer is not of this protocol.
     """
-    sock = await connect(name)
+    sock = await connect(name, waits_for_room=waits_for_room)
     end = sock.close
-    challenge = peer_capability.Challenge()
+    challenge = None
     try:
         if (uid := uid_of(sock)) != os.geteuid():
             raise UnprovenError(f"it belongs to user {uid}")
-        async with asyncio.timeout(ANSWER_S):
+        challenge = peer_capability.Challenge(Purpose.OWN, name)
+        async with asyncio.timeout(within_s):
             send_first(sock, hello, [challenge.fileno()])
             first, descriptors = await receive_first(sock, FIRST_ANSWERS)
+            same_protocol = first.protocol == hello.protocol
             for descriptor in descriptors:
-                peer_capability.answer(descriptor)
+                peer_capability.answer(descriptor, Purpose.TAKE if same_protocol else Purpose.STOP, name)
             if not challenge.answered:
                 raise UnprovenError
             if isinstance(first, Busy):
@@ -106,134 +101,13 @@ async def greet(name: str, hello: Hello) -> Predecessor:
                     raise ConnectionResetError
                 case other:
                     raise ValueError(f"expected accepted, got {type_of(other)}")
-            same_protocol = first.protocol == hello.protocol
             return Predecessor(reader, writer, first, offer, name=name, same_protocol=same_protocol)
     except BaseException:
         end()
         raise
     finally:
-        challenge.close()
-
-
-class Search:
-    """The search for the owner of the node among the control processes of this network namespace."""
-
-    def __init__(
-        self, control: ControlSocket, hello: Hello, obstacle: Callable[[Offer], str | None] = lambda owner: None
-    ) -> None:
-        """`obstacle`: why we must not take over from an owner with that offer; None: we may."""
-        self._control = control
-        self._hello = hello
-        self._obstacle = obstacle
-        self.passed_over: set[str] = set()
-        """Names of those that may own the node and did not answer."""
-        self._unproven: set[str] = set()
-        """Names of those without CAP_NET_ADMIN."""
-        self._ended: dict[str, int] = {}
-        """How often a connection to each name ended without an answer."""
-        self._stopping: dict[str, float] = {}
-        """Names of those that stop at our request, and until when, in time of the loop."""
-
-    async def greet(self, name: str) -> Predecessor:
-        """See `greet`."""
-        return await greet(name, self._hello)
-
-    async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        """The owner; None: the node is ours (or `given_up` says so). TakeoverRefusedError: `obstacle` forbids it.
-
-        An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly
-        from then on, and must not await anything in between.
-        """
-        logged = False
-        while not given_up():
-            names = [name for name in self._names() if name not in self._stopping][:NAMES]
-            answers = await asyncio.gather(*map(self.greet, names), return_exceptions=True)
-            found = [answer for answer in answers if isinstance(answer, Predecessor)]
-            busy = False
-            for name, answer in zip(names, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    busy |= self._note(name, answer)
-            self._require_no_obstacle(found)
-            others = [one for one in found if not one.same_protocol]
-            await asyncio.gather(*map(self._stop, others))
-            found = [one for one in found if one.same_protocol]
-            for surplus in found[1:]:
-                self.passed_over.add(surplus.name)
-                surplus.close()
-            if found:
-                return found[0]
-            # Nothing is awaited from here to where we answer as the owner: an older process that has come meanwhile
-            # is seen here, and a later one gets our answer.
-            waits = bool(others) or self._waits_for_stopping()
-            if not busy and not waits and not any(name < self._control.name for name in self._names()):
-                return None
-            if busy and not logged:
-                log.info("another process takes over; waiting")
-                logged = True
-            await asyncio.sleep(RETRY_S)
-        return None
-
-    def _names(self) -> list[str]:
-        return [name for name in self._control.others() if name not in self.passed_over | self._unproven]
-
-    def _require_no_obstacle(self, found: Sequence[Predecessor]) -> None:
-        for owner in found:
-            if (reason := self._obstacle(owner.offer)) is not None:
-                for one in found:
-                    one.close()
-                raise TakeoverRefusedError(str(owner), reason)
-
-    async def _stop(self, owner: Predecessor) -> None:
-        """Ask an owner of another protocol version to stop; one that does not is passed over."""
-        seen = {"pid": owner.pid, "version": owner.version, "its": owner.protocol, "ours": self._hello.protocol}
-        try:
-            grace_s = await owner.stop()
-        except (OSError, ValueError) as error:
-            self.passed_over.add(owner.name)
-            log.warning("predecessor: other protocol, cannot stop it", **seen, reason=str(error) or repr(error))
-            return
-        finally:
-            owner.close()
-        self._stopping[owner.name] = asyncio.get_running_loop().time() + grace_s + STOP_MARGIN_S
-        log.warning("predecessor: other takeover protocol, stops first", **seen, within_s=grace_s)
-
-    def _waits_for_stopping(self) -> bool:
-        """Whether a process that was asked to stop is still there; one that takes too long is passed over."""
-        now, left = asyncio.get_running_loop().time(), set(self._control.others())
-        for name, until in list(self._stopping.items()):
-            if name not in left or now >= until:
-                del self._stopping[name]
-            if name in left and now >= until:
-                self.passed_over.add(name)
-                log.warning("predecessor does not stop in time", name=name, remedy="end it")
-        return bool(self._stopping)
-
-    def _note(self, name: str, error: BaseException) -> bool:
-        """Record a failed greeting; whether to try again."""
-        match error:
-            case BusyError():
-                return not error.looking
-            case MemoryError():  # no thread for the connect: there may be one later
-                return True
-            case ConnectionError():
-                # It has just ended, perhaps because another instance took over: what the others answered is older.
-                self._ended[name] = self._ended.get(name, 0) + 1
-                return self._ended[name] <= ENDINGS
-            case UnprovenError():
-                self._unproven.add(name)
-                log.warning("not a kubeproxy: no CAP_NET_ADMIN", name=name)
-                return False
-            case OSError() | ValueError():
-                self.passed_over.add(name)
-                log.warning(
-                    "another kubeproxy does not answer",
-                    name=name,
-                    reason=str(error) or repr(error),
-                    remedy="end it; it yields by itself when it sees our rules",
-                )
-                return False
-            case _:
-                raise error
+        if challenge is not None:
+            challenge.close()
 
 
 class Predecessor:

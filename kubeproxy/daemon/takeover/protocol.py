@@ -3,22 +3,23 @@
 One JSON object per line, in both directions; ``type`` names the kind. Both sides state their protocol version in their
 first message::
 
-    new instance   {"type": "hello", "protocol": 1, "pid": 42, "version": "0.1.0"}    and a challenge
-    owner          {"type": "prove", "protocol": 1, "pid": 41, "version": "0.1.0"}    and a challenge
+    new instance   {"type": "hello", "protocol": 2, "pid": 42, "version": "0.1.0"}    and a challenge: own
+    owner          {"type": "prove", "protocol": 2, "pid": 41, "version": "0.1.0"}    and a challenge: take, or stop
     new instance   {"type": "proof"}
     owner          {"type": "accepted", "services": 5, "sources": ["manifests /etc/kubeproxy/manifests"]}
 
 An owner that cannot be followed now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
 
-With equal versions the owner then obeys ``recall``, ``hold``, ``resume`` and ``take``. With different versions the new
-instance sends one request, and the owner stops as after SIGTERM::
+With equal versions the owner challenges the new instance to ``take``, and then obeys ``recall``, ``hold``, ``resume``
+and ``take``. With different versions it challenges it to ``stop``; the new instance sends one request, and the owner
+stops as after SIGTERM::
 
     new instance   {"type": "stop"}
     owner          {"type": "stopping", "within_s": 30.0}
 
 FROZEN: the messages spelled out here, their fields, their order (no message is sent before the answer to the last), the
-challenges and the socket's name (`control_socket`) are the same in every version, now and later. A field may be added,
-never removed.
+challenges with what they are bound to (`peer_capability`) and the socket's name (`control_socket`) are the same in
+every version, now and later. A field may be added, never removed.
 """
 
 from __future__ import annotations

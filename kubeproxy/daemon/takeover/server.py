@@ -1,9 +1,9 @@
 """The owner's side of a takeover: it answers new instances and orphaned workers.
 
 An owner obeys a process of its user that proves CAP_NET_ADMIN over our network namespace (`peer_capability`): such a
-process could do the same harm without us. A process between the two may pass both proofs on, and then send requests in
-the new instance's name. So `Take` is refused while the kernel's rules still lead to the owner, and `Hold` ends after
-HOLD_S; with a false protocol version such a process can turn a takeover into stop and start, and no more.
+process could do the same harm without us. The proof is for one purpose and one connection: that for `Take` is none for
+`Stop`, and a process between the two can pass neither on. A process that has it may still be wrong. So `Take` is
+refused while the kernel's rules lead to the owner, and `Hold` ends after a time in all (`owner.HOLD_S`).
 
 Orphaned workers have no privileges and are not trusted (`orphaned_worker`).
 """
@@ -15,16 +15,15 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import Offer, in_message
+from kubeproxy.daemon.takeover.comparison import in_message
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
-from kubeproxy.daemon.takeover.predecessor import ANSWER_S, RETRY_S, Predecessor, UnprovenError
+from kubeproxy.daemon.takeover.owner import HoldTime, OwnerCallbacks
+from kubeproxy.daemon.takeover.predecessor import ANSWER_S, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import (
     HELLOS,
     PROOFS,
@@ -60,42 +59,22 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import pid_of
+from kubeproxy.runtime.peer_capability import Purpose
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
 
 RECALL_S: Final = 1.0
 """How long the data plane may take for `Recall`; less than ANSWER_S, so that the owner does not seem to hang."""
-HOLD_S: Final = 60.0
-"""How long a new instance may keep the owner from its rules without another request."""
 REAPS: Final = 50
-"""How often, RETRY_S apart, a worker that is about to end is looked at."""
+REAP_S: Final = 0.1
+"""How often, and how far apart, a worker that is about to end is looked at."""
 ORPHANS: Final = 256
 """Orphaned workers at a time; they need prove nothing."""
 PEERS: Final = 256
 """Connections at a time without a proof; one more ends the oldest."""
 REFUSALS_LOG_S: Final = 60.0
 """How often a refused takeover is logged at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerCallbacks:
-    """What an owner does for a new instance."""
-
-    share: Callable[[bool], None]
-    """Let another process hold the same node ports, or no longer."""
-    hold: Callable[[bool], Awaitable[None]]
-    """Leave the rules alone from now on, or maintain them again."""
-    leads_here: Callable[[], Awaitable[bool]]
-    """Whether the rules in the kernel still lead to us. KernelError when they cannot be read."""
-    bindings: Callable[[], Awaitable[Sequence[RestoreBindings]]]
-    """The clients of session affinity."""
-    yield_all: Callable[[], Awaitable[None]]
-    """Release what only one process can have; the rules are another's."""
-    grace_s: Callable[[], float]
-    """The grace period of open connections."""
-    offer: Callable[[], Offer]
-    """What this instance serves."""
 
 
 class TakeoverServer:
@@ -217,13 +196,11 @@ class TakeoverServer:
                 challenge = descriptors.pop() if descriptors else None
                 takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
                 if isinstance(hello, OrphanHello) and takes_orphans:
-                    try:
-                        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
-                    except BaseException:
-                        close([challenge] if challenge is not None else [])
-                        raise
+                    if challenge is not None:
+                        self._control.prove(challenge, Purpose.RETIRE)
+                    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
                 elif isinstance(hello, Hello) and challenge is not None:
-                    peer_capability.answer(challenge)
+                    self._control.prove(challenge, Purpose.OWN)
                     if (busy := self._busy()) is not None:
                         send_first(sock, busy)
                         return
@@ -234,7 +211,7 @@ class TakeoverServer:
             self._unproven.pop(sock, None)
             if isinstance(hello, OrphanHello):
                 is_here = pid_of(sock) == hello.pid
-                await self._serve_orphan(OrphanedWorker(reader, writer, hello, challenge=challenge))
+                await self._serve_orphan(OrphanedWorker(reader, writer, hello))
                 if is_here:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
             elif (busy := self._busy()) is not None:  # another instance has proven itself first
@@ -262,7 +239,8 @@ class TakeoverServer:
 
     async def _proven(self, sock: socket.socket, hello: Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The stream of a new instance that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
-        challenge = peer_capability.Challenge()
+        purpose = Purpose.TAKE if hello.protocol == PROTOCOL else Purpose.STOP
+        challenge = peer_capability.Challenge(purpose, self._control.name)
         try:
             send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
             try:
@@ -319,55 +297,57 @@ class TakeoverServer:
     async def _serve_new_instance(
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        callbacks = self._callbacks
         self._has_new_instance = True
-        held = taken = False
+        patience = asyncio.timeout(None)
+        hold = HoldTime(patience)
         log.info("new instance connected", pid=hello.pid, version=hello.version)
         try:
-            callbacks.share(True)
+            self._callbacks.share(True)
             await send(writer, self._accepted())
-            while (request := await self._next(reader, held=held and not taken)) is not None:
-                match request:
-                    case Recall():
+            async with patience:
+                while (request := await receive(reader, REQUESTS)) is not None:
+                    if isinstance(request, Recall):
                         await self._send_bindings(writer)
-                    case Hold():
-                        held = True
-                        self._steady.clear()
-                        await callbacks.hold(True)
-                    case Resume():
-                        held = False
-                        await callbacks.hold(False)
-                        self._steady.set()
-                    case Take():
-                        if (reason := await self._obstacle()) is not None:
-                            log.warning("takeover refused: rules lead here", reason=reason, pid=hello.pid)
-                            await send(writer, Refused(type_of(request), reason))
-                            continue
-                        taken = True
-                        self.release()
-                        await callbacks.yield_all()
-                        self.superseded.set()
-                        self._steady.set()
-                    case Stop():
-                        raise ValueError("stop is for other protocol versions")
-                await send(writer, Done(type_of(request)))
+                    reason = await self._obey(request, hold)
+                    if reason is not None:
+                        log.warning("takeover refused: rules lead here", reason=reason, pid=hello.pid)
+                    word = type_of(request)
+                    await send(writer, Done(word) if reason is None else Refused(word, reason))
         finally:
             self._has_new_instance = False
             self._steady.set()
-            if not (taken or self._yielding or not self._control.open):
+            if self._control.open and not self._yielding:
                 log.warning("new instance left before takeover", pid=hello.pid)
-                callbacks.share(False)
-                if held:
-                    await callbacks.hold(False)
+                self._callbacks.share(False)
+                if hold.lasts:
+                    await self._callbacks.hold(False)
+
+    async def _obey(self, request: Request, hold: HoldTime) -> str | None:
+        """Carry out a request of a new instance; the reason of a refusal, or None."""
+        match request:
+            case Hold():
+                hold.begin()
+                self._steady.clear()
+                await self._callbacks.hold(True)
+            case Resume():
+                hold.end()
+                await self._callbacks.hold(False)
+                self._steady.set()
+            case Take():
+                if (reason := await self._obstacle()) is not None:
+                    return reason
+                hold.end()
+                self.release()
+                await self._callbacks.yield_all()
+                self.superseded.set()
+                self._steady.set()
+            case Stop():
+                raise ValueError("stop is for other protocol versions")
+        return None
 
     def _accepted(self) -> Accepted:
         offer = self._callbacks.offer()
         return Accepted(services=offer.services, sources=in_message(offer.sources))
-
-    async def _next(self, reader: asyncio.StreamReader, *, held: bool) -> Request | None:
-        """The next request. TimeoutError from a new instance that keeps us from our rules and asks nothing."""
-        async with asyncio.timeout(HOLD_S if held else None):
-            return await receive(reader, REQUESTS)
 
     async def _obstacle(self) -> str | None:
         """Why the rules do not allow `Take`; None: they do."""
@@ -397,4 +377,4 @@ async def _reap(pid: int) -> None:
         for _ in range(REAPS):
             if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(REAP_S)

@@ -27,17 +27,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, compress
 from typing import Final
 
 import structlog
 
 from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError, fewer_services, other_sources
-from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket
-from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, Search, UnprovenError
+from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket, FullError
+from kubeproxy.daemon.takeover.owner import OwnerCallbacks
+from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import hello
-from kubeproxy.daemon.takeover.server import OwnerCallbacks, TakeoverServer
+from kubeproxy.daemon.takeover.search import Search
+from kubeproxy.daemon.takeover.server import TakeoverServer
 from kubeproxy.dataplane.balancing.affinity import merged
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.runtime.tasks import TaskSet
@@ -46,6 +49,10 @@ log = structlog.get_logger(__name__)
 
 GATHER_S: Final = 1.0
 """How long orphaned workers may take to find our name: they look four times meanwhile."""
+
+
+DISPLACED: Final = 32
+"""How many silent processes are asked at a time to yield: most may be no kubeproxy."""
 
 
 class Takeover:
@@ -111,8 +118,7 @@ class Takeover:
         silent = self._search.passed_over.copy()
         if self.predecessor is not None and self.predecessor.silent:
             silent.add(self.predecessor.name)
-        for name in silent:
-            self._tasks.start(self._displace(name), name="takeover: displace")
+        self._tasks.start(self._displace(silent), name="takeover: displace")
         self.server.in_force()
 
     async def close(self) -> None:
@@ -120,25 +126,31 @@ class Takeover:
         await self.server.close()
         await self._tasks.close()
 
-    async def _displace(self, name: str) -> None:
-        """Have a process that we have passed over yield when it answers again, and repair the rules after it.
+    async def _displace(self, silent: set[str]) -> None:
+        """Have processes that we have passed over yield when they answer again; a few at a time, in any order."""
+        while self._control.open and (silent := silent.intersection(self._control.others())):
+            some = random.sample(sorted(silent), min(len(silent), DISPLACED))
+            yielded = await asyncio.gather(*map(self._has_yielded, some))
+            silent.difference_update(compress(some, yielded))
+            await asyncio.sleep(ANSWER_S)
+
+    async def _has_yielded(self, name: str) -> bool:
+        """Have one process yield, and repair the rules after it; whether it answered.
 
         One of another protocol version yields by itself when it sees our rules: if it stopped, it would take the rules
         away once more.
         """
-        while name in self._control.others() and self._control.open:
-            try:
-                owner = await self._search.greet(name)
-            except (BusyError, UnprovenError, OSError, ValueError, MemoryError):
-                await asyncio.sleep(ANSWER_S)
-                continue
-            if owner.same_protocol:
-                await owner.hold()
-                await owner.take()
-                log.info("silent kubeproxy has yielded", pid=owner.pid)
-            owner.close()
-            await self._callbacks.hold(False)
-            return
+        try:
+            owner = await self._search.greet(name)
+        except (BusyError, FullError, UnprovenError, OSError, ValueError):
+            return False
+        if owner.same_protocol:
+            await owner.hold()
+            await owner.take()
+            log.info("silent kubeproxy has yielded", pid=owner.pid)
+        owner.close()
+        await self._callbacks.hold(False)
+        return True
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)

@@ -2,10 +2,10 @@
 
 Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
 answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
-CAP_NET_ADMIN on (`peer_capability`). It retires on the owner's request, if that proof is given; before, the owner may
+CAP_NET_ADMIN on (`peer_capability`). It obeys an owner that has given that proof: it retires, and before, the owner may
 ask for session affinity::
 
-    worker   {"type": "orphan", "protocol": 1, "pid": 4711, "run": "..."}
+    worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "..."}
     owner    {"type": "recall"}                              any number of times, with equal protocol versions
     worker   {"type": "bindings", "bound": [...]}            any number
     worker   {"type": "done", "request": "recall"}
@@ -38,6 +38,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 )
 from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import listening, uid_of
+from kubeproxy.runtime.peer_capability import Purpose
 
 LOOK_S = 0.25
 """How often the worker looks for an owner; each look costs one system call."""
@@ -97,7 +98,7 @@ class Orphan:
             sock.connect("\0" + name)
             if uid_of(sock) != os.geteuid():
                 raise PermissionError
-            challenge = peer_capability.Challenge()
+            challenge = peer_capability.Challenge(Purpose.RETIRE, name)
             rights = array.array("i", [challenge.fileno()])
             sock.sendmsg([self._hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             self._reactor.add(sock.fileno(), self._on_owner, LEVEL)
@@ -153,14 +154,14 @@ class Orphan:
             data = b""
         *lines, self._received = (self._received + data).split(b"\n")
         requests = list(map(_decode, lines))
-        retires = any(isinstance(request, Retire) for request in requests)
-        if retires and self._challenge is not None and self._challenge.answered:
+        proven = self._challenge is not None and self._challenge.answered
+        if not data or len(self._received) > LINE_BYTES or (any(requests) and not proven):
+            self._disconnect()
+        elif any(isinstance(request, Retire) for request in requests):
             self._end()
         elif any(isinstance(request, Recall) for request in requests):
             self._lines = _answer(self._bindings())
             self._send()
-        elif not data or len(self._received) > LINE_BYTES or retires:
-            self._disconnect()
 
     def _send(self) -> None:
         """Send as much as fits; the rest when there is room."""

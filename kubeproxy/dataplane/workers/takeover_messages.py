@@ -14,7 +14,7 @@ import msgspec
 
 from kubeproxy.dataplane.messages import RestoreBindings
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
 messages changes; `RestoreBindings` and what it holds are part of a message."""
 LINE_BYTES: Final = 4096

@@ -9,29 +9,44 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count, cycle, takewhile
 from uuid import uuid4
 
 import pytest
 import uvloop
 
+from kubeproxy.daemon.takeover import owner as takeover_owner
 from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
+from kubeproxy.daemon.takeover import search as takeover_search
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
 from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.predecessor import RETRY_S, Predecessor
-from kubeproxy.daemon.takeover.protocol import HELLOS, PROOFS, Hello, Prove, receive_first, send_first, type_of
+from kubeproxy.daemon.takeover.owner import OwnerCallbacks
+from kubeproxy.daemon.takeover.predecessor import Predecessor
+from kubeproxy.daemon.takeover.protocol import (
+    HELLOS,
+    PROOFS,
+    REQUESTS,
+    Hello,
+    Prove,
+    receive_first,
+    send,
+    send_first,
+    type_of,
+)
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
-from kubeproxy.daemon.takeover.server import OwnerCallbacks
+from kubeproxy.daemon.takeover.search import RETRY_S
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.messages import Binding, RestoreBindings
-from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Done, OrphanHello, encode
+from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Done, OrphanHello, decode, encode
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import listening
+from kubeproxy.runtime.peer_capability import Purpose
 from tests.support.doubles.conntrack import FakeConntrack
 from tests.support.doubles.data_plane import FakeDataPlane
 from tests.support.doubles.netfilter import FakeNetfilter
@@ -88,21 +103,21 @@ class Story:
 @pytest.fixture
 def name() -> str:
     """How the names of this test's processes begin."""
-    return f"kubeproxy-test/{uuid4()}/"
+    return f"kubeproxy-test/{uuid4().hex[:8]}/"
 
 
 @pytest.fixture(autouse=True)
 def capable(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests may be run by a user without CAP_NET_ADMIN; tests/runtime/test_peer_capability.py and
     tests/system/e2e/test_security_takeover.py show what the proof is worth."""
-    challenge = peer_capability.Challenge()
-    if not peer_capability.answer(os.dup(challenge.fileno())):
+    challenge = peer_capability.Challenge(Purpose.OWN, "kubeproxy-test")
+    if not peer_capability.answer(os.dup(challenge.fileno()), Purpose.OWN, "kubeproxy-test"):
         monkeypatch.setattr(peer_capability, "answer", _pretend)
         monkeypatch.setattr(peer_capability.Challenge, "answered", True)
     challenge.close()
 
 
-def _pretend(descriptor: int) -> bool:
+def _pretend(descriptor: int, purpose: Purpose, control: str) -> bool:
     os.close(descriptor)
     return True
 
@@ -302,14 +317,131 @@ async def test_an_owner_refuses_take_while_rules_lead_to_it(name: str) -> None:
         predecessor.close()
 
 
-async def test_hold_ends_after_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover_server, "HOLD_S", 0.1)
+@pytest.mark.parametrize("words", [("hold",), ("hold", "hold"), ("hold", "resume", "hold"), ("hold", "recall")])
+async def test_hold_ends_after_a_time_in_all(
+    name: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """However often the new instance asks for something meanwhile, and however slowly it reads the answers."""
+    monkeypatch.setattr(takeover_owner, "HOLD_S", 0.3)
     story = Story()
+    story.bound = clients(20_000)
     async with process(name, story), process(name) as (_, predecessor):
         assert predecessor is not None
-        await predecessor.hold()
-        await until(lambda: story.words == ["share", "hold", "unshare", "resume"])
+        predecessor._reader._transport.pause_reading()  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            for word in takewhile(lambda _: "unshare" not in story.words, cycle(words)):
+                await send(predecessor._writer, decode(f'{{"type": "{word}"}}'.encode(), REQUESTS))
+                await asyncio.sleep(0.01)
+        await until(lambda: story.words[-2:] == ["unshare", "resume"])
         predecessor.close()
+
+
+async def test_a_busy_process_is_waited_for_a_time_in_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it owns the node or looks for an owner, too."""
+    monkeypatch.setitem(takeover_search._LAST_S, takeover_search._State.BUSY, 0.3)
+    monkeypatch.setitem(takeover_search._LAST_S, takeover_search._State.LOOKING, 0.3)
+    for looking in (False, True):
+        owner, new = (Takeover(Story().callbacks(), version="1", prefix=name) for _ in range(2))
+        owner.server.listen()
+        if not looking:
+            owner.server.found(None)
+        async with asyncio.timeout(30):
+            assert await new.begin() is None
+        assert new._search.passed_over == {owner._control.name}
+        await new.close()
+        await owner.close()
+
+
+async def test_processes_that_prove_nothing_have_a_time_in_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are silent, or hang up again and again, and new ones come."""
+    monkeypatch.setattr(takeover_search, "ANSWER_S", 0.3)
+    monkeypatch.setattr(takeover_search, "AT_ONCE", 8)
+    sockets = []
+
+    def bind(number: int) -> None:
+        sockets.append(sock := socket.socket(socket.AF_UNIX))
+        sock.bind(f"\0{name}{number:016x}-x")
+        sock.listen()
+
+    async def nag() -> None:
+        for number in count(100):
+            bind(number)
+            await asyncio.sleep(0.05)
+
+    for number in range(20):
+        bind(number)
+    nagging = asyncio.ensure_future(nag())
+    new = Takeover(Story().callbacks(), version="1", prefix=name)
+    async with asyncio.timeout(30):
+        assert await new.begin() is None
+    nagging.cancel()
+    await new.close()
+    for sock in sockets:
+        sock.close()
+
+
+async def test_an_owner_with_a_full_queue_is_found(name: str) -> None:
+    """Though the time of those that have proven nothing is over."""
+    async with process(name) as (owner, _):
+        control = owner._control
+        assert control._sock is not None
+        asyncio.get_running_loop().remove_reader(control._sock.fileno())
+        crowd: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                crowd.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                crowd[-1].connect(f"\0{control.name}")
+        new = Takeover(Story().callbacks(), version="1", prefix=name)
+        waiting = asyncio.ensure_future(new.begin())
+        await until(lambda: new._search._is_full(control.name))
+        new._search._asked_until = 0.0
+        await asyncio.sleep(3 * RETRY_S)
+        for sock in crowd:
+            sock.close()
+        control._resume()
+        async with asyncio.timeout(30):
+            found = await waiting
+        assert found is not None
+        found.close()
+        await new.close()
+
+
+async def test_a_released_control_socket_proves_nothing(name: str) -> None:
+    """Its name may be another process's by now, and a connection from before may still be open."""
+    async with process(name) as (owner, _):
+        challenge = peer_capability.Challenge(Purpose.OWN, owner._control.name)
+        owner.server.release()
+        descriptor = os.dup(challenge.fileno())
+        assert not owner._control.prove(descriptor, Purpose.OWN)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+        challenge.close()
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL, PROTOCOL + 1])
+async def test_a_new_instance_proves_only_what_it_is_about_to_do(name: str, protocol: int) -> None:
+    """An owner of the same version has no use for a proof to stop, and one of another version none for one to take."""
+    sock = ControlSocket(name)
+    proven: list[bool] = []
+
+    async def serve(peer: socket.socket) -> None:
+        _, descriptors = await receive_first(peer, HELLOS)
+        assert all(sock.prove(descriptor, Purpose.OWN) for descriptor in descriptors)
+        wrong = Purpose.STOP if protocol == PROTOCOL else Purpose.TAKE
+        challenge = peer_capability.Challenge(wrong, sock.name)
+        send_first(peer, Prove(protocol, 1, "another"), [challenge.fileno()])
+        await receive_first(peer, PROOFS)
+        proven.append(challenge.answered)
+        challenge.close()
+        peer.close()
+
+    tasks: list[asyncio.Future[None]] = []
+    sock.listen(lambda peer: tasks.append(asyncio.ensure_future(serve(peer))))
+    with pytest.raises(ConnectionError):
+        await takeover_predecessor.greet(sock.name, Hello(PROTOCOL, 1, "one"))
+    await asyncio.gather(*tasks)
+    assert proven == [False]
+    sock.close()
 
 
 async def test_the_older_of_two_without_a_connection_yields(name: str) -> None:
@@ -568,8 +700,9 @@ class FakeOwner:
 
     async def _serve(self, sock: socket.socket) -> None:
         hello, descriptors = await receive_first(sock, HELLOS)
-        assert all(map(peer_capability.answer, descriptors))
-        challenge = peer_capability.Challenge()
+        assert all(self._socket.prove(descriptor, Purpose.OWN) for descriptor in descriptors)
+        purpose = Purpose.TAKE if self._protocol == PROTOCOL else Purpose.STOP
+        challenge = peer_capability.Challenge(purpose, self._socket.name)
         send_first(sock, Prove(self._protocol, 1, "another"), [challenge.fileno()])
         await receive_first(sock, PROOFS)
         assert challenge.answered
@@ -675,7 +808,7 @@ async def test_an_owner_of_another_protocol_version_that_does_not_stop_is_passed
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Because it refuses, or because it takes longer than it has announced."""
-    monkeypatch.setattr(takeover_predecessor, "STOP_MARGIN_S", 0.1)
+    monkeypatch.setattr(takeover_search, "STOP_MARGIN_S", 0.1)
     for answer in (b'{"type": "done", "request": "stop"}\n', b"what?\n", b'{"type": "stopping", "within_s": 0.1}\n'):
         new = Takeover(Story().callbacks(), version="1", prefix=name)
         async with FakeOwner(name, {"stop": [answer]}, protocol=PROTOCOL + 1), asyncio.timeout(30):

@@ -30,6 +30,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 )
 from kubeproxy.model import Target
 from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.peer_capability import Purpose
 from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, sends
 
 CONTROL = """if True:
@@ -123,9 +124,10 @@ class Owner:
         message, descriptors = await receive_first(sock, HELLOS)
         assert isinstance(message, OrphanHello)
         assert len(descriptors) == 1
+        assert self.server is not None
         for descriptor in descriptors:
             if self.proves:
-                peer_capability.answer(descriptor)
+                peer_capability.answer(descriptor, Purpose.RETIRE, self.server.name)
             else:
                 os.close(descriptor)
         reader, writer = await asyncio.open_unix_connection(sock=sock)
@@ -152,7 +154,7 @@ class Owner:
 
 @pytest.fixture
 async def owner() -> AsyncIterator[Owner]:
-    owner = Owner(f"kubeproxy-test-{uuid.uuid4()}/", [], [], [], [])
+    owner = Owner(f"kubeproxy-test-{uuid.uuid4().hex[:8]}/", [], [], [], [])
     yield owner
     owner.close()
 
@@ -299,14 +301,17 @@ async def test_sigterm_ends_orphans() -> None:
         assert await refused(left.address)
 
 
-async def test_an_owner_without_a_proof_does_not_retire_them(owner: Owner) -> None:
-    """Finding 3: a process of the same user without CAP_NET_ADMIN."""
+@pytest.mark.parametrize("word", ["retire", "recall"])
+async def test_an_owner_without_a_proof_is_not_obeyed(owner: Owner, word: str) -> None:
+    """A process of the same user without CAP_NET_ADMIN; clients of affinity are not its business either."""
     owner.proves = False
     async with endpoint(sends("hello")) as target, orphans(target, owner=owner.name) as left:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
-        owner.send(b'{"type": "retire"}\n')
+        first = owner.readers[:]
+        owner.send(f'{{"type": "{word}"}}\n'.encode())
         await eventually(lambda: len(owner.came) == 4)
+        assert [await reader.read() for reader in first] == [b"", b""]
         assert await ask(left.address) == "hello"
         assert left.alive == left.pids
         owner.proves = True
@@ -348,7 +353,7 @@ IMPOSTOR = """if True:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which takes root")
 async def test_a_request_of_another_user_is_ignored() -> None:
-    name = f"kubeproxy-test-{uuid.uuid4()}"
+    name = f"kubeproxy-test-{uuid.uuid4().hex[:8]}"
     impostor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-S", "-c", IMPOSTOR, name), stdout=subprocess.PIPE
     )

@@ -34,7 +34,7 @@ def connect(name: str) -> socket.socket:
 
 def take() -> None:
     for name in names():
-        for protocol, words in ((1, ("hold", "take")), (999, ("stop",))):
+        for protocol, words in ((2, ("hold", "take")), (999, ("stop",))):
             with contextlib.suppress(OSError):
                 send(name, protocol, words)
 

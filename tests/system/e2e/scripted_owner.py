@@ -15,8 +15,12 @@ from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.protocol import Accepted, Busy, Prove
 from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Done, TakeoverMessage, encode
 from kubeproxy.runtime import peer_capability
+from kubeproxy.runtime.peer_capability import Purpose
 from tests.support.lab import Host
 from tests.system.e2e import kernel_state
+
+NAME = f"{PREFIX}{0:016x}-played"
+"""Older than every other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ class Incumbent:
             with client:
                 hello, descriptors, _, _ = socket.recv_fds(client, 4096, 1)
                 for descriptor in descriptors:
-                    peer_capability.answer(descriptor)
+                    peer_capability.answer(descriptor, Purpose.OWN, NAME)
                 if self.words.count("hello") >= self.busy:
-                    challenge = peer_capability.Challenge()
+                    challenge = peer_capability.Challenge(Purpose.TAKE, NAME)
                     socket.send_fds(client, [encode(Prove(PROTOCOL, 1, "0"))], [challenge.fileno()])
                     client.recv(4096)
                     proven = challenge.answered
@@ -90,7 +94,7 @@ def incumbent(host: Host, *, busy: int) -> Iterator[Incumbent]:
         listening = socket.socket(socket.AF_UNIX)
         instance_marker = InstanceMarker()
     played = Incumbent(host, busy)
-    listening.bind(f"\0{PREFIX}{0:016x}-played")
+    listening.bind(f"\0{NAME}")
     listening.listen()
     thread = threading.Thread(target=played.serve, args=(listening,))
     thread.start()

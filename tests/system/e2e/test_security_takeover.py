@@ -48,13 +48,13 @@ PEER = """if True:
 
 DEAF = """if True:
     import sys
-    from kubeproxy.daemon.takeover import predecessor
+    from kubeproxy.daemon.takeover import search
     from kubeproxy.cli.main import main
 
-    async def greet(name, hello):
+    async def greet(name, hello, **_):
         raise TimeoutError("no connection to it")
 
-    predecessor.greet = greet
+    search.greet = greet
     sys.exit(main())
 """
 """The daemon, without the ability to communicate with another."""
@@ -197,9 +197,12 @@ def test_finding_15_started_by_root_it_keeps_what_it_needs(stage: Stage, netfilt
 
 
 def test_a_proof_takes_the_capability(stage: Stage) -> None:
-    script = "import sys; from kubeproxy.runtime import peer_capability as proof; c = proof.Challenge(); " + (
-        "import os; print(proof.answer(os.dup(c.fileno())), c.answered)"
-    )
+    script = """if True:
+        import os
+        from kubeproxy.runtime.peer_capability import Challenge, Purpose, answer
+        challenge = Challenge(Purpose.OWN, "x")
+        print(answer(os.dup(challenge.fileno()), Purpose.OWN, "x"), challenge.answered)
+    """
     answers = [
         stage.node.run([*prefix, sys.executable, "-c", script]).stdout.split()
         for prefix in ((), POWERLESS, ROOT_ELSEWHERE)

@@ -1,0 +1,235 @@
+"""The search for the owner of the node among the control processes of this network namespace.
+
+Any process of our user may bind the name of a control socket, so those that do not prove CAP_NET_ADMIN cost a start
+little: all are asked at once, they have ANSWER_S in all, and whoever comes later is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import chain, islice, zip_longest
+from typing import Final
+
+import structlog
+
+from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError
+from kubeproxy.daemon.takeover.control_socket import ControlSocket, FullError
+from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError, greet
+from kubeproxy.daemon.takeover.protocol import Hello
+from kubeproxy.runtime.abstract_sockets import listener
+
+log = structlog.get_logger(__name__)
+
+RETRY_S: Final = 0.1
+"""How often busy processes are asked again."""
+BUSY_S: Final = 60.0
+"""How long the new instance waits for a busy process in all. Meanwhile that one serves, or another does."""
+FULL_S: Final = 30.0
+"""How long it tries, in all, to reach processes with a full queue: any user may fill the owner's."""
+AT_ONCE: Final = 1024
+"""Names asked at a time; each takes two descriptors."""
+THREADS: Final = 32
+"""Processes with a full queue that are waited for at a time; each takes a thread."""
+WARNINGS: Final = 10
+"""Warnings about other processes."""
+STOP_MARGIN_S: Final = 30.0
+"""How long a process that was asked to stop may take after its grace period: its last clients, and the rules."""
+
+
+class _State(Enum):
+    """Why a process is asked again."""
+
+    BUSY = "busy"
+    LOOKING = "looking for an owner, too"
+    FULL = "accepting no connection"
+    ENDED = "ending connections"
+
+
+_LAST_S: Final = {_State.BUSY: BUSY_S, _State.LOOKING: BUSY_S, _State.FULL: FULL_S, _State.ENDED: ANSWER_S}
+
+
+class Search:
+    """The search of one new instance."""
+
+    def __init__(
+        self, control: ControlSocket, hello: Hello, obstacle: Callable[[Offer], str | None] = lambda owner: None
+    ) -> None:
+        """`obstacle`: why we must not take over from an owner with that offer; None: we may."""
+        self._control = control
+        self._hello = hello
+        self._obstacle = obstacle
+        self.passed_over: set[str] = set()
+        """Names of those that may own the node and did not answer, or were busy for too long."""
+        self._unproven: set[str] = set()
+        """Names of those without CAP_NET_ADMIN."""
+        self._proven: set[str] = set()
+        """Names of those that have it, and are asked again."""
+        self._asked_until = 0.0
+        """Until when others are asked, in time of the loop."""
+        self._states: dict[str, tuple[_State, float]] = {}
+        """In which state each process is that is asked again, and since when."""
+        self._stopping: dict[str, float] = {}
+        """Names of those that stop at our request, and until when."""
+        self._warnings = 0
+
+    async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
+        """The owner; None: the node is ours (or `given_up` says so). TakeoverRefusedError: `obstacle` forbids it.
+
+        An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly
+        from then on, and must not await anything in between.
+        """
+        logged = False
+        self._asked_until = _now() + ANSWER_S
+        while not given_up():
+            names = self._to_ask()
+            answers = await asyncio.gather(*map(self._ask, names), return_exceptions=True)
+            found = [answer for answer in answers if isinstance(answer, Predecessor)]
+            busy = False
+            for name, answer in zip(names, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    busy |= self._note(name, answer)
+            self._require_no_obstacle(found)
+            others = [one for one in found if not one.same_protocol]
+            await asyncio.gather(*map(self._stop, others))
+            found = [one for one in found if one.same_protocol]
+            for surplus in found[1:]:
+                self.passed_over.add(surplus.name)
+                surplus.close()
+            if found:
+                return found[0]
+            # Nothing is awaited from here to where we answer as the owner: an older process that has come meanwhile
+            # is seen here, and a later one gets our answer.
+            waits = bool(others) or self._waits_for_stopping()
+            if not busy and not waits and not any(name < self._control.name for name in self._names()):
+                return None
+            if busy and not logged:
+                log.info("another process takes over; waiting")
+                logged = True
+            await asyncio.sleep(RETRY_S)
+        return None
+
+    def _names(self) -> list[str]:
+        """Those that may own the node and are still waited for, the newest first."""
+        done = self.passed_over | self._unproven | self._stopping.keys()
+        names = [name for name in self._control.others() if name not in done]
+        early = _now() < self._asked_until
+        return [name for name in names if early or name in self._proven or self._is_full(name)]
+
+    def _is_full(self, name: str) -> bool:
+        return name in self._states and self._states[name][0] is _State.FULL
+
+    def _to_ask(self) -> list[str]:
+        """Those to ask in this round: all. If these are too many, processes take turns, however many names each has."""
+        names = self._names()
+        full = list(filter(self._is_full, names))
+        waiting = set(full) - set(random.sample(full, min(len(full), THREADS)))
+        names = [name for name in names if name not in waiting]
+        if len(names) <= AT_ONCE:
+            return names
+        by_process: dict[int, list[str]] = {}
+        for name in names:
+            by_process.setdefault(listener(name), []).append(name)
+        turns = chain.from_iterable(zip_longest(*by_process.values()))
+        return list(islice(filter(None, turns), AT_ONCE))
+
+    async def _ask(self, name: str) -> Predecessor:
+        """See `predecessor.greet`. Those that have proven nothing have the time until `_asked_until`, all together."""
+        full = self._is_full(name)
+        within_s = ANSWER_S if full or name in self._proven else max(0.0, self._asked_until - _now())
+        return await greet(name, self._hello, within_s=within_s, waits_for_room=full)
+
+    async def greet(self, name: str) -> Predecessor:
+        """See `predecessor.greet`."""
+        return await greet(name, self._hello)
+
+    def _note(self, name: str, error: BaseException) -> bool:
+        """Record a failed greeting; whether to try again."""
+        match error:
+            case BusyError(looking=True):
+                self._proven.add(name)
+                if name < self._control.name:  # a younger one waits for us
+                    self._lasts(name, _State.LOOKING)
+                return False
+            case BusyError():
+                self._proven.add(name)
+                return self._lasts(name, _State.BUSY)
+            case FullError() | MemoryError():  # the latter: no thread for the connect
+                return self._lasts(name, _State.FULL)
+            case ConnectionError():
+                # It has just ended, perhaps because another instance took over: what the others answered is older.
+                return self._lasts(name, _State.BUSY if name in self._proven else _State.ENDED)
+            case UnprovenError():
+                self._unproven.add(name)
+                if self._may_warn():
+                    log.warning("not a kubeproxy: no CAP_NET_ADMIN", name=name)
+                return False
+            case OSError() | ValueError():
+                self._pass_over(name, str(error) or repr(error))
+                return False
+            case _:
+                raise error
+
+    def _lasts(self, name: str, state: _State) -> bool:
+        """Whether a process may be in that state any longer; one that was for too long is passed over."""
+        if name not in self._states or self._states[name][0] is not state:
+            self._states[name] = state, _now()
+        if _now() < self._states[name][1] + _LAST_S[state]:
+            return True
+        self._pass_over(name, f"{state.value} for {_LAST_S[state]:g} s")
+        return False
+
+    def _pass_over(self, name: str, reason: str) -> None:
+        self.passed_over.add(name)
+        if self._may_warn():
+            log.warning(
+                "another kubeproxy does not answer",
+                name=name,
+                reason=reason,
+                remedy="end it; it yields by itself when it sees our rules",
+            )
+
+    def _may_warn(self) -> bool:
+        """Whether one more process gets a line: anybody of our user can bind names."""
+        self._warnings += 1
+        if self._warnings == WARNINGS:
+            log.warning("many processes have names of kubeproxy", remedy="ss -xlp | grep kubeproxy/control")
+        return self._warnings < WARNINGS
+
+    def _require_no_obstacle(self, found: Sequence[Predecessor]) -> None:
+        for owner in found:
+            if (reason := self._obstacle(owner.offer)) is not None:
+                for one in found:
+                    one.close()
+                raise TakeoverRefusedError(str(owner), reason)
+
+    async def _stop(self, owner: Predecessor) -> None:
+        """Ask an owner of another protocol version to stop; one that does not is passed over."""
+        seen = {"pid": owner.pid, "version": owner.version, "its": owner.protocol, "ours": self._hello.protocol}
+        try:
+            grace_s = await owner.stop()
+        except (OSError, ValueError) as error:
+            self.passed_over.add(owner.name)
+            log.warning("predecessor: other protocol, cannot stop it", **seen, reason=str(error) or repr(error))
+            return
+        finally:
+            owner.close()
+        self._stopping[owner.name] = _now() + grace_s + STOP_MARGIN_S
+        log.warning("predecessor: other takeover protocol, stops first", **seen, within_s=grace_s)
+
+    def _waits_for_stopping(self) -> bool:
+        """Whether a process that was asked to stop is still there; one that takes too long is passed over."""
+        now, left = _now(), set(self._control.others())
+        for name, until in list(self._stopping.items()):
+            if name not in left or now >= until:
+                del self._stopping[name]
+            if name in left and now >= until:
+                self.passed_over.add(name)
+                log.warning("predecessor does not stop in time", name=name, remedy="end it")
+        return bool(self._stopping)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
