@@ -15,6 +15,7 @@ from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.resources.pipe_pool import PipePool
+from kubeproxy.dataplane.sockets.routes import Routes
 from kubeproxy.model import FrontendName, Target
 from kubeproxy.runtime.histogram import Histogram
 
@@ -91,6 +92,7 @@ class Context:
         self.budget = budget
         self.memory = MemoryReserve(budget=budget, reactor=reactor)
         self.pipes = PipePool(budget)
+        self.routes = Routes()
         self.write_queue = WriteQueue(reactor, send)
         self.step_timeouts = StepTimeouts(reactor)
         self.tune = Tune()

@@ -125,6 +125,7 @@ class LocalDataPlane:
         self.engine.close()
         self._ports.close()
         self._context.reactor.shut()
+        self._context.routes.close()
 
 
 async def _in_slices(steps: Iterable[_Step]) -> AsyncIterator[_Step]:

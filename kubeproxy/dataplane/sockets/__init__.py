@@ -2,6 +2,7 @@
 
 connect           connects to endpoints without waiting
 client_address    dials from a client's address
+routes            by which interface the kernel reaches an address
 loop_prevention   mark and hop limit of dials
 port_reservation  ports bound and not listening
 reuseport         which socket of a port gets which client

@@ -2,7 +2,8 @@
 
 The kernel lets a socket with IP_TRANSPARENT send from an address that is not this host's. Netfilter and routing return
 the endpoint's answers: they are addressed to the client, and a mark routes them to this host's sockets. That works for
-endpoints that answer through this node: its own pods.
+endpoints that answer through this node: its own pods, unless they share a link with the client, as pods on one bridge
+do. There an endpoint answers its client directly, whatever netfilter sees.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
+from kubeproxy.dataplane.sockets.routes import Routes
 from kubeproxy.model import Family
 
 IP_TRANSPARENT, IPV6_TRANSPARENT = 19, 75
@@ -18,11 +20,15 @@ IP_BIND_ADDRESS_NO_PORT = 24
 choose the port, where the same port can serve many destinations."""
 
 
-def can_preserve(client: str, endpoint: str) -> bool:
+def can_preserve(client: str, endpoint: str, routes: Routes) -> bool:
     """Whether an endpoint can be dialed from a client's address.
 
-    Not from a loopback address, which only this host can answer, nor from the endpoint's own."""
-    return client != endpoint and not client.startswith("127.") and client != "::1"
+    Not from a loopback address, which only this host can answer, nor from the endpoint's own, nor from one on the link
+    by which this host reaches the endpoint. OSError when the kernel does not tell its routes."""
+    if client == endpoint or client.startswith("127.") or client == "::1":
+        return False
+    to_client, to_endpoint = routes.to(client), routes.to(endpoint)
+    return not (to_client and to_endpoint and to_client.direct and to_client.interface == to_endpoint.interface)
 
 
 def bind_as(sock: socket.SocketType, client: str) -> None:

@@ -207,7 +207,8 @@ class Dial:
     def _source_address(self, target: Target) -> str | None:
         """The address to dial from; None: this node's."""
         client = self._client_address
-        return client if target in self._preserve and can_preserve(client, target.address) else None
+        preserved = target in self._preserve and can_preserve(client, target.address, self._context.routes)
+        return client if preserved else None
 
     def _refuse(self, target: Target, reason: str) -> None:
         if self._failure != "refused":

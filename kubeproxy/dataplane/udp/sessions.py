@@ -225,7 +225,7 @@ class Session:
         try:
             mark(sock)
             limit_hops(sock, self._hops)
-            if target in listener.preserve and can_preserve(client, target.address):
+            if target in listener.preserve and can_preserve(client, target.address, listener.context.routes):
                 bind_as(sock, client)
             sock.connect(target)
             listener.context.reactor.add(sock.fileno(), self._on_answer, select.EPOLLIN)

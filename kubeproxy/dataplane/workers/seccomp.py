@@ -2,9 +2,10 @@
 
 A worker reads clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability alone an
 attacker could read and forge every packet of the node by a packet or raw socket. The filter leaves TCP, UDP and Unix
-sockets, and of netlink the listing of sockets (sock_diag), by which an orphan looks for its next owner. It also refuses
-to execute programs, to signal or trace other processes, and the parts of the kernel with the most known faults (bpf,
-io_uring, perf, user namespaces, mounts). A refused call returns EPERM; see seccomp(2).
+sockets, and of netlink the listing of sockets (sock_diag), by which an orphan looks for its next owner, and questions
+for routes, which without CAP_NET_ADMIN change nothing. It also refuses to execute programs, to signal or trace other
+processes, and the parts of the kernel with the most known faults (bpf, io_uring, perf, user namespaces, mounts). A
+refused call returns EPERM; see seccomp(2).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 """linux/seccomp.h."""
 _X32 = 0x40000000
 """Numbers from here on are the x32 ABI's numbers of the same calls (x86_64 only)."""
-_NETLINK_SOCK_DIAG = 4
+_NETLINK_ROUTE, _NETLINK_SOCK_DIAG = 0, 4
 """linux/netlink.h."""
 _TYPE_MASK = 0xF
 """linux/net.h: the bits of a socket's type that are not flags."""
@@ -92,11 +93,11 @@ def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
         return [*tests, (_RETURN, 0, 0, _REFUSE)]
 
     own_thread = [(_LOAD, 0, 0, _FIRST), *refuse_unless(pid), (_RETURN, 0, 0, _ALLOW)]
-    listing = [(_LOAD, 0, 0, _THIRD), *refuse_unless(_NETLINK_SOCK_DIAG), (_RETURN, 0, 0, _ALLOW)]
+    asking = [(_LOAD, 0, 0, _THIRD), *refuse_unless(_NETLINK_ROUTE, _NETLINK_SOCK_DIAG), (_RETURN, 0, 0, _ALLOW)]
     plain_socket = [
         (_LOAD, 0, 0, _FIRST),
-        (_EQUAL, 0, len(listing), socket.AF_NETLINK),
-        *listing,
+        (_EQUAL, 0, len(asking), socket.AF_NETLINK),
+        *asking,
         *refuse_unless(socket.AF_UNIX, socket.AF_INET, socket.AF_INET6),
         (_LOAD, 0, 0, _SECOND),
         (_AND, 0, 0, _TYPE_MASK),

@@ -83,9 +83,9 @@ def test_without_sockets_none_is_allowed(machine: Machine) -> None:
 
 
 @machines
-def test_the_filter_allows_sock_diag_of_netlink_only(machine: Machine) -> None:
+def test_the_filter_allows_routes_and_sock_diag_of_netlink_only(machine: Machine) -> None:
     for protocol in range(32):
-        assert run(machine, machine.socket, 16, 3, protocol) == (ALLOW if protocol == 4 else EPERM), protocol
+        assert run(machine, machine.socket, 16, 3, protocol) == (ALLOW if protocol in (0, 4) else EPERM), protocol
 
 
 @machines
@@ -113,8 +113,9 @@ socket.socketpair()[0].close()
 open("/proc/self/status").close()
 refused(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
-socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4).close()
+refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12))
+for protocol in (0, 4):
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol).close()
 refused(lambda: os.kill(os.getppid(), 0))
 refused(lambda: os.pidfd_open(os.getppid()))
 refused(lambda: os.execv("/bin/true", ["true"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import Daemon
+from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e import kernel_state
 from tests.system.e2e.full_services import Whole
 from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage
@@ -18,9 +18,15 @@ PATHS = (*ADAPTERS, KERNEL)
 
 
 @pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def links() -> PodLinks:
+    """The way to the pods, and between them. A module whose subject it may concern has it as a parameter."""
+    return PodLinks.ROUTED
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory, links: PodLinks) -> Iterator[Stage]:
     """Hosts and backends; rules and daemons of an earlier test may still be there."""
-    with make_stage(tmp_path_factory.mktemp("manifests")) as stage:
+    with make_stage(tmp_path_factory.mktemp("manifests"), links=links) as stage:
         yield stage
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tests.support.lab import Daemon, Host, Network, make_network, write_manifest
+from tests.support.lab import Daemon, Host, Network, PodLinks, make_network, write_manifest
 from tests.system.e2e import backend, kernel_state
 from tests.system.e2e.backend import CHUNK, noise
 
@@ -251,9 +251,9 @@ def silent(host: Host, address: tuple[str, int]) -> bool:
 
 
 @contextmanager
-def make_stage(manifests: Path, *, pods: int = 4) -> Iterator[Stage]:
+def make_stage(manifests: Path, *, pods: int = 4, links: PodLinks = PodLinks.ROUTED) -> Iterator[Stage]:
     """Create hosts with backends that answer."""
-    with make_network(pods=pods) as network:
+    with make_network(pods=pods, links=links) as network:
         kernel_state.reset_rules(network.node)
         stage = Stage(network, manifests)
         stage.start_backends(*range(pods))

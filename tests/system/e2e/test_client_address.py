@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.lab import Daemon, Host
+from tests.support.lab import Daemon, Host, PodLinks
 from tests.support.lab.node import NODE_V4
 from tests.system.e2e import kernel_state
 from tests.system.e2e.backend import noise
@@ -160,6 +160,7 @@ def test_without_a_local_endpoint_outside_clients_get_no_answer(mirrors: Stage, 
     until(refused, "without any endpoint in the cluster the client is refused")
 
 
+@pytest.mark.parametrize("links", PodLinks, scope="module")
 @pytest.mark.parametrize("src_valid_mark", [0, 1])
 def test_everything_passes_from_the_clients_address(mirrors: Stage, adapter: str, src_valid_mark: int) -> None:
     mirrors.node.sysctl("net.ipv4.conf.all.src_valid_mark", src_valid_mark)
