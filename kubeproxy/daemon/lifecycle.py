@@ -195,10 +195,11 @@ class Daemon:
             await asyncio.sleep(OTHERS_LOOK_S)
 
     async def _disarm(self) -> None:
-        """Remove redirects to ports that no process has any more, or that another may get."""
+        """Remove redirects to ports that no process has any more, or that another may get. What the kernel leads to
+        endpoints by itself stays."""
         try:
             for adapter in await pause_stale_rules():
-                log.info("earlier run's redirects removed, clients wait", adapter=adapter)
+                log.info("earlier run's redirects paused", adapter=adapter)
         except KernelError as error:
             log.warning("cannot remove earlier run's redirects", reason=str(error))
 

@@ -38,7 +38,7 @@ class RulesAtExit(Enum):
     REMOVE = auto()
     """Remove them: service addresses do not answer any more."""
     PAUSE = auto()
-    """Hold new clients back until the next process serves."""
+    """Hold new clients back until the next process serves, but for those that the kernel leads to endpoints."""
 
 
 def rules_at_exit(*, ours: bool, cleanup_on_exit: bool) -> RulesAtExit:

@@ -54,7 +54,8 @@ class Netfilter(Protocol):
         """Replace our redirects by drops of first packets for that time.
 
         So a client retries instead of being refused. Redirects of other instances are replaced, too. Running
-        connections are left alone. The pause ends by itself after that time, or in the next `apply`, by the transaction
+        connections are left alone, and so is what needs no process: the kernel still leads clients to the endpoints of
+        spreads. The pause ends by itself after that time, or in the next `apply`, by the transaction
         that adds redirects. True if there was any redirect.
         """
 

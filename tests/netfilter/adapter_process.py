@@ -21,13 +21,13 @@ from typing import Any
 
 import structlog
 
-from kubeproxy.model import Destination, Family, Protocol, parse_address
+from kubeproxy.model import Destination, Family, Protocol, Target, parse_address
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
 from kubeproxy.netfilter.select import select
 from kubeproxy.netfilter.with_routing import WithRouting
 
@@ -47,6 +47,10 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
         "dropped": [list(port) for port in rules.dropped],
         "landing": {str(family.value): address for family, address in rules.landing.items()},
         "bind": {str(family.value): address for family, address in rules.bind.items()},
+        "spreads": [
+            [*destination, [it.service_port, it.targets, it.affinity_timeout_s]]
+            for destination, it in rules.spreads.items()
+        ],
     }
 
 
@@ -62,6 +66,10 @@ def from_json(data: dict[str, Any]) -> RuleSet:
             for address, protocol, port, value in data[name]
         }
 
+    def spread(name: str, listed: list[tuple[str, int]], affinity_timeout_s: int | None) -> Spread:
+        targets = tuple(Target(parse_address(address), port) for address, port in listed)
+        return Spread(name, targets, targets, affinity_timeout_s)
+
     return RuleSet(
         redirects=destinations("redirects"),
         own_redirects=destinations("own_redirects"),
@@ -75,6 +83,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
         dropped=ports("dropped"),
         landing={Family(int(family)): parse_address(text) for family, text in data["landing"].items()},
         bind={Family(int(family)): parse_address(text) for family, text in data["bind"].items()},
+        spreads={key: spread(*fields) for key, fields in destinations("spreads").items()},
     )
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Family, Protocol
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.netfilter.nftables.declarations import PAUSE_SETS
+from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from tests.netfilter.stage import (
     ANSWERED,
     REFUSED,
@@ -168,6 +169,48 @@ def test_without_rules_there_is_no_pause(network: Network, adapter: Adapter) -> 
     before = dump(network.node)
     assert not adapter.pause()
     assert dump(network.node) == before
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_kernel_leads_clients_to_endpoints_during_a_pause_and_after_it(
+    network: Network, environment: dict[str, str], family: Family
+) -> None:
+    """Only the redirects are paused; source ranges and affinity stay in force, too."""
+    adapter = Adapter(network.node, "nftables", env=environment)
+    pod = {Family.IPV4: Network.pod_v4, Family.IPV6: Network.pod_v6}[family](0)
+    spread, redirected, ranged = (destination(VIP[family], Protocol.TCP, port) for port in (80, 81, 82))
+    at_node = node_port(family, Protocol.TCP, NODE_PORT)
+    targets = (Target(Address(pod), 8080),)
+    whole = replace(
+        rule_set(
+            dict.fromkeys((spread, redirected, ranged, at_node), 7001),
+            node_addresses=(NODE[family],),
+            allowed={ranged: ("192.0.2.0/24", "2001:db8::/32")},
+        ),
+        spreads=dict.fromkeys((spread, ranged, at_node), Spread("default/web:http", targets, targets, 60)),
+    )
+    with serving(network.pods[0], Protocol.TCP, 8080, family):
+        adapter.apply(whole, verify=True)
+        assert adapter.pause(1.0)
+        for over in (False, True):
+            for host in (network.client, network.node):
+                assert meets(host, family, Protocol.TCP, 80, patience_s=5) == ANSWERED
+                assert meets(host, family, Protocol.TCP, NODE_PORT, on_node=True, patience_s=5) == ANSWERED
+            assert meets(network.client, family, Protocol.TCP, 82) == SILENT
+            if not over:
+                assert meets(network.client, family, Protocol.TCP, 81) == SILENT
+                deadline = time.monotonic() + 10
+                while any("elements" in network.node.run([*LIST_SET, name]).stdout for name in PAUSE_SETS):
+                    assert time.monotonic() < deadline
+        next_instance = Adapter(network.node, adapter.name, env=environment)
+        # The client stays where it was: slots, chains and clients are as they were.
+        assert next_instance.apply(whole, verify=True)
+        assert not next_instance.apply(whole, verify=True)
+        assert meets(network.client, family, Protocol.TCP, 80, patience_s=5) == ANSWERED
+        assert "paused4 drop" not in dump(network.node)
+
+
+LIST_SET = ("nft", "list", "set", "inet", "kubeproxy")
 
 
 def test_redirects_of_a_table_of_another_version_are_paused_too(network: Network, environment: dict[str, str]) -> None:

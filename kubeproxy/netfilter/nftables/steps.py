@@ -81,6 +81,18 @@ def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Ru
             if chain not in have and chain not in HOOKS and chain not in rescue.HOOKS and chain != DIVERT:
                 lines.append(f"add chain {TABLE} {chain}\n")
             lines.append(f"flush chain {TABLE} {chain}\n")
-            lines += (f'add rule {TABLE} {chain} {rule.text} comment "{rule.comment}"\n' for rule in rules)
+            lines += (_adding(chain, rule) for rule in rules)
     if lines:
         yield "".join(lines)
+
+
+def appending(have: Mapping[str, tuple[str, ...]], chain: str, rules: Iterable[Rule]) -> Iterator[str]:
+    """Append rules to a chain, but for those that it has."""
+    present = have.get(chain, ())
+    lines = [_adding(chain, rule) for rule in rules if rule.comment not in present]
+    if lines:
+        yield "".join(lines)
+
+
+def _adding(chain: str, rule: Rule) -> str:
+    return f'add rule {TABLE} {chain} {rule.text} comment "{rule.comment}"\n'

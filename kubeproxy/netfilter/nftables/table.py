@@ -19,8 +19,8 @@ from kubeproxy.netfilter.nftables.declarations import (
     DIVERT,
     DIVERT_HOOK,
     IP,
-    KINDS,
     PAUSE_SETS,
+    REDIRECTS,
     SETS,
     TABLE,
     chain_creation,
@@ -51,6 +51,7 @@ from kubeproxy.netfilter.nftables.spreads import (
 )
 from kubeproxy.netfilter.nftables.steps import (
     DELETION,
+    appending,
     chain_steps,
     comments_of,
     element_steps,
@@ -230,8 +231,8 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         steps += set_steps("add", name, elements - have.sets[name])
     steps += _redirect_steps(have.own_redirects, wanted.own_redirects, own=True)
     steps += _redirect_steps(have.redirects, wanted.redirects, own=False)
-    if new.rescue and have.rescue and new.has_slots and not have.has_slots:
-        # As after a pause: the first packets of all are rescued, too.
+    if new.rescue and have.rescue and new.has_slots and (have.paused or not have.has_slots):
+        # The first packets of all are rescued, too.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     is_apart = (
@@ -281,21 +282,22 @@ def reach(have: Table, ours: RuleSet) -> Reach:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """The transaction that replaces redirects and spreads by drops of first packets, as steps.
+    """The transaction that replaces redirects by drops of first packets, as steps.
 
-    So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. When the
-    time is up, the drops have no effect; the rule that marks answers of endpoints stays, and so do the endpoints that
-    clients are to find again."""
+    So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. What
+    needs no process stays in force: spreads with all that belongs to them. When the time is up, the drops have no
+    effect. A table of another version is made anew, without its spreads."""
     destinations = {*have.redirects, *have.own_redirects}
     if not destinations:
         return []
-    steps: list[str] = []
     if have.sound:
-        steps.append(flushing(PAUSE_SETS))
+        steps, chains = [flushing(PAUSE_SETS)], have.chains
     else:
-        steps.append(DELETION + creation())
+        steps, chains = [DELETION + creation()], {}
         for name in _NODE_ADDRESSES:
             steps += set_steps("add", name, have.sets[name])
+        # With the last rule that needs connection tracking the kernel would end it, and every running connection.
+        steps += chain_steps(chains, rules_of(RuleSet()))
     by_set: dict[str, list[str]] = {}
     for each in sorted(destinations):
         by_set.setdefault(place(each, "paused"), []).append(
@@ -303,12 +305,10 @@ def pause(have: Table, *, for_s: float) -> list[str]:
         )
     for name, texts in by_set.items():
         steps += text_steps("add", name, texts)
-    # With the last rule that needs connection tracking the kernel would end it, and every running connection.
-    rules = rules_of(RuleSet())
-    rules["prerouting"] = rules["output"] = tuple(_pause_rules())
-    chains = have.chains if have.sound else {}
-    kept = {*_NODE_ADDRESSES, *PAUSE_SETS}
-    return [*steps, "".join(chain_steps(chains, rules)) + flushing(KINDS.keys() - kept)]
+    # Behind the spreads. A client with a way of its own may be led by the spread of all now: its endpoints are fewer.
+    rules = tuple(_pause_rules())
+    steps += [step for hook in ("prerouting", "output") for step in appending(chains, hook, rules)]
+    return [*steps, flushing(_LEADING_TO_PROXY_PORTS)]
 
 
 def _pause_rules() -> Iterator[Rule]:
@@ -352,5 +352,8 @@ def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
         if (name, each) not in want:
             yield Replacement(name, Entry(destination_key(each), chain), None)
 
+
+_LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, "guarded", "unguarded", "refused", "dropped"))
+"""The maps and sets that need the process that listens at the proxy ports in them."""
 
 _NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Destination, Family, Protocol, Scope, Target, family_of
 from kubeproxy.netfilter.nftables import rescue, table
-from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, Kind
+from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
 from kubeproxy.netfilter.nftables.listing import parse
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import affinity_chains, is_dynamic, rules_of
@@ -406,11 +406,12 @@ def test_no_name_of_a_service_is_a_command(name: str) -> None:
 
 
 @given(before=rule_sets, after=rule_sets, sound=st.booleans())
-def test_a_pause_holds_every_destination_and_nothing_else_until_the_next_rules(
+def test_a_pause_holds_what_leads_to_a_proxy_port_and_nothing_else_until_the_next_rules(
     before: RuleSet, after: RuleSet, sound: bool
 ) -> None:
     kernel, direct = NaiveKernel(), NaiveKernel()
     kernel.obey("".join(difference(None, before)))
+    had = {name: dict(elements) for name, elements in kernel.sets.items()}
     steps = table.pause(replace(have(before), sound=sound), for_s=1.5)
     destinations = {*before.redirects, *before.own_redirects}
     assert bool(steps) == bool(destinations)
@@ -418,18 +419,31 @@ def test_a_pause_holds_every_destination_and_nothing_else_until_the_next_rules(
         return
     assert "".join(steps).count("timeout 1500ms") == len(destinations)
     kernel.obey("".join(steps))
-    filled = {name for name, elements in kernel.sets.items() if elements}
-    assert all(name.startswith(("paused", "node_addresses")) for name in filled)
-    assert sum(len(kernel.sets[name]) for name in filled if name.startswith("paused")) == len(destinations)
-    kept = {name: elements for name, elements in have(before).sets.items() if name.startswith("node_addresses")}
-    left = have(before) if sound else have(RuleSet())
-    chains = {name: it for name, it in left.chains.items() if is_dynamic(name)}
-    sets = {**have(RuleSet()).sets, **kept}
-    waiting = replace(have(RuleSet()), chains=chains, clients=left.clients, sets=sets, paused=True)
+    changed = {name for name, elements in kernel.sets.items() if elements != had.get(name, {})}
+    assert sum(len(kernel.sets[name]) for name in changed if name.startswith("paused")) == len(destinations)
+    assert not any(kernel.sets[name] for name in LEADING_TO_PROXY_PORTS)
+    if sound:
+        assert all(name.startswith("paused") or name in LEADING_TO_PROXY_PORTS for name in changed)
+    else:
+        filled = {name for name, elements in kernel.sets.items() if elements}
+        assert all(name.startswith(("paused", "node_addresses")) for name in filled)
+    waiting = have(before) if sound else have(replace(RuleSet(), node_addresses=before.node_addresses))
+    waiting = replace(
+        waiting,
+        chains={name: tuple(rules) for name, rules in kernel.chains.items()},
+        redirects={},
+        own_redirects={},
+        sets={name: frozenset() if name in LEADING_TO_PROXY_PORTS else it for name, it in waiting.sets.items()},
+        paused=True,
+    )
     assert table.pause(waiting, for_s=1.5) == []
     kernel.obey("".join(difference(waiting, after)))
     direct.obey("".join(difference(None, after)))
     assert canonical(kernel) == canonical(direct)
+    assert lasting(kernel.chains) == lasting(direct.chains)
+
+
+LEADING_TO_PROXY_PORTS = {*REDIRECTS, "guarded", "unguarded", "refused", "dropped"}
 
 
 def prefixed(cidr: str) -> Any:

@@ -136,18 +136,18 @@ def test_orphaned_workers_serve_until_the_lists_are_complete(stage: Stage, tmp_p
 
 @each_path
 def test_stop_and_start(stage: Stage, netfilter: str) -> None:
-    """Without a new instance clients wait for the next process and get no refusal."""
+    """Without a new instance clients wait for the next process and get no refusal. The kernel path waits for none."""
     first = serve(stage, "--shutdown-grace=1s", netfilter=netfilter)
     with Crowd(stage.client, (VIP, 80), long=0) as far, Crowd(stage.node, (VIP, 80), rate=50, long=0) as near:
         linger()
         assert first.terminate() == 0
-        assert silent(stage.client, (VIP, 80))
+        assert silent(stage.client, (VIP, 80)) is (netfilter != KERNEL)
         stage.daemon(QUICK, netfilter=netfilter)
         linger(2.0)
     for crowd, whence in ((far, "a client"), (near, "the node itself")):
         unhurt(crowd)
         crowd.show(f"stop and start, from {whence} ({netfilter})")
-    assert far.report.delays_s
+    assert far.report.delays_s or netfilter == KERNEL
 
 
 @each_path
