@@ -288,6 +288,7 @@ def _ejected_of(ejections: Mapping[Target, Ejection], now: float, worker: int) -
             reason=ejected.reason,
             failures=ejected.failures,
             retry_in_s=max(0.0, ejected.until - now) if not ejected.probing else 0.0,
+            for_s=max(0.0, now - ejected.since),
         )
         for target, ejected in ejections.items()
     )

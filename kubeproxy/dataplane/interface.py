@@ -109,6 +109,8 @@ class EjectedEndpoint(Struct, frozen=True):
     """Consecutive failures."""
     retry_in_s: float
     """Seconds until the next probe; 0: a probe is in progress, or starts with the next client."""
+    for_s: float = 0.0
+    """Seconds since it was ejected."""
 
 
 PREVIEWS_MAX = 64

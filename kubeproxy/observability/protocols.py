@@ -226,6 +226,10 @@ class EjectionView(Protocol):
     """An endpoint to which the kernel leads no new connections. Times are seconds of the proxier's clock."""
 
     @property
+    def since(self) -> float:
+        """When it was ejected."""
+
+    @property
     def reason(self) -> str:
         """``refused``, ``unreachable``, ``silent``, ``timeout``."""
 

@@ -30,10 +30,11 @@ PROBE_S = 5.0
 class Ejection:
     """Why, and until when, an endpoint is ejected."""
 
-    __slots__ = ("delay_s", "failures", "probing", "reason", "until")
+    __slots__ = ("delay_s", "failures", "probing", "reason", "since", "until")
 
-    def __init__(self, until: float, delay_s: float, reason: str) -> None:
-        self.until = until
+    def __init__(self, since: float, delay_s: float, reason: str) -> None:
+        self.since = since
+        self.until = since + delay_s
         self.delay_s = delay_s
         self.reason = reason
         self.failures = 1
@@ -41,8 +42,8 @@ class Ejection:
 
     def copy(self) -> Ejection:
         """An independent copy."""
-        copy = Ejection(self.until, self.delay_s, self.reason)
-        copy.failures, copy.probing = self.failures, self.probing
+        copy = Ejection(self.since, self.delay_s, self.reason)
+        copy.until, copy.failures, copy.probing = self.until, self.failures, self.probing
         return copy
 
 
@@ -138,7 +139,7 @@ class Balancer:
             ejected.delay_s = min(2 * ejected.delay_s, EJECTION_LIMIT_S)
             ejected.until = now + ejected.delay_s
         elif target in self._members:
-            self._ejected[target] = Ejection(now + EJECTION_FIRST_S, EJECTION_FIRST_S, reason)
+            self._ejected[target] = Ejection(now, EJECTION_FIRST_S, reason)
 
     def answered(self, target: Target) -> None:
         """End the ejection of an endpoint that answered."""

@@ -61,6 +61,8 @@ class EndpointStatus:
     failures: int = 0
     """Ejected: failed dials in a row."""
     retry_in_s: float = 0.0
+    ejected_for_s: float = 0.0
+    """Ejected: since when, in seconds."""
     """Ejected: seconds until its next probe."""
     workers: tuple[int, ...] = ()
     """The workers that have ejected it."""

@@ -17,6 +17,7 @@ class Ejected(NamedTuple):
     reason: str
     failures: int
     retry_in_s: float
+    for_s: float
     workers: tuple[int, ...]
     noticed_by: str
 
@@ -46,6 +47,7 @@ def _by_workers(ejected: Sequence[EjectedEndpoint]) -> Ejected:
         worst.reason,
         max(one.failures for one in ejected),
         worst.retry_in_s,
+        max(one.for_s for one in ejected),
         tuple(sorted({one.worker for one in ejected})),
         "worker",
     )
@@ -56,6 +58,7 @@ def _by_rescue(ejection: EjectionView, also: Ejected | None, now: float) -> Ejec
         ejection.reason,
         ejection.failures,
         max(0.0, ejection.until - now),
+        now - ejection.since,
         () if also is None else also.workers,
         ejection.noticed_by,
     )
@@ -104,6 +107,7 @@ def _used(
             reason=ejected.reason,
             failures=ejected.failures,
             retry_in_s=round(ejected.retry_in_s, 1),
+            ejected_for_s=round(ejected.for_s, 1),
             workers=ejected.workers,
             noticed_by=ejected.noticed_by,
             node=node,

@@ -105,7 +105,8 @@ _NOTICED: Final = {"rescue": ", noticed on the kernel path"}
 
 def _failure(status: EndpointStatus) -> str:
     times = f" ({status.failures} times in a row)" if status.failures > 1 else ""
-    return f"{_REASONS.get(status.reason, status.reason)}{times}{_NOTICED.get(status.noticed_by, '')}"
+    since = f", for {duration(status.ejected_for_s)}" if status.ejected_for_s >= 1 else ""
+    return f"{_REASONS.get(status.reason, status.reason)}{times}{since}{_NOTICED.get(status.noticed_by, '')}"
 
 
 def failures(counters: NamedCounters) -> str:

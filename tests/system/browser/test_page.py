@@ -75,6 +75,8 @@ def test_traffic_is_drawn(shop: Shop, browser: Chromium) -> None:
         more()
     browser.wait_for(drawn, why=more)
     assert browser.evaluate(web(browser, "row.querySelector('svg.connections').getAttribute('aria-label')"))
+    assert re.search(r"up to \S+/s", browser.evaluate("document.getElementById('trend-peak').textContent"))
+    assert "ago" in browser.evaluate("document.getElementById('trend-began').textContent")
 
 
 def test_search_sort_filter_and_pages(browser: Chromium) -> None:

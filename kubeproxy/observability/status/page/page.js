@@ -117,7 +117,14 @@ function facts(pairs) {
 function showTraffic({ totals, interval_s: interval }) {
   const { traffic, rates, trend } = totals;
   $("conn-rate").textContent = rates ? rate(rates.connections) : "–";
-  spark($("total-trend"), trend ? trend.connections : FLAT, `connections per second, the last ${60 * interval} seconds`);
+  const back = `the last ${seconds(60 * interval)}`;
+  spark($("total-trend"), trend ? trend.connections : FLAT, `connections per second, ${back}`);
+  const failures = trend ? trend.failures : FLAT, failing = failures.some((value) => value > 0);
+  $("failing").hidden = !failing;
+  spark($("failure-trend"), failures, `failed connections per second, ${back}`);
+  $("failure-peak").textContent = `up to ${rate(Math.max(...failures))} failed/s`;
+  $("trend-began").textContent = `${seconds(60 * interval)} ago`;
+  $("trend-peak").textContent = trend ? `up to ${rate(Math.max(...trend.connections))}/s` : "";
   fill($("traffic"), ...facts([
     ["open", count(traffic.active)], ["in", rates ? `${bytes(rates.bytes_in)}/s` : "–"],
     ["accepted", count(traffic.accepted)], ["out", rates ? `${bytes(rates.bytes_out)}/s` : "–"],
@@ -261,7 +268,7 @@ function update(row, service) {
   note.textContent = noteOf(service);
   note.hidden = !note.textContent;
   details.hidden = !view.open.has(title);
-  if (!details.hidden) fill(details, ...service.frontends.map(listener));
+  if (!details.hidden) fill(details, ...curves(service.trend), ...service.frontends.map(listener));
 }
 
 function endpointsOf(service) {
@@ -298,7 +305,8 @@ function explain(endpoint) {
   const probing = byKernel ? "a dial probes it now" : "the next client probes it";
   const next = standing === "ejected" ? `next probe in ${seconds(endpoint.retry_in_s)}` : probing;
   const noticed = byKernel ? ", noticed on the kernel path" : "";
-  return `${REASONS[endpoint.reason] || endpoint.reason}${times}${noticed}; ${next}`;
+  const since = endpoint.ejected_for_s >= 1 ? `, for ${seconds(endpoint.ejected_for_s)}` : "";
+  return `${REASONS[endpoint.reason] || endpoint.reason}${times}${since}${noticed}; ${next}`;
 }
 
 function noteOf(service) {
@@ -310,6 +318,20 @@ function noteOf(service) {
     return `${empty.port ? `port ${empty.port}: ` : ""}no endpoints; clients are refused`;
   }
   return service.state === "waiting" ? "does not listen yet" : "";
+}
+
+// Of one Service: what its row shows small, with a scale and a time axis, and its failures.
+function curves(trend) {
+  if (!trend) return [];
+  const interval = REFRESH_MS / 1000;
+  const kinds = [["connections", trend.connections, rate, "/s"], ["bytes", trend.bytes, bytes, "/s"]];
+  if (trend.failures.some((value) => value > 0)) kinds.push(["failures", trend.failures, rate, " failed/s"]);
+  return [make("div", { class: "curves" }, ...kinds.map(([name, points, format, unit]) => {
+    const svg = sparkline(`wide ${name}`), most = format(Math.max(...points));
+    spark(svg, points, `${name} per second, the last ${seconds(60 * interval)}, up to ${most}${unit}`);
+    return make("figure", {}, svg, make("figcaption", { class: "axis" },
+      make("span", {}, `${seconds(60 * interval)} ago`), make("span", {}, `up to ${most}${unit}`), make("span", {}, "now")));
+  }))];
 }
 
 function listener(frontend) {
