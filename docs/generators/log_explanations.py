@@ -50,6 +50,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The process keeps more capabilities than it needs.",
         "A seccomp or security module forbids it; allow `capset` and `prctl`.",
     ),
+    "cannot size connection tracking": (
+        "Settings of connection tracking stay as `reason` says: they are read-only in a container, and the size of the"
+        " table outside of the first network namespace.",
+        "[Connection tracking](install.md#connection-tracking), or `sysctl` on the host.",
+    ),
     "ends of connections were lost": (
         "More connections of the kernel path ended at once than the kernel keeps for the access log.",
         "[Access log](data-paths.md#access-log): no access log, or fewer connections.",

@@ -64,7 +64,7 @@ _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
     "cleanup": "Removes our rules and those of kube-proxy's userspace mode; not those of its other modes.",
     "healthz-port": "Applies if the address has no port or is not given; 0 turns the server off.",
     "metrics-port": "As above; in kube-proxy 0 does not turn this server off.",
-    "init-only": "Refused: there is no initialization without the daemon.",
+    "init-only": "Sizes connection tracking, and nothing else. What the kernel refuses is logged, and no error.",
 }
 _OURS_BY_GROUP_ONLY: Final = "kubeproxy.master"
 """The field for a flag of kube-proxy's without a field in its file."""

@@ -30,6 +30,8 @@ def _run(given: FlagTexts) -> int:
         from kubeproxy.cli.cleanup import clean_up
 
         return clean_up(loaded.configuration.logging)
+    if actions.get("init-only") == "true":
+        return _initialize(loaded)
     require_source(loaded.configuration, os.environ)
     return _serve(given, loaded)
 
@@ -43,6 +45,22 @@ def _write(path: Path, loaded: Loaded) -> int:
         ) from error
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
+    return 0
+
+
+def _initialize(loaded: Loaded) -> int:
+    """Do what needs more privileges than the daemon; the exit status. What the kernel refuses is logged, and no reason
+    for an init container to keep the daemon from starting."""
+    _import_structlog()
+    from kubeproxy.daemon.settings import conntrack_limits
+    from kubeproxy.netfilter.conntrack import sysctls
+    from kubeproxy.observability.logs import setup
+
+    configured = loaded.configuration.logging
+    setup.configure(verbosity=configured.verbosity, fmt=configured.format)
+    _log(loaded)
+    sysctls.require_module()
+    sysctls.enforce(conntrack_limits(loaded.configuration))
     return 0
 
 

@@ -63,6 +63,7 @@ ACTIONS: Final = (
     Flag("config", _TEXT, "Configuration file, YAML or JSON: a KubeProxyConfiguration."),
     Flag("write-config-to", _TEXT, "Write the whole configuration, including defaults, to this file and exit."),
     Flag("cleanup", _SWITCH, "Remove packet filter rules of kubeproxy and of kube-proxy's userspace mode, and exit."),
+    Flag("init-only", _SWITCH, "Size connection tracking, which takes more privileges than the daemon, and exit."),
     Flag("version", inspect.LiteralType(("true", "false", "raw")), "Print the version and exit."),
 )  # fmt: skip
 """Flags that select an action instead of a setting."""
@@ -82,9 +83,6 @@ _PORTS: Final = (
         "metricsBindAddress",
         overrides_file=False,
     ),
-)
-_INIT_ONLY: Final = Flag(
-    "init-only", _SWITCH, "Of kube-proxy; must be false, because the daemon needs no separate initialization."
 )
 _WITHOUT_FIELD: Final = (
     _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; cleanup removes no rules of IPVS."),
@@ -114,7 +112,7 @@ def flags() -> Mapping[str, Flag]:
         for field in fields().values()
         if field.flag
     ]
-    return {flag.name: flag for flag in (*ACTIONS, *of_fields, *_PORTS, _INIT_ONLY, *_WITHOUT_FIELD)}
+    return {flag.name: flag for flag in (*ACTIONS, *of_fields, *_PORTS, *_WITHOUT_FIELD)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +149,6 @@ def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> Comman
             pass  # read together below
         elif flag.ignored:
             convert_flag(flag.kind, texts, flag.dashed, diagnostics)
-        elif flag is _INIT_ONLY:
-            if convert_flag(flag.kind, texts, flag.dashed, diagnostics):
-                diagnostics.fault(flag.dashed, "true", "false: the daemon needs no separate initialization")
         else:
             value = _value(flag, fields()[flag.path], texts, diagnostics)
             if value is not None and (flag.overrides_file or not with_file):

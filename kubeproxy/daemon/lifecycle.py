@@ -279,8 +279,7 @@ class Daemon:
         if not parts.signals.stop.is_set():
             parts.notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
-        for failure in sysctls.apply(wanted_conntrack_limits(parts.reloader.configuration)):
-            log.info("cannot size connection tracking", reason=failure)
+        sysctls.enforce(wanted_conntrack_limits(parts.reloader.configuration))
         parts.tasks.start(kept_running("leftovers", lambda: parts.host_state.follow_leftovers(ours)), name="leftovers")
         for removed in await cleanup_all(keep=ours):
             log.info("removed leftovers of earlier run", what=removed)

@@ -1,6 +1,7 @@
 """Sets the size and timeouts of the kernel's connection tracking at start, as kube-proxy does.
 
-Every redirected connection is an entry there. The settings stay after the process has ended, as with kube-proxy.
+Every redirected connection is an entry there. The settings stay after the process has ended, as with kube-proxy. In a
+container /proc/sys is read-only, so there a privileged init container sets them (`kubeproxy run --init-only`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import structlog
+
+from kubeproxy.netfilter.conntrack.flow_records import dump_request
+from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
+
+log = structlog.get_logger(__name__)
 
 DIRECTORY = Path("/proc/sys/net/netfilter")
 """Settings of this process's network namespace. Missing until the kernel's module nf_conntrack is loaded."""
@@ -81,6 +90,22 @@ def _read(path: Path, default: int) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return default
+
+
+def require_module(*, directory: Path = DIRECTORY) -> None:
+    """Have the kernel load its module nf_conntrack, as the rules of a daemon would, unless its settings are there."""
+    if not (directory / _MAX).exists():
+        with suppress(OSError), open_netlink(NETLINK_NETFILTER) as netlink:
+            netlink.send(dump_request(1))
+
+
+def enforce(limits: ConntrackLimits) -> None:
+    """Apply the settings of this network namespace. What the kernel refuses is one line of the log."""
+    if reasons := apply(limits):
+        log.warning("cannot size connection tracking", reason="; ".join(reasons), remedy=_REMEDY)
+
+
+_REMEDY = "in a container a privileged init container (--init-only); sysctl on the host; or 0 in group conntrack"
 
 
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:

@@ -131,9 +131,10 @@ def test_it_has_no_faults(home: Path) -> None:
         ({}, ()),
         ({"legacyTables": True}, (COMPONENTS / "iptables-legacy",)),
         ({"drainReports": True}, (COMPONENTS / "drain-reports",)),
+        ({"sizeConntrack": False}, (COMPONENTS / "unprivileged",)),
         ({"monitoring": {"enabled": True}}, (MONITORING,)),
     ],
-    ids=["base", "iptables-legacy", "drain-reports", "monitoring"],
+    ids=["base", "iptables-legacy", "drain-reports", "unprivileged", "monitoring"],
 )
 def test_it_renders_what_kustomize_makes(home: Path, values: dict[str, Any], components: tuple[Path, ...]) -> None:
     assert comparable(objects(home, **values)) == comparable(kustomized(home, *components))
@@ -150,6 +151,7 @@ def test_every_value_has_an_effect(home: Path) -> None:
         "extraArgs": ["--v=2"],
         "legacyTables": True,
         "drainReports": True,
+        "sizeConntrack": False,
         "resources": {"requests": {"memory": "1Gi"}},
         "nodeSelector": {"pool": "a"},
         "affinity": {"nodeAffinity": {}},

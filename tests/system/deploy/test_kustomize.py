@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -82,8 +83,14 @@ def built(directory: Path) -> dict[str, Any]:
     return {f"{found['kind']}/{found['metadata']['name']}": found for found in yaml.safe_load_all(done.stdout)}
 
 
+def pod(objects: dict[str, Any]) -> dict[str, Any]:
+    found = objects["DaemonSet/kubeproxy"]["spec"]["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
 def container(objects: dict[str, Any]) -> dict[str, Any]:
-    (only,) = objects["DaemonSet/kubeproxy"]["spec"]["template"]["spec"]["containers"]
+    (only,) = pod(objects)["containers"]
     assert isinstance(only, dict)
     return only
 
@@ -178,13 +185,15 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @kubectl
 def test_the_example_applies_to_a_plain_cluster() -> None:
     """It is the base with the API server's address: no component that needs something of the cluster."""
-    base, example = built(BASE), built(DEPLOY / "example")
+    base, example = deepcopy(built(BASE)), deepcopy(built(DEPLOY / "example"))
     assert example.keys() == base.keys(), "the ConfigMap's name has a hash of the same contents"
     environment = {it["name"]: it.get("value") for it in container(example).pop("env")}
     assert environment["KUBERNETES_SERVICE_HOST"] == "control-plane.example.com"
     del container(base)["env"]
-    assert container(example).pop("image").startswith("registry.example.com/")
-    del container(base)["image"]
+    for each in pod(example)["containers"], pod(example)["initContainers"]:
+        assert each[0].pop("image").startswith("registry.example.com/")
+    for each in pod(base)["containers"], pod(base)["initContainers"]:
+        del each[0]["image"]
     assert example == base
 
 
@@ -256,6 +265,15 @@ def test_it_has_few_privileges(complete: Path, legacy: bool) -> None:
     pod = objects["DaemonSet/kubeproxy"]["spec"]["template"]["spec"]
     shared = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
     assert shared == ([{"path": "/run/xtables.lock", "type": "FileOrCreate"}] if legacy else [])
+
+
+@kubectl
+def test_what_needs_more_privileges_is_over_before_it_starts(complete: Path) -> None:
+    objects = built(DEPLOY / "example")
+    (before,) = pod(objects)["initContainers"]
+    assert before["args"] == ["run", "--config=/etc/kubeproxy/config.yaml", "--init-only"]
+    assert before["image"] == container(objects)["image"]
+    assert "initContainers" not in pod(built(complete)), "components/unprivileged leaves it out"
 
 
 @kubectl
