@@ -64,15 +64,21 @@ def dump_request(
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
-    """The request to delete this flow.
+    """The request to delete this flow, and no newer one of the same client and destination.
 
-    Where the kernel gives flows identities, it does not match a newer flow of the same tuple. It does not find a flow
-    of another conntrack zone than the default: the owner of the zone (a virtual switch) translates its flows itself."""
+    A client may use its port again between the reading of a flow and its deletion, and then the destination finds a new
+    flow, which is none of those that were judged. Its identity does not help: the kernel makes it of the flow's address
+    in memory and its destination, and a flow that takes the place of a closed one mostly gets both (net/netfilter/
+    nf_conntrack_core.c, nf_ct_get_id). So the flow is found by the tuple of its replies. That of a new flow, which the
+    present rules have translated, is another one.
+
+    A flow of another conntrack zone than the default is not found: the owner of the zone (a virtual switch) translates
+    its flows itself."""
     found = dict(_inside(flow.record))
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
-    original = _nest(_TUPLE_ORIG, found[_TUPLE_ORIG])
+    replies = _nest(_TUPLE_REPLY, found[_TUPLE_REPLY])
     identity = _attribute(_ID, found[_ID]) if _ID in found else b""
-    return _request(_DELETE, NLM_F_ACK, family, sequence, original + identity)
+    return _request(_DELETE, NLM_F_ACK, family, sequence, replies + identity)
 
 
 def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequences: Iterator[int]) -> list[bytes]:

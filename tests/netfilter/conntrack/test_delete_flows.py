@@ -355,6 +355,46 @@ async def test_a_flow_of_another_identity_is_another_flow(stage: Stage, on_node:
     client.flow(stage.node)
 
 
+@pytest.mark.parametrize("family", Family)
+async def test_a_new_flow_of_the_same_client_and_destination_stays(
+    stage: Stage, family: Family, on_node: ThreadPoolExecutor
+) -> None:
+    """It takes the place of a closed one that has been judged, and mostly has the same identity."""
+
+    def read(port: int) -> Flow:
+        with Ctnetlink(timeout_s=5.0) as ctnetlink:
+            (found,) = (flow for flow in ctnetlink.dump(family, Protocol.TCP) if flow.source_port == port)
+            return found
+
+    def delete(flow: Flow) -> tuple[int, list[int]]:
+        with Ctnetlink(timeout_s=5.0) as ctnetlink:
+            return ctnetlink.delete([flow])
+
+    def come(port: int, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+        client = stage.network.client.make_socket(socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        client.bind((WILDCARD[family], port))
+        client.settimeout(5)
+        client.connect((VIP[family], 80))
+        return client, listener.accept()[0]
+
+    with stage.node.listen((WILDCARD[family], 7001)) as old, stage.node.listen((WILDCARD[family], 7002)) as new:
+        for port in range(20_000, 20_010):
+            stage.apply(http(7001, family))
+            client, end = come(port, old)
+            end.close()  # first, so that the kernel lets the client begin anew at once
+            assert client.recv(1) == b""
+            client.close()
+            judged = on_node.submit(read, port).result()
+            stage.apply(http(7002, family))
+            client, end = come(port, new)
+            assert on_node.submit(delete, judged).result() == (0, [])
+            client.send(b"x")
+            assert end.recv(1) == b"x"
+            end.close()
+            client.close()
+
+
 async def test_thousands(stage: Stage) -> None:
     """Half of them stale; the cost is printed."""
     stage.apply(NO_RULES)
