@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import click
 import msgspec
 
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.status.document import State, Status
+from kubeproxy.runtime.output import echo, write_data
 
 if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.command_client import RestClient
@@ -140,10 +141,9 @@ def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: 
     cluster = asyncio.run(run())
     if as_json:
         said = {node.name: node.status or {"fault": node.fault} for node in cluster.nodes}
-        click.echo(msgspec.json.format(msgspec.json.encode(said), indent=2))
+        write_data(sys.stdout, f"{msgspec.json.format(msgspec.json.encode(said), indent=2).decode()}\n")
     else:
-        for line in cluster.lines():
-            click.echo(line)
+        echo(*cluster.lines())
     return 0 if cluster.well else 1
 
 

@@ -21,6 +21,7 @@ from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, INSTALLED, Daemon, dae
 from kubeproxy.cli.redaction import redact
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime.output import echo
 
 MOST_BYTES: Final = 32 * 2**20
 """Of one part; the rest is cut off. A rule set of 10,000 Services has 10 MB."""
@@ -119,12 +120,8 @@ def bugreport(output: str, address: str, config: str) -> int:
         report.write(path)
     except OSError as error:
         raise KubeproxyError(f"cannot write {path}: {error.strerror}") from error
-    click.echo(
-        f"{path}: {len(report.parts)} parts, {path.stat().st_size / 1024:.0f} KiB; not there: {len(report.missing)}"
-    )
-    click.echo(
-        "It names Services, endpoints and this node. Credentials were left out; read it before you give it away."
-    )
+    echo(f"{path}: {len(report.parts)} parts, {path.stat().st_size / 1024:.0f} KiB; not there: {len(report.missing)}")
+    echo("It names Services, endpoints and this node. Credentials were left out; read it before you give it away.")
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-import click
 from msgspec import inspect
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
@@ -14,6 +13,7 @@ from kubeproxy.config.flags import ACTIONS, Flag, flags
 from kubeproxy.config.load import load
 from kubeproxy.config.validate import require_source
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.output import echo
 
 if TYPE_CHECKING:
     from kubeproxy.sources.manifests.check import Survey
@@ -45,12 +45,12 @@ def _check(given: FlagTexts) -> int:
         faults += survey.faults
         warnings += survey.warnings
     for warning in warnings:
-        click.echo(warning, err=True)
+        echo(warning, err=True)
     if faults:
         raise ConfigError(*faults)
     if warnings and _is_strict(given):
         raise ConfigError(f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}, and --strict is given")
-    click.echo("configuration is valid" if survey is None else _summary(survey))
+    echo("configuration is valid" if survey is None else _summary(survey))
     return 0
 
 

@@ -6,6 +6,7 @@ import click
 
 from kubeproxy.config.schema import Logging
 from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.runtime.output import echo
 
 
 @click.command(short_help="Remove kubeproxy's own packet filter rules, and those of kube-proxy's userspace mode.")
@@ -40,5 +41,5 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
         )
     found = asyncio.run(cleanup_all(dry_run=dry_run))
     for line in found or ["nothing to remove"]:
-        click.echo(f"would remove {line}" if dry_run and found else line)
+        echo(f"would remove {line}" if dry_run and found else line)
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import click
+
+from kubeproxy.runtime.output import write_data
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -27,5 +30,5 @@ def completion(ctx: click.Context, shell: str) -> int:
     root = ctx.find_root()
     script = kind(root.command, {}, "kubeproxy", "_KUBEPROXY_COMPLETE")
     # Not source(), which runs bash to see its version: the script may be for another host.
-    click.echo(script.source_template % script.source_vars())
+    write_data(sys.stdout, script.source_template % script.source_vars() + "\n")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, hea
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.status.document import FrontendStatus, ServiceStatus, Status
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport
+from kubeproxy.runtime.output import echo, write_data
 
 AT_ONCE: Final = 32
 """Connections under way at a time."""
@@ -114,10 +116,9 @@ def connectivity_test(
             test.check_health("this node's health", healthz)
         test.finish()
     if as_json or output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
+        write_data(sys.stdout, f"{msgspec.json.format(msgspec.json.encode(result), indent=2).decode()}\n")
     else:
-        for line in _table(result):
-            click.echo(line)
+        echo(*_table(result))
     return NOT_AS_TRACED if any(it.verdict == "FAILED" for it in result.checks) else 0
 
 

@@ -9,6 +9,7 @@ import click
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
 from kubeproxy.cli.kubectl_command import RECORDED, KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.output import echo
 
 _BARE_DRY_RUN: Final = "unchanged"
 _DRY_RUNS: Final = {"none": "none", "client": "client", "server": "server"}
@@ -110,7 +111,7 @@ def _options(ctx: click.Context, unexpected: tuple[str, ...], given: dict[str, A
     if not given["filename"]:
         raise ConfigError("must specify -f: a file, a directory, an http(s) URL, or - for standard input")
     if given["record"]:
-        click.echo("Flag --record has been deprecated, --record will be removed in the future", err=True)
+        echo("Flag --record has been deprecated, --record will be removed in the future", err=True)
     if given["raw"]:
         _check_raw(given)
     return CreateOptions(
@@ -139,7 +140,7 @@ def _options(ctx: click.Context, unexpected: tuple[str, ...], given: dict[str, A
 
 def _dry_run(text: str) -> str:
     if text == _BARE_DRY_RUN:
-        click.echo("Warning: --dry-run is deprecated and can be replaced with --dry-run=client.", err=True)
+        echo("Warning: --dry-run is deprecated and can be replaced with --dry-run=client.", err=True)
         return "client"
     if text not in _DRY_RUNS:
         raise ConfigError(f'Invalid dry-run value ({text}). Must be "none", "server", or "client".')

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from kubeproxy.runtime.output import echo
+
 _LISTENING = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
@@ -48,7 +50,7 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
     if not colon or not port.isdecimal():
         raise click.BadParameter(f"{address!r} is not HOST:PORT", param_hint="--address")
     if here and not has_visible_listener(int(port)):
-        click.echo(f"no process that is visible here listens on port {port}", err=True)
+        echo(f"no process that is visible here listens on port {port}", err=True)
         return 1
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     try:
@@ -56,11 +58,11 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
         answer = connection.getresponse()
         body = answer.read().decode(errors="replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        click.echo(f"{address} does not answer: {error}", err=True)
+        echo(f"{address} does not answer: {error}", err=True)
         return 1
     finally:
         connection.close()
-    click.echo(body)
+    echo(body)
     return 0 if answer.status == 200 else 1
 
 

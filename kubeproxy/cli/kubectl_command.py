@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.output import echo
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -39,7 +40,7 @@ class KubectlCommand(click.Command):
         except click.UsageError as error:
             message = error.format_message()
         command = f"{parent.command_path} {info_name}" if parent is not None else str(info_name)
-        click.echo(f"error: {message}\nSee '{command} --help' for usage.", err=True)
+        echo(f"error: {message}", f"See '{command} --help' for usage.", err=True)
         raise click.exceptions.Exit(FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -113,7 +114,7 @@ def filename_option(text: str) -> Callable[[_Command], _Command]:
 def refused(error: ConfigError) -> int:
     """Print what is wrong with the command line; the exit status."""
     for fault in error.faults:
-        click.echo(f"error: {fault}", err=True)
+        echo(*f"error: {fault}".split("\n"), err=True)
     return FAILED
 
 

@@ -13,6 +13,7 @@ import click
 
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime.output import echo
 
 NAMES: Final = (
     *("run", "check", "status", "trace", "connectivity-test", "bugreport", "cleanup", "healthcheck"),
@@ -72,7 +73,7 @@ def commands() -> None:
 @click.command()
 def version() -> int:
     """Print the version."""
-    click.echo(f"kubeproxy {__version__}")
+    echo(f"kubeproxy {__version__}")
     return 0
 
 
@@ -109,9 +110,9 @@ def status_of(args: Sequence[str]) -> int:
     except click.Abort:
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        return _fail(error.format_message(), status=ConfigError.EXIT_STATUS)
+        return _fail(*error.format_message().split("\n"), status=ConfigError.EXIT_STATUS)
     except click.ClickException as error:
-        return _fail(_of_click(error), status=ConfigError.EXIT_STATUS)
+        return _fail(*_of_click(error).split("\n"), status=ConfigError.EXIT_STATUS)
     except ConfigError as error:
         return _fail(*error.faults, status=ConfigError.EXIT_STATUS)
     except KubeproxyError as error:
@@ -130,6 +131,5 @@ def _of_click(error: click.ClickException) -> str:
 
 
 def _fail(*lines: str, status: int) -> int:
-    for line in lines:
-        click.echo(line, err=True)
+    echo(*lines, err=True)
     return status

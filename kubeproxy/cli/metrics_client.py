@@ -17,6 +17,8 @@ from kubeproxy.config.load import read_partly
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import HealthzAddress, MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.model.printable import printable
+from kubeproxy.runtime.output import echo
 
 T = TypeVar("T")
 
@@ -80,11 +82,24 @@ class Daemon:
 def decode(body: bytes, answer: type[T]) -> T:
     """Decode JSON of a daemon; KubeproxyError if it has another shape, as that of another version."""
     try:
-        return msgspec.json.decode(body, type=answer)
+        return msgspec.convert(_printable(msgspec.json.decode(body)), answer)
     except msgspec.DecodeError as error:
         raise KubeproxyError(
             f"the answer is not of a kubeproxy of this version ({error}); use the command of the daemon's version"
         ) from error
+
+
+def _printable(value: Any) -> Any:
+    """A JSON value with texts that are fit for a terminal; before they are laid out in columns."""
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return [_printable(each) for each in value]
+        case dict():
+            return {printable(key): _printable(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 def daemon_at(address: str, config: str) -> Daemon:
@@ -100,7 +115,7 @@ def daemon_at(address: str, config: str) -> Daemon:
 def _bound(config: str) -> MetricsAddress:
     settings, path, faults = _settings(config)
     if faults:
-        click.echo(f"warning: {path}: {'; '.join(faults)}", err=True)
+        echo(f"warning: {path}: {'; '.join(faults)}", err=True)
     bound: MetricsAddress = settings.get("metricsBindAddress", Configuration().metrics_bind_address)
     return bound
 

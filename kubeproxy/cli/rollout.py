@@ -10,6 +10,7 @@ import click
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
 from kubeproxy.cli.kubectl_command import FAILED, KubectlCommand
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.output import echo
 
 if TYPE_CHECKING:
     from kubeproxy.workloads.rollout_command import Rollout
@@ -61,15 +62,14 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
             answer_s=seconds(given["request_timeout"], "--request-timeout") or ANSWER_S,
         )
         try:
-            await action(Rollout(client, config.namespace, name, click.echo))
+            await action(Rollout(client, config.namespace, name, echo))
         finally:
             await client.close()
 
     try:
         asyncio.run(run())
     except (RolloutError, ApiError, ConfigError) as error:
-        for line in lines([error], host):
-            click.echo(line, err=True)
+        echo(*lines([error], host), err=True)
         return FAILED
     return 0
 
@@ -103,7 +103,7 @@ def history(revision: int | None, **given: Any) -> int:
 def undo(to_revision: int, dry_run: str, **given: Any) -> int:
     """Go back to an earlier revision."""
     if dry_run not in ("none", "client"):
-        click.echo(f"error: --dry-run: found {dry_run!r}; allowed: none or client", err=True)
+        echo(f"error: --dry-run: found {dry_run!r}; allowed: none or client", err=True)
         return FAILED
     return _play(given, lambda it: it.undo(to_revision=to_revision, dry_run=dry_run == "client"))
 

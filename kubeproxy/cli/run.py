@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import click
-
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
 from kubeproxy.config.dump import dump
 from kubeproxy.config.flags import flags
@@ -16,11 +14,12 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import require_source
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime.output import echo
 
 
 def _run(given: FlagTexts) -> int:
     if given.get("version", ["false"])[-1] in ("true", "raw"):
-        click.echo(f"kubeproxy {__version__}")
+        echo(f"kubeproxy {__version__}")
         return 0
     loaded = load(given)
     actions = loaded.actions
@@ -44,7 +43,7 @@ def _write(path: Path, loaded: Loaded) -> int:
             f"--write-config-to: found {path} ({error.strerror}); allowed: a file that can be written"
         ) from error
     for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     return 0
 
 

@@ -20,6 +20,7 @@ from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
 from kubeproxy.observability.status.document import State, Status
 from kubeproxy.observability.status.index import Order
+from kubeproxy.runtime.output import echo, write_data
 
 REFRESH_S = 2.0
 """Seconds between two refreshes with --watch: the daemon's interval between two samples."""
@@ -133,7 +134,7 @@ def status(
     if output == "json":
         body = daemon.get(selection.path(most=None))
         found = decode(body, Status)
-        sys.stdout.buffer.write(msgspec.json.format(body, indent=2) + b"\n")
+        write_data(sys.stdout, f"{msgspec.json.format(body, indent=2).decode()}\n")
     else:
         found = _ask(daemon, selection)
         _draw(found, service, height=None)
@@ -183,7 +184,7 @@ def _require_service(found: Status, service: str) -> None:
 def _exit_status(found: Status) -> int:
     if found.healthy:
         return 0
-    click.echo(f"kubeproxy: {text.verdict(found)}", err=True)
+    echo(f"kubeproxy: {text.verdict(found)}", err=True)
     return 1
 
 
@@ -195,9 +196,9 @@ def _draw(found: Status, service: str, *, height: int | None) -> None:
         return
     if service:
         for shown in found.services:
-            click.echo("\n".join(text.details(shown)))
+            echo(*text.details(shown))
     else:
-        click.echo("\n".join(text.summary(found)))
+        echo(*text.summary(found))
 
 
 def _watch(daemon: Daemon, selection: Selection) -> int:
@@ -212,13 +213,13 @@ def _watch(daemon: Daemon, selection: Selection) -> int:
             except KubeproxyError as error:
                 fault = str(error)
             if sys.stdout.isatty():
-                click.echo(_CLEAR, nl=False)
+                sys.stdout.write(_CLEAR)
             if fault:
-                click.echo(f"{fault}; trying again")
+                echo(f"{fault}; trying again")
             elif found is not None:
                 _draw(found, selection.service, height=_height())
                 if selection.service and not found.services:
-                    click.echo(found.hint)
+                    echo(found.hint)
             sys.stdout.flush()
             if keys.pressed(max(0.1, REFRESH_S - (time.monotonic() - began))):
                 return 0 if found is not None and found.healthy and not fault else 1

@@ -13,6 +13,7 @@ from kubeproxy.model import Family, family_of, parse_address
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status.document import Status
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, lines
+from kubeproxy.runtime.output import echo, write_data
 
 OTHERWISE = 2
 """The exit status for another outcome than that of --expect."""
@@ -60,9 +61,9 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
     body = daemon.get(f"/trace?{urlencode(query)}")
     report = decode(body, TraceReport)
     if output == "json":
-        sys.stdout.buffer.write(body + b"\n")
+        write_data(sys.stdout, f"{body.decode()}\n")
     else:
-        click.echo("\n".join(lines(report)))
+        echo(*lines(report))
     return OTHERWISE if expect is not None and report.outcome != expect.replace("-", " ") else 0
 
 

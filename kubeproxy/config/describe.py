@@ -10,6 +10,7 @@ from msgspec import inspect
 
 from kubeproxy.config.fields import members, plain
 from kubeproxy.config.value_types import Leaf
+from kubeproxy.model.printable import printable
 
 _MAX_SHOWN: Final = 60
 
@@ -127,5 +128,5 @@ def _either(words: list[str]) -> str:
 def _quote(text: str) -> str:
     """The text in double quotes, shortened, with unprintable characters escaped."""
     quoted = json.dumps(text[:_MAX_SHOWN], ensure_ascii=False)
-    line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
+    line = printable(quoted)
     return line if len(text) <= _MAX_SHOWN else f"{line}…"

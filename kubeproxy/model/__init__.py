@@ -6,6 +6,7 @@ node          this node
 address       IP addresses as canonical text
 drain         what a rollout asks of the proxies; `drain_report` is their answer, `json_values` checks both
 mark          the packet mark of dials
+printable     text without control characters
 errors        errors by cause
 version       of this package
 """

@@ -2,6 +2,7 @@
 
 tasks             background tasks, none lost silently
 threads           blocking work in threads
+output            standard output and standard error of the commands
 child_process     a child process with a channel
 restart           of a part that fails by an internal error
 backoff           delays between tries

@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from kubeproxy.kubernetes.informer.store import CONTROLLER
+from kubeproxy.model.printable import printable
 from kubeproxy.workloads import revisions
 from kubeproxy.workloads.manager import ControllerManager
 from kubeproxy.workloads.manager_metrics import registry
@@ -113,7 +114,7 @@ def status_text(document: dict[str, Any]) -> str:
             since = f" (since {each['since']})" if each["since"] else ""
             line += f"; waits: {each['waitsFor']}{since}"
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _rollout(manager: ControllerManager, deployment: Deployment, now: float) -> dict[str, Any]:

@@ -85,7 +85,8 @@ class Rollout:
             if revision not in found:
                 raise RolloutError("unable to find the specified revision")
             self.say(f"deployment.apps/{self.name} with revision #{revision}")
-            self.say(yaml.safe_dump({"Pod Template": template_of(found[revision].spec.template)}, sort_keys=False))
+            self._say_yaml({"Pod Template": template_of(found[revision].spec.template)})
+            self.say("")
             return
         self.say(f"deployment.apps/{self.name} ")
         self.say("REVISION  CHANGE-CAUSE")
@@ -110,7 +111,8 @@ class Rollout:
             raise RolloutError(f"unable to find specified revision {wanted} in history")
         if dry_run:
             self.say(f"deployment.apps/{self.name} Pod Template:")
-            self.say(yaml.safe_dump(without_hash(target.spec.template), sort_keys=False) + "(dry run)")
+            self._say_yaml(without_hash(target.spec.template))
+            self.say("(dry run)")
             return
         if rollback.same_template(deployment, target):
             self.say(
@@ -160,6 +162,10 @@ class Rollout:
         old_pods = [pod for pod in pods if _owner(pod) != new_uid]
         warnings, proxies = await self._warnings(), await self._proxies(deployment, new_pods, old_pods)
         self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
+
+    def _say_yaml(self, value: object) -> None:
+        for line in yaml.safe_dump(value, sort_keys=False).splitlines():
+            self.say(line)
 
     # Reading and writing
 

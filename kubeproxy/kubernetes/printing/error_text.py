@@ -14,7 +14,7 @@ def lines(errors: Sequence[Exception], host: str) -> list[str]:
     found = list(_flat(errors))
     if len(found) == 1:
         return _alone(found[0], host)
-    return [_among(error, host) for error in found]
+    return [line for error in found for line in _among(error, host)]
 
 
 def _flat(errors: Sequence[Exception]) -> Iterator[Exception]:
@@ -29,11 +29,13 @@ def _alone(error: Exception, host: str) -> list[str]:
     if isinstance(error, StatusError) and error.reason == "Invalid":
         return _invalid(error)
     known = _known(error, host)
-    return [known or f"error: {error}"]
+    return [known] if known else f"error: {error}".split("\n")
 
 
-def _among(error: Exception, host: str) -> str:
-    return _known(error, host) or str(error)
+def _among(error: Exception, host: str) -> list[str]:
+    """A server's text is one line, whatever is in it; ours may have several."""
+    known = _known(error, host)
+    return [known] if known else str(error).split("\n")
 
 
 def _known(error: Exception, host: str) -> str:

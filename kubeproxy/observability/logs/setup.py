@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.stdlib import ProcessorFormatter
 
+from kubeproxy.model.printable import printable
 from kubeproxy.observability.logs.writer import LogWriter
 
 Format = Literal["text", "json"]
@@ -40,8 +41,6 @@ _RESET: Final = "\x1b[0m"
 
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 """A value that needs no quotes."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that could forge a line or control the terminal: any writer to the API chooses names in messages."""
 
 
 def levels(verbosity: int) -> tuple[int, int]:
@@ -131,7 +130,7 @@ class TextLine:
         level = str(event.pop("level", method))
         moment = event.pop("timestamp")
         name = str(event.pop("logger", "") or "")
-        text = _CONTROL.sub(_escape, str(event.pop("event", "")))
+        text = printable(str(event.pop("event", "")))
         attachments = [str(event.pop(key)) for key in ("exception", "stack") if event.get(key)]
         if not _is_ours(name):
             event["logger"] = name
@@ -142,7 +141,7 @@ class TextLine:
         words += [f"{self._paint(_DIM, _bare(key) + '=')}{bare_value(value)}" for key, value in event.items()]
         lines = [" ".join(words)]
         for attachment in attachments:
-            lines += ["    " + _CONTROL.sub(_escape, line) for line in attachment.split("\n")]
+            lines += ["    " + printable(line) for line in attachment.split("\n")]
         prefix = f"<{_JOURNAL_PRIORITY.get(level, 6)}>" if self._priority else ""
         return "\n".join(prefix + line for line in lines)
 
@@ -171,7 +170,8 @@ class JsonLine:
             "level": level,
             "logger": event.pop("logger", None),
         }
-        line = json.dumps({**head, **{key: _plain(value) for key, value in event.items()}}, ensure_ascii=False)
+        fields = {key: _plain(value) for key, value in event.items()}
+        line = printable(json.dumps({**head, **fields}, ensure_ascii=False))
         return f"<{_JOURNAL_PRIORITY.get(level, 6)}>{line}" if self._priority else line
 
 
@@ -249,10 +249,6 @@ def _takes_colours(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
-def _escape(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1] if match[0] != "\x7f" else "\\u007f"
-
-
 def _bare(key: str) -> str:
     return "".join(_BARE.findall(key)) or "_"
 
@@ -266,7 +262,8 @@ def bare_value(value: object) -> str:
         text = ",".join(map(str, plain))
     else:
         text = str(plain)
-    return text if _BARE.fullmatch(text) else _CONTROL.sub(_escape, json.dumps(text, ensure_ascii=False))
+    bare = text.isprintable() and _BARE.fullmatch(text)
+    return text if bare else printable(json.dumps(text, ensure_ascii=False))
 
 
 def _plain(value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from typing import Final, Literal
@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 from aiohttp import web
 
+from kubeproxy.model.printable import printable
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import State
 from kubeproxy.observability.status.index import Order, Query
@@ -148,12 +149,16 @@ async def _stream_json(request: web.Request, status_service: StatusService, quer
 async def _as_text(status_service: StatusService, query: Query) -> web.Response:
     if not query.service:
         limited = replace(query, limit=TEXT_LIMIT) if query.limit is None else query
-        return _text(200, "\n".join(status_text.summary(await status_service.whole(limited))) + "\n")
+        return _text(200, _lines(status_text.summary(await status_service.whole(limited))))
     status = await status_service.whole(query)
     if not status.services:
-        return _text(404, f"{status.hint}\n")
-    blocks = ["\n".join(status_text.details(service)) for service in status.services]
-    return _text(200, "\n\n".join(blocks) + "\n")
+        return _text(404, _lines([status.hint]))
+    blocks = [_lines(status_text.details(service)) for service in status.services]
+    return _text(200, "\n".join(blocks))
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f"{printable(text)}\n" for text in texts)
 
 
 def _asset(assets: Mapping[str, bytes], name: str) -> web.Response:

@@ -263,7 +263,9 @@ class Create:
             return
         self._report.created += outcome.created
         self._report.skipped += outcome.skipped
-        if outcome.text:
+        if outcome.text and self._printer.prints_objects:
+            self._report.data(outcome.text)
+        elif outcome.text:
             self._report.line(outcome.text)
 
     # One object
@@ -317,9 +319,9 @@ class Create:
         if self._printer.prints_objects:
             return self._printer.text(data)
         if self._printer.output == "name":
-            return f"{label}\n"
+            return label
         suffix = {DryRun.NONE: "", DryRun.CLIENT: " (dry run)", DryRun.SERVER: " (server dry run)"}
-        return f"{label} {what}{suffix[self._options.dry_run]}\n"
+        return f"{label} {what}{suffix[self._options.dry_run]}"
 
     # The end
 

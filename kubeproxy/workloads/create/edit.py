@@ -57,7 +57,8 @@ async def edited(builder: Builder, options: CreateOptions, report: Report) -> As
             return
         previous, text = content, content
         head = HEAD + "".join(f"# {line}\n" for error in wrong for line in str(error).splitlines()) + "#\n"
-        report.error("\n".join(f"error: {error}" for error in wrong))
+        for error in wrong:
+            report.error(f"error: {error}")
     raise ConfigError("Edit cancelled, the file could not be read.")
 
 

@@ -25,5 +25,5 @@ async def post_raw(options: CreateOptions, client: RestClient, report: Report) -
     from urllib.parse import parse_qsl
 
     answer = await client.request("POST", path, dict(parse_qsl(query)), body=bytes(body))
-    report.line(answer.body.decode("utf-8", "replace"))
+    report.data(answer.body.decode("utf-8", "replace"))
     return 0

@@ -6,6 +6,9 @@ import sys
 import time
 from typing import Final, TextIO
 
+from kubeproxy.model.printable import printable
+from kubeproxy.runtime.output import write_data, write_lines
+
 PROGRESS_AFTER_S: Final = 1.0
 _EVERY_S: Final = 0.2
 _ERASE: Final = "\r\x1b[K"
@@ -29,10 +32,15 @@ class Report:
         self.warnings = 0
 
     def line(self, text: str) -> None:
-        """Something for standard output, complete with line ends."""
+        """A line on standard output."""
         self._erase()
-        self._out.write(text)
-        self._out.flush()
+        write_lines(self._out, text)
+        self._draw()
+
+    def data(self, text: str) -> None:
+        """An object on standard output, complete with line ends."""
+        self._erase()
+        write_data(self._out, text)
         self._draw()
 
     def warning(self, text: str) -> None:
@@ -46,12 +54,11 @@ class Report:
     def error(self, text: str) -> None:
         """A line on standard error."""
         self._erase()
-        self._err.write(f"{text}\n")
-        self._err.flush()
+        write_lines(self._err, text)
 
     def waits(self, seconds: float, reason: str) -> None:
         """Nothing happens for a while."""
-        self._draw(f", waits {seconds:.1f} s: {reason}", force=True)
+        self._draw(printable(f", waits {seconds:.1f} s: {reason}"), force=True)
 
     def tick(self) -> None:
         """Some time has passed."""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.model.printable import printable
+from kubeproxy.runtime.output import write_data, write_lines
 from kubeproxy.workloads.explain import duration
 from kubeproxy.workloads.rolling_updater.snapshot import Side, Snapshot
 from kubeproxy.workloads.rollout_status import Waiting
@@ -58,16 +60,15 @@ class Account:
         self._waiting = None
         self._erase()
         if self._json:
-            self._line(self._out, self._encoded(event, text, fields))
+            write_lines(self._out, self._encoded(event, text, fields))
         else:
-            self._line(self._events, text)
+            write_lines(self._events, text)
         self._draw()
 
     def result(self, text: str) -> None:
-        """For standard output as it is, complete with line ends."""
+        """An object or a text for standard output, complete with line ends."""
         self.end()
-        self._out.write(text)
-        self._out.flush()
+        write_data(self._out, text)
 
     def note(self, text: str) -> None:
         """Something that the reader may want to know, on standard error."""
@@ -83,12 +84,12 @@ class Account:
     def error(self, text: str) -> None:
         """A line on standard error."""
         self._erase()
-        self._line(self._err, text)
+        write_lines(self._err, text)
 
     def failed(self, text: str) -> None:
         """The update stops; the lines for people are printed by `error`."""
         if self._json:
-            self._line(self._out, self._encoded("failed", text, self._counts()))
+            write_lines(self._out, self._encoded("failed", text, self._counts()))
 
     # What is waited for
 
@@ -115,9 +116,9 @@ class Account:
             text = f"waits for {waiting.text}"
             if self._json:
                 since = None if waiting.since is None else timestamps.seconds(waiting.since)
-                self._line(self._out, self._encoded("waiting", text, {"since": since, **self._counts()}))
+                write_lines(self._out, self._encoded("waiting", text, {"since": since, **self._counts()}))
             else:
-                self._line(self._err, f"{self._summary()}{text}")
+                write_lines(self._err, f"{self._summary()}{text}")
 
     def end(self) -> None:
         """Nothing is drawn any more."""
@@ -164,8 +165,7 @@ class Account:
             return
         width = self._width()
         lines = [_fitted(line, width) for line in self._rows()]
-        self._err.write("".join(f"{line}\n" for line in lines))
-        self._err.flush()
+        write_lines(self._err, *lines)
         self._drawn = len(lines)
 
     def _width(self) -> int:
@@ -179,11 +179,6 @@ class Account:
             self._err.write(_UP_AND_ERASE * self._drawn)
             self._err.flush()
             self._drawn = 0
-
-    @staticmethod
-    def _line(stream: TextIO, text: str) -> None:
-        stream.write(f"{text}\n")
-        stream.flush()
 
 
 def counts(side: Side) -> dict[str, Any]:
@@ -214,5 +209,5 @@ def rows(snapshot: Snapshot) -> list[str]:
 
 def _fitted(line: str, width: int) -> str:
     """A line that is wider than the terminal would be two, and could not be erased."""
-    printable = "".join(character if character.isprintable() else " " for character in line)
-    return printable if len(printable) < width else f"{printable[: max(1, width - 2)]}…"
+    line = printable(line)
+    return line if len(line) < width else f"{line[: max(1, width - 2)]}…"
