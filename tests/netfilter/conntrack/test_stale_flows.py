@@ -454,15 +454,16 @@ def test_an_answer_without_a_udp_flow_is_ignored(message: Message) -> None:
     assert wire.parse_flow(message) is None
 
 
-def test_a_deletion_names_the_tuple_and_the_identity() -> None:
+def test_a_deletion_names_the_tuple_of_the_replies_and_the_identity() -> None:
     for record in (RECORD4, RECORD6):
         flow = wire.parse_flow(answer(record))
         assert flow is not None
         (message,) = parse(wire.delete_request(flow, 7))
-        original = record[: 52 if record is RECORD4 else 76]
+        length = 52 if record is RECORD4 else 76
+        replies = record[length : 2 * length]
         assert message.kind == 0x102
         assert message.sequence == 7
-        assert message.body == bytes([2 if record is RECORD4 else 10, 0, 0, 0]) + original + record[-8:]
+        assert message.body == bytes([2 if record is RECORD4 else 10, 0, 0, 0]) + replies + record[-8:]
 
 
 def test_messages_are_taken_apart() -> None:
