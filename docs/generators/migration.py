@@ -30,8 +30,9 @@ class Verdict(StrEnum):
 
 
 DIFFERENT: Final[Mapping[str, str]] = {
-    "mode": "Selects only the packet filter that is tried first (`iptables` or `nftables`); this proxy works in"
-    " userspace in every mode. `ipvs` and `kernelspace` are accepted. A mode without kernel support is no error.",
+    "mode": "Selects only the packet filter that is tried first (`iptables` or `nftables`); the data path is"
+    " `kubeproxy.dataPath` in every mode. `ipvs` and `kernelspace` are accepted. A mode without kernel support is no"
+    " error.",
     "bindAddress": "Address of the proxy ports, as in the userspace mode. It does not set the node's own address, which"
     " is that of the default route.",
     "portRange": "Has an effect, as in the userspace mode (kube-proxy ignores it since 1.26). A port of another"

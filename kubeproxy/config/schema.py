@@ -505,8 +505,8 @@ class Configuration(Group, frozen=True):
     mode: Annotated[
         ProxyMode,
         restart(
-            "The proxy works in userspace in every mode; iptables and nftables select the packet filter that is tried"
-            " first if kubeproxy.netfilter is auto.",
+            "iptables and nftables select the packet filter that is tried first if kubeproxy.netfilter is auto; the"
+            " data path is kubeproxy.dataPath in every mode.",
             flag="proxy-mode",
         ),
     ] = ""

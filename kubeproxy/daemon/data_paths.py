@@ -8,7 +8,10 @@ from dataclasses import replace
 import structlog
 
 from kubeproxy.config.schema import Configuration
+from kubeproxy.model import Family
+from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.shared_links import bridged_families
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
 
 log = structlog.get_logger(__name__)
@@ -36,6 +39,8 @@ class DataPaths:
             if self._refusal and wanted is Wanted.KERNEL:
                 log.warning("kernel path not possible", reason=self._refusal, effect="userspace serves all Services")
         before = self.policy
+        if wanted is not Wanted.USERSPACE and wanted is not before.wanted:
+            self._say_what_it_needs(wanted)
         self._set(
             replace(
                 before,
@@ -51,6 +56,16 @@ class DataPaths:
         )
         self._used = True
 
+    def _say_what_it_needs(self, wanted: Wanted) -> None:
+        log.info(
+            "kernel path asked for",
+            wanted=str(wanted),
+            rules=self._refusal or f"{self._netfilter.name} takes them",
+            forwarding=_words(forwarded_families()),
+            # By settings of all bridges; a bridge may have its own.
+            bridges_seen_by_netfilter=_words(bridged_families()),
+        )
+
     def use_rescue(self, works: bool) -> None:
         """Failed connections of the kernel path are rescued from now on, or are not any more."""
         self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
@@ -63,3 +78,7 @@ class DataPaths:
         if policy != self.policy:
             self.policy = policy
             self.on_change(policy)
+
+
+def _words(families: frozenset[Family]) -> str:
+    return ", ".join(map(str, sorted(families))) or "none"

@@ -369,6 +369,26 @@ def test_iptables_refuses_the_kernel_path_and_serves(stage: Stage) -> None:
     assert "kernel path not possible" in daemon.log()
 
 
+def test_one_line_says_what_the_kernel_path_needs_and_finds(stage: Stage) -> None:
+    def said(*options: str, netfilter: str = "nftables") -> str:
+        with stage.daemon(QUICK, *options, netfilter=netfilter) as daemon:
+            lines = [line for line in daemon.log().splitlines() if "kernel path asked for" in line]
+        return "".join(lines)
+
+    assert said() == "", "nobody asked"
+    stage.node.sysctl("net.bridge.bridge-nf-call-ip6tables", 0)
+    everything = said("--data-path=auto")
+    for part in ('rules="nftables takes them"', 'forwarding="IPv4, IPv6"', "bridges_seen_by_netfilter=IPv4"):
+        assert part in everything, everything
+    stage.node.sysctl("net.ipv6.conf.all.forwarding", 0)
+    try:
+        assert "forwarding=IPv4" in said("--data-path=auto")
+    finally:
+        stage.node.sysctl("net.ipv6.conf.all.forwarding", 1)
+        stage.node.sysctl("net.bridge.bridge-nf-call-ip6tables", 1)
+    assert 'rules="iptables: ' in said("--data-path=auto", netfilter="iptables")
+
+
 @pytest.fixture
 def many(stage: Stage) -> Iterator[Stage]:
     """A client with many addresses, and a Service with affinity and four endpoints."""
