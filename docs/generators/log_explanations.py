@@ -10,6 +10,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More connections ended at once than the access log takes.",
         "More workers, or no access log.",
     ),
+    "order of an operator": (
+        "A person on this node took an endpoint out, gave it back, or had the sources asked again; `caller` says who.",
+        "Nothing. [By hand](operations.md#by-hand)",
+    ),
     "another kubeproxy does not answer": (
         "A running instance does not speak with this new one.",
         "[A refused takeover](operations.md#a-refused-takeover)",

@@ -16,7 +16,18 @@ from kubeproxy.model.version import __version__
 from kubeproxy.runtime.output import echo
 
 NAMES: Final = (
-    *("run", "check", "status", "trace", "connectivity-test", "bugreport", "cleanup", "healthcheck"),
+    *(
+        "run",
+        "check",
+        "status",
+        "trace",
+        "connectivity-test",
+        "bugreport",
+        "endpoint",
+        "retry",
+        "cleanup",
+        "healthcheck",
+    ),
     *("create", "rolling-update", "controller-manager", "rollout", "completion", "version"),
 )
 """The commands. Each is a function of its name in a module of its name."""

@@ -21,6 +21,7 @@ from kubeproxy.daemon.event_reporter import Events, ProxierEvents
 from kubeproxy.daemon.host_state import HostState
 from kubeproxy.daemon.http_servers import HttpServers
 from kubeproxy.daemon.kernel_flows import KernelFlows
+from kubeproxy.daemon.operator import Operator
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.rescue import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
@@ -72,6 +73,7 @@ class Parts:
     proxier: Proxier
     data_paths: DataPaths
     rescue: Rescue
+    operator: Operator
     kernel_flows: KernelFlows
     sources: Sources
     events: Events
@@ -127,6 +129,7 @@ async def build(
             yield_all=lambda: http_servers.release_ports(),
             grace_s=lambda: reloader.configuration.kubeproxy.shutdown_grace.seconds,
             offer=lambda: Offer(tracker.services, source_texts(configuration)),
+            obey=lambda order: operator.obey(order),
         ),
         version=__version__,
         others=instance_marker.others,
@@ -214,6 +217,8 @@ async def build(
         on_crash=on_crash,
     )
 
+    operator = Operator(set_aside=proxier.set_aside, restore=rescue.restore, retry=lambda: sources.retry())
+
     kernel_flows = KernelFlows(
         rules=lambda: proxier.in_force,
         holder=proxier.holder_of,
@@ -282,6 +287,7 @@ async def build(
         proxier=proxier,
         data_paths=data_paths,
         rescue=rescue,
+        operator=operator,
         kernel_flows=kernel_flows,
         sources=sources,
         events=events,
@@ -298,6 +304,7 @@ async def build(
                 Reason.LOG: setup.writer_problem,
                 Reason.KUBERNETES: sources.complaint,
                 Reason.RESCUE: rescue.complaint,
+                Reason.OPERATOR: operator.complaint,
             },
         ),
         access_log=access_log,

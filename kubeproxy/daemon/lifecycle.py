@@ -234,6 +234,7 @@ class Daemon:
         tasks.start(kept_running("monitor", parts.monitor.run), name="monitor")
         tasks.start(parts.monitor.measure_lag(), name="loop lag")
         tasks.start(kept_running("access log", parts.access_log.run), name="access log")
+        tasks.start(kept_running("operator", parts.operator.run), name="operator")
         tasks.start(kept_running("kernel flows", parts.kernel_flows.run), name="kernel flows")
         self._reporting = tasks.start(kept_running("drain reports", self._report_drains), name="drain reports")
         tasks.start(self._settle_in(), name="settling in")

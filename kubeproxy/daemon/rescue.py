@@ -115,6 +115,10 @@ class Rescue:
         if self._guardian is not None:
             self._guardian.bridge()
 
+    async def restore(self, target: Target) -> bool:
+        """End the ejections of an endpoint on both data paths; tell whether there were any."""
+        return await self._ejector.restore(target)
+
     def status(self) -> RescueStatus | None:
         """What it does; None: it is not wanted, or this host does not support it."""
         return self._guardian.status() if self._guardian is not None else None
@@ -279,6 +283,18 @@ class _Ejector:
                 )
             await self._apply()
             await self._mark(endpoint, None)
+
+    async def restore(self, target: Target) -> bool:
+        """End the ejections of an endpoint on both data paths; tell whether there were any."""
+        names = [name for protocol in Protocol for name in self._proxier.frontends_with(protocol, target)]
+        by_workers = await self._data_plane.ejected()
+        known = any(one.target == target for name in names for one in by_workers.get(name, ()))
+        for protocol in Protocol:
+            if self.is_ejected(protocol, target):
+                known = True
+                await self.answered(protocol, target)
+        await self._data_plane.send([MarkEndpoint(name, target, None) for name in names])
+        return known
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
         """See `ejector.Ejector`."""

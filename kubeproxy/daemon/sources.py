@@ -150,6 +150,12 @@ class Sources:
         if self._client is not None:
             await self._drain_reporter.end(self._client)
 
+    async def retry(self) -> None:
+        """Ask all sources again now, without waiting for the end of the time between two tries."""
+        if self._kubernetes is not None:
+            self._kubernetes.retry()
+        await self.reload()
+
     async def reload(self) -> None:
         """Read the manifests again."""
         if self._manifests is not None:

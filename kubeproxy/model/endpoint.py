@@ -47,6 +47,8 @@ class Endpoint:
     a hundred thousand endpoints may have one each."""
     draining: bool = False
     """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain`)."""
+    aside: bool = False
+    """A person has taken it out by hand: it gets no new connections, as one that drains."""
 
 
 @dataclass(frozen=True, slots=True)

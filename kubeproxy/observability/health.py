@@ -37,6 +37,8 @@ class Reason(StrEnum):
     """The kernel path's clients meet dead endpoints."""
     SERVER = "server"
     """A port for health or metrics cannot be opened."""
+    OPERATOR = "operator"
+    """A person has taken endpoints out by hand."""
     KUBERNETES = "kubernetes"
     CONFIGURATION = "configuration"
     LEFTOVERS = "leftovers"
@@ -46,7 +48,7 @@ class Reason(StrEnum):
 
 DEGRADES_ONLY: Final = frozenset(
     (
-        *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER),
+        *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER, Reason.OPERATOR),
         *(Reason.KUBERNETES, Reason.CONFIGURATION, Reason.LEFTOVERS, Reason.LOG),
     )
 )

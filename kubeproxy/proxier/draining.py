@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend
+from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend, Target
 from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
 from kubeproxy.model.drain_report import DrainState, ServiceReport
 
@@ -37,14 +37,35 @@ def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float
     )
 
 
+def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> tuple[EndpointSlice, ...]:
+    """Return the slices with the endpoints that a person has taken out as ones that serve only for lack of others.
+
+    An endpoint is taken out with all ports of its slice."""
+    if not targets:
+        return slices
+
+    def after(it: EndpointSlice) -> EndpointSlice:
+        ports = {port.port for port in it.ports}
+        taken = {target.address for target in targets if target.port in ports}
+        if taken.isdisjoint(endpoint.address for endpoint in it.endpoints):
+            return it
+        endpoints = (replace(_serving_last(one), aside=True) if one.address in taken else one for one in it.endpoints)
+        return replace(it, endpoints=tuple(endpoints))
+
+    return tuple(map(after, slices))
+
+
 def _drained(endpoint: Endpoint) -> Endpoint:
+    return replace(_serving_last(endpoint), draining=True)
+
+
+def _serving_last(endpoint: Endpoint) -> Endpoint:
     return replace(
         endpoint,
         ready=False,
         # A ready endpoint serves, whatever its condition `serving`, which older servers do not set.
         serving=endpoint.serving or endpoint.ready,
         terminating=True,
-        draining=True,
     )
 
 

@@ -248,6 +248,12 @@ class Proxier:
         self._state.use_restrictions(restrictions)
         self._changed()
 
+    def set_aside(self, targets: frozenset[Target]) -> None:
+        """Give these endpoints, which a person has taken out, no new clients from now on, and no others."""
+        self._state.set_aside(targets)
+        self._changed()
+        self._wake.set()
+
     def use_drains(self, on: bool) -> None:
         """Whether drain requests count from now on."""
         self._state.use_drains(on)

@@ -32,7 +32,7 @@ from kubeproxy.model import (
 from kubeproxy.model.drain import DrainRequests
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.proxier.data_path import Ejected
-from kubeproxy.proxier.draining import drain_state, drained
+from kubeproxy.proxier.draining import drain_state, drained, set_aside
 from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
@@ -107,6 +107,8 @@ class ProxierState:
         self._portless: dict[FrontendName, None] = {}
         """Of `faults`, frontends without a free port: they may have a move once a port is released."""
         self._applied = 0
+        self._aside: frozenset[Target] = frozenset()
+        """Endpoints that a person has taken out by hand."""
         self._drains_on = False
         self._unix_now = 0.0
         self._drains: dict[ServiceName, DrainRequests] = {}
@@ -159,10 +161,19 @@ class ProxierState:
     def _admit(self, service: Service, view: View) -> Admitted:
         """What is left of a Service after restrictions, and its endpoints after drain requests."""
         admitted = admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
+        admitted = admitted._replace(slices=set_aside(admitted.slices, self._aside))
         requests = self._drains.get(service.name)
         if requests is None:
             return admitted
         return admitted._replace(slices=drained(admitted.slices, requests, self._unix_now))
+
+    def set_aside(self, targets: frozenset[Target]) -> None:
+        """Have these endpoints get no new clients, and no others. `refresh` resolves their Services again."""
+        changed = {target.address for target in targets ^ self._aside}
+        self._aside = targets
+        for name, view in self._views.items():
+            if any(endpoint.address in changed for it in view.slices for endpoint in it.endpoints):
+                self._stale[name] = None
 
     # Drain requests.
 

@@ -42,6 +42,8 @@ class Purpose(Enum):
     """A new instance of the same protocol version proves that it may take over from the owner."""
     STOP = "stop"
     """A new instance of another protocol version proves that it may have the owner stop."""
+    ORDER = "order"
+    """A command proves that its caller may steer endpoints."""
     RETIRE = "retire"
     """The owner proves that an orphaned worker may obey it."""
 

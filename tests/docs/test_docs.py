@@ -50,7 +50,8 @@ def options() -> frozenset[str]:
     for name in commands.list_commands(context):
         known = command(name)
         assert known is not None
-        found.update(opt for parameter in known.params for opt in parameter.opts)
+        parts = known.commands.values() if isinstance(known, click.Group) else ()
+        found.update(opt for it in (known, *parts) for parameter in it.params for opt in parameter.opts)
     return frozenset(found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubeproxy.daemon.takeover.comparison import Offer
+from kubeproxy.daemon.takeover.protocol import Order
 from kubeproxy.dataplane.messages import RestoreBindings
 
 HOLD_S: Final = 60.0
@@ -32,6 +33,8 @@ class OwnerCallbacks:
     """The grace period of open connections."""
     offer: Callable[[], Offer]
     """What this instance serves."""
+    obey: Callable[[Order], Awaitable[str | None]]
+    """Carry out a person's order; why it cannot be, or None."""
 
 
 class HoldTime:

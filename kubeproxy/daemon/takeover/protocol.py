@@ -30,6 +30,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -55,6 +56,31 @@ class Hello(TakeoverMessage, frozen=True):
     pid: int
     version: str
     """Of the program, for the log."""
+
+
+class Action(StrEnum):
+    """What an `Order` asks for."""
+
+    EJECT = "eject"
+    """Give an endpoint no new clients for a while."""
+    RESTORE = "restore"
+    """Give an endpoint clients again, whether a person has taken it out or it had failed."""
+    PROBED = "probed"
+    """An endpoint has answered the caller: give it clients again, if it had failed."""
+    RETRY = "retry"
+    """Ask all sources again now, without waiting for the end of their back-off."""
+
+
+class Order(TakeoverMessage, frozen=True):
+    """The first message of a person's command (`order`)."""
+
+    protocol: int
+    action: Action
+    endpoint: str = ""
+    """``IP:PORT``; empty where the action is about none."""
+    for_s: float = 0.0
+    caller: str = ""
+    """The caller in words, for log and status."""
 
 
 class Busy(TakeoverMessage, frozen=True):
@@ -119,7 +145,7 @@ class Refused(TakeoverMessage, frozen=True):
 Request = Recall | Hold | Resume | Take | Stop
 Answer = Accepted | Busy | Stopping | Bindings | Done | Refused
 
-HELLOS: Final[msgspec.json.Decoder[Hello | OrphanHello]] = msgspec.json.Decoder(Hello | OrphanHello)
+HELLOS: Final[msgspec.json.Decoder[Hello | OrphanHello | Order]] = msgspec.json.Decoder(Hello | OrphanHello | Order)
 FIRST_ANSWERS: Final[msgspec.json.Decoder[Busy | Prove]] = msgspec.json.Decoder(Busy | Prove)
 PROOFS: Final[msgspec.json.Decoder[Proof]] = msgspec.json.Decoder(Proof)
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)

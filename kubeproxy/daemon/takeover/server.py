@@ -32,6 +32,7 @@ from kubeproxy.daemon.takeover.protocol import (
     Busy,
     Hello,
     Hold,
+    Order,
     Prove,
     Refused,
     Request,
@@ -204,7 +205,14 @@ class TakeoverServer:
                     if (busy := self._busy()) is not None:
                         send_first(sock, busy)
                         return
-                    reader, writer = await self._proven(sock, hello)
+                    purpose = Purpose.TAKE if hello.protocol == PROTOCOL else Purpose.STOP
+                    reader, writer = await self._proven(sock, purpose, hello.pid)
+                elif isinstance(hello, Order):
+                    close([challenge] if challenge is not None else [])
+                    if self._busy() is not None:
+                        send_first(sock, Busy(PROTOCOL))
+                        return
+                    reader, writer = await self._proven(sock, Purpose.ORDER, pid_of(sock))
                 else:
                     close([challenge] if challenge is not None else [])
                     return
@@ -214,6 +222,9 @@ class TakeoverServer:
                 await self._serve_orphan(OrphanedWorker(reader, writer, hello))
                 if is_here:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
+            elif isinstance(hello, Order):
+                reason = await self._callbacks.obey(hello)
+                await send(writer, Done("order") if reason is None else Refused("order", reason))
             elif (busy := self._busy()) is not None:  # another instance has proven itself first
                 await send(writer, busy)
             elif hello.protocol != PROTOCOL:
@@ -237,9 +248,10 @@ class TakeoverServer:
             return Busy(PROTOCOL)
         return None
 
-    async def _proven(self, sock: socket.socket, hello: Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The stream of a new instance that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
-        purpose = Purpose.TAKE if hello.protocol == PROTOCOL else Purpose.STOP
+    async def _proven(
+        self, sock: socket.socket, purpose: Purpose, pid: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The stream of a peer that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
         challenge = peer_capability.Challenge(purpose, self._control.name)
         try:
             send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
@@ -248,20 +260,20 @@ class TakeoverServer:
                 close(surplus)
             finally:
                 if not challenge.answered:
-                    self._refuse(hello)
+                    self._refuse(pid)
             if not challenge.answered:
                 raise UnprovenError("it has no CAP_NET_ADMIN")
         finally:
             challenge.close()
         return await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
 
-    def _refuse(self, hello: Hello) -> None:
+    def _refuse(self, pid: int) -> None:
         """Log it, once in REFUSALS_LOG_S."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now >= self._refusal_logged_at + REFUSALS_LOG_S:
             self._refusal_logged_at = now
-            log.warning("takeover refused: no CAP_NET_ADMIN", pid=hello.pid, refusals=self._refusals)
+            log.warning("takeover refused: no CAP_NET_ADMIN", pid=pid, refusals=self._refusals)
 
     async def _serve_orphan(self, orphan: OrphanedWorker) -> None:
         log.info("orphaned worker serves on", pid=orphan.pid, until="our rules are in force")

@@ -8,6 +8,7 @@ version (410) or sends garbage.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,7 @@ class Reflector:
         self._tally = _ReflectorCounters()
         self._resource: Resource[Any] | None = None
         self._phase = Phase.LISTING
+        self._retry_now = asyncio.Event()
         self._behind_since: float | None = monotonic()
 
     def state(self) -> ReflectorState:
@@ -164,7 +166,14 @@ class Reflector:
                 self._course.must_list = True
                 delay_s = self._failed(ApiError(f"internal error: {error!r}", cause="internal"))
             self._phase = Phase.WAITING
-            await asyncio.sleep(delay_s)
+            self._retry_now.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._retry_now.wait()
+
+    def retry(self) -> None:
+        """Try again now, if the reflector waits after a failure."""
+        self._retry_now.set()
 
     def _failed(self, error: ApiError) -> float:
         """Note the failure; the delay before the next try, in seconds."""

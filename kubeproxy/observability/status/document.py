@@ -72,6 +72,8 @@ class EndpointStatus:
     zone: str = ""
     open: int = 0
     """Draining: open connections of this node, as last counted."""
+    by_hand: bool = False
+    """Draining: whether a person has taken it out, and not a rollout."""
     preserved: bool = False
     """Whether the proxy dials it from the client's own address."""
 

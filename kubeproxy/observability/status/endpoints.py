@@ -116,7 +116,8 @@ def _used(
         )
     terminating = endpoint is not None and endpoint.terminating and not endpoint.ready
     standing = Standing.TERMINATING if terminating else Standing.READY
-    if endpoint is not None and endpoint.draining:
+    by_hand = endpoint is not None and endpoint.aside
+    if endpoint is not None and (endpoint.draining or by_hand):
         standing = Standing.DRAINING
     return EndpointStatus(
         address=str(target),
@@ -125,12 +126,13 @@ def _used(
         node=node,
         zone=zone,
         open=open_ if standing is Standing.DRAINING else 0,
+        by_hand=by_hand,
         preserved=preserved,
     )
 
 
 def _unused(target: Target, endpoint: Endpoint, open_: int) -> EndpointStatus:
-    if endpoint.draining:
+    if endpoint.draining or endpoint.aside:
         return EndpointStatus(
             address=str(target),
             standing=Standing.DRAINING,
@@ -138,6 +140,7 @@ def _unused(target: Target, endpoint: Endpoint, open_: int) -> EndpointStatus:
             node=endpoint.node,
             zone=endpoint.zone,
             open=open_,
+            by_hand=endpoint.aside,
         )
     if endpoint.ready:
         standing = Standing.ELSEWHERE

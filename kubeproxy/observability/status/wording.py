@@ -83,10 +83,11 @@ def endpoint(status: EndpointStatus) -> str:
             return "serves while no endpoint is ready"
         case Standing.TERMINATING:
             return "gets no new clients"
+        case Standing.DRAINING if status.by_hand:
+            return f"taken out by hand: {_for_lack(status)}"
         case Standing.DRAINING:
             left = several(status.open, "connection", "connections")
-            new = "gets new clients for lack of another endpoint" if status.used else "gets no new clients"
-            return f"a rollout drains it: {new}, {left} open"
+            return f"a rollout drains it: {_for_lack(status)}, {left} open"
         case Standing.UNREADY:
             return "not ready"
         case Standing.ELSEWHERE:
@@ -101,6 +102,10 @@ _REASONS: Final = {
     "unreachable": "is unreachable",
 }
 _NOTICED: Final = {"rescue": ", noticed on the kernel path"}
+
+
+def _for_lack(status: EndpointStatus) -> str:
+    return "gets new clients for lack of another endpoint" if status.used else "gets no new clients"
 
 
 def _failure(status: EndpointStatus) -> str:

@@ -79,6 +79,11 @@ class KubernetesSource:
             for reflector in self._reflectors:
                 group.create_task(reflector.run(), name=f"reflector of {reflector.state().resource}")
 
+    def retry(self) -> None:
+        """Ask the server again now, where a reflector waits after a failure."""
+        for reflector in self._reflectors:
+            reflector.retry()
+
     def state(self) -> tuple[ReflectorState, ...]:
         """The state of each reflector."""
         return tuple(reflector.state() for reflector in self._reflectors)

@@ -29,6 +29,7 @@ from kubeproxy.daemon.takeover.protocol import (
     PROOFS,
     REQUESTS,
     Hello,
+    Order,
     Prove,
     receive_first,
     send,
@@ -84,6 +85,10 @@ class Story:
                 await asyncio.Event().wait()
             return self.bound
 
+        async def obey(order: Order) -> str | None:
+            self.words.append(order.action)
+            return None
+
         async def leads_here() -> bool:
             if isinstance(self.leads_here, KernelError):
                 raise self.leads_here
@@ -97,6 +102,7 @@ class Story:
             yield_all=yield_all,
             grace_s=lambda: 5.0,
             offer=lambda: self.offer,
+            obey=obey,
         )
 
 

@@ -634,3 +634,16 @@ async def test_a_real_server() -> None:
             assert all(state.lists == 1 and not state.failures for state in source.state())
     finally:
         await client.close()
+
+
+async def test_a_server_that_refused_is_asked_again_at_once_by_order() -> None:
+    patient = replace(QUICK, retry_s=(1000.0, 1000.0))
+    async with ApiServer() as server, connected(server.url) as client:
+        server.cluster.put("services", service(0))
+        server.cluster.put("endpointslices", endpoint_slice(0, ["10.0.0.1"]))
+        server.inject(Fault(status=403, times=-1))
+        async with watching(client, pace=patient) as (source, sink):
+            await until(lambda: all(it.failures for it in source.state()))
+            server.clear_faults()
+            source.retry()
+            await until(lambda: sink.complete)

@@ -295,6 +295,7 @@ function explain(endpoint) {
   const { standing } = endpoint;
   if (standing !== "ejected" && standing !== "probing") {
     if (standing === "draining") {
+      if (endpoint.by_hand) return `taken out by hand: gets ${endpoint.used ? "new clients for lack of another endpoint" : "no new clients"}`;
       const added = endpoint.used ? "gets new clients for lack of another endpoint" : "gets no new clients";
       return `${STANDINGS.draining}: ${added}, ${count(endpoint.open)} open`;
     }

@@ -1,0 +1,115 @@
+"""Carries out what a person at this node asks for: take an endpoint out, give it back, try the sources again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from kubeproxy.daemon.takeover.protocol import Action, Order
+from kubeproxy.model import Address, Target, parse_address
+
+log = structlog.get_logger(__name__)
+
+LONGEST_S: Final = 24 * 3600.0
+"""An endpoint taken out by hand is forgotten sooner or later; an order has to be given again."""
+MOST: Final = 256
+"""Endpoints out at a time: to take out more is a task for the cluster's own objects."""
+SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    until: float
+    """By the loop's clock."""
+    text: str
+    """When that is, and who has asked."""
+
+
+class Operator:
+    """The orders in force. They end with the process: a takeover or a restart forgets them."""
+
+    def __init__(
+        self,
+        *,
+        set_aside: Callable[[frozenset[Target]], None],
+        restore: Callable[[Target], Awaitable[bool]],
+        retry: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`set_aside` gives endpoints no new clients. `restore` ends ejections of an endpoint, and tells whether there
+        were any. `retry` asks all sources again now."""
+        self._set_aside = set_aside
+        self._restore = restore
+        self._retry = retry
+        self._aside: dict[Target, _Aside] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Give endpoints back when their time is over, until cancelled."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            for target in [target for target, it in self._aside.items() if it.until <= now]:
+                log.info("endpoint back: its time is over", endpoint=str(target))
+                del self._aside[target]
+                self._apply()
+            self._changed.clear()
+            soonest = min((it.until for it in self._aside.values()), default=None)
+            try:
+                async with asyncio.timeout_at(soonest):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def obey(self, order: Order) -> str | None:
+        """Carry out an order; return why it cannot be, or None."""
+        log.warning("order of an operator", action=order.action, endpoint=order.endpoint, caller=order.caller)
+        if order.action is Action.RETRY:
+            await self._retry()
+            return None
+        try:
+            target = _target(order.endpoint)
+        except ValueError:
+            return f"found endpoint {order.endpoint!r}; allowed: IP:PORT"
+        if order.action is Action.EJECT:
+            return self._eject(target, order)
+        if order.action is Action.PROBED:
+            await self._restore(target)
+            return None
+        known = self._aside.pop(target, None) is not None
+        if known:
+            self._apply()
+        restored = await self._restore(target)
+        return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
+
+    def _eject(self, target: Target, order: Order) -> str | None:
+        if len(self._aside) >= MOST and target not in self._aside:
+            return f"{MOST} endpoints are out already"
+        for_s = min(max(order.for_s, 1.0), LONGEST_S)
+        ends = datetime.fromtimestamp(datetime.now(UTC).timestamp() + for_s, UTC)
+        text = f"{target} until {ends:%Y-%m-%dT%H:%M:%SZ} by {order.caller}"
+        self._aside[target] = _Aside(asyncio.get_running_loop().time() + for_s, text)
+        self._apply()
+        return None
+
+    def _apply(self) -> None:
+        self._set_aside(frozenset(self._aside))
+        self._changed.set()
+
+    def complaint(self) -> str | None:
+        """Say which endpoints are out by hand; None: none is."""
+        if not self._aside:
+            return None
+        texts = [it.text for it in self._aside.values()]
+        more = f", and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        return f"taken out by hand: {', '.join(texts[:SHOWN])}{more}"
+
+
+def _target(text: str) -> Target:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(text)
+    return Target(Address(parse_address(host.removeprefix("[").removesuffix("]"))), int(port))
