@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.output import echo
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600}
 LONGEST_S: Final = 24 * 3600
@@ -32,7 +33,7 @@ def eject(target: str, time: str) -> int:
     EndpointSlice. After that time it is back by itself.
     """
     _order("eject", target, for_s=_seconds(time))
-    click.echo(f"{target} gets no new clients for {time}; `kubeproxy endpoint restore {target}` ends that")
+    echo(f"{target} gets no new clients for {time}; `kubeproxy endpoint restore {target}` ends that")
     return 0
 
 
@@ -41,7 +42,7 @@ def eject(target: str, time: str) -> int:
 def restore(target: str) -> int:
     """Give an endpoint clients again, whether it was taken out by hand or ejected because it had failed."""
     _order("restore", target)
-    click.echo(f"{target} gets clients again")
+    echo(f"{target} gets clients again")
     return 0
 
 
@@ -59,13 +60,13 @@ def probe(target: str, timeout: float) -> int:
 
     _require_target(target)
     seen, seconds = connect(target, timeout)
-    click.echo(f"{target}: {seen} after {seconds * 1000:.1f} ms")
+    echo(f"{target}: {seen} after {seconds * 1000:.1f} ms")
     if seen != ANSWERED:
         return 2
     try:
         _order("probed", target)
     except KubeproxyError as error:
-        click.echo(str(error), err=True)
+        echo(str(error), err=True)
         return 1
     return 0
 

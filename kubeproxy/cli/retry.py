@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from kubeproxy.runtime.output import echo
+
 
 @click.command(short_help="Have a running daemon ask its sources again now.")
 def retry() -> int:
@@ -15,5 +17,5 @@ def retry() -> int:
     from kubeproxy.cli.endpoint import retry_sources
 
     retry_sources()
-    click.echo("the sources are asked again; `kubeproxy status` shows how they are")
+    echo("the sources are asked again; `kubeproxy status` shows how they are")
     return 0
