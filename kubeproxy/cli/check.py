@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import inspect
@@ -24,8 +26,12 @@ _STRICT: Final = Flag("strict", inspect.BoolType(), "Treat warnings as faults: e
 def _check(given: FlagTexts) -> int:
     from kubeproxy.daemon import named_files
 
-    loaded = load(given)
-    warnings = [f"warning: {warning}" for warning in loaded.warnings]
+    file = next(iter(given.get("config", ())), "")
+    try:
+        loaded = load(given)
+    except ConfigError as error:
+        raise ConfigError(*(_placed(fault, file, "error") for fault in error.faults)) from error
+    warnings = [_placed(warning, file, "warning") for warning in loaded.warnings]
     faults = list(named_files.faults(loaded.configuration, os.environ))
     try:
         require_source(loaded.configuration, os.environ)
@@ -52,6 +58,25 @@ def _check(given: FlagTexts) -> int:
         raise ConfigError(f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}, and --strict is given")
     echo("configuration is valid" if survey is None else _summary(survey))
     return 0
+
+
+def _placed(message: str, file: str, kind: str) -> str:
+    """Return ``FILE:LINE: error: MESSAGE`` for a message about a field of the configuration file, or about a line.
+
+    A message about anything else, such as a flag, has no place there."""
+    from kubeproxy.sources.manifests.lint.lines import line_of
+
+    try:
+        text = Path(file).read_bytes() if file else b""
+    except OSError:
+        text = b""
+    if given_twice := re.match(r"line (\d+): ", message):
+        return f"{file}:{given_twice[1]}: {kind}: {message[given_twice.end() :]}"
+    path = message.partition(": ")[0]
+    top = re.match(r"[A-Za-z]+", path)
+    if not text or top is None or not re.search(rf"(?m)^\W*{top[0]}\W*:", text.decode(errors="replace")):
+        return message if kind == "error" else f"{kind}: {message}"
+    return f"{file}:{line_of(text, path, first=1)}: {kind}: {message}"
 
 
 def _is_strict(given: FlagTexts) -> bool:

@@ -52,7 +52,8 @@ def set_oom_score_adj(adjustment: int) -> None:
     try:
         Path("/proc/self/oom_score_adj").write_text(str(adjustment), encoding="ascii")
     except OSError as error:
-        log.info(
+        # Where a limit of the machine forbids it, there is nothing to do at each start: a person who looks finds it.
+        log.debug(
             "cannot set oomScoreAdj",
             wanted=adjustment,
             reason=error.strerror,

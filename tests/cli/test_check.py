@@ -27,8 +27,30 @@ def test_a_good_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_every_fault_of_a_configuration_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.status_of(["check", "--config", write(tmp_path, "mode: a\nbindAddress: b\n")]) == 64
-    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["mode", "bindAddress"]
+    text = "mode: a\nbindAddress: b\nkubeproxy:\n  workers: many\n  novelty: 1\nmode: b\n"
+    file = write(tmp_path, text)
+    first = Path(file).read_text().splitlines().index("mode: a") + 1
+    assert main.status_of(["check", "--config", file, "--oom-score-adj=x"]) == 64
+    found = capsys.readouterr().err.splitlines()
+    assert sorted(line.partition(": found")[0] for line in found) == sorted(
+        [
+            f"{file}:{first + 5}: error: mode",
+            f"{file}:{first + 1}: error: bindAddress",
+            f"{file}:{first + 3}: error: kubeproxy.workers",
+            "--oom-score-adj",
+        ]
+    )
+
+
+def test_every_likely_mistake_of_a_configuration_has_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, "mode: iptables\nkubeproxy:\n  novelty: 1\nmode: nftables\n")
+    first = Path(file).read_text().splitlines().index("mode: iptables") + 1
+    assert main.status_of(["check", "--config", file]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert f"{file}:{first + 2}: warning: kubeproxy.novelty: unknown field, ignored" in warnings
+    assert f"{file}:{first + 3}: warning: field 'mode' is given twice; the last one counts" in warnings
 
 
 def test_good_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

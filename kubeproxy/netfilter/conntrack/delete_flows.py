@@ -60,7 +60,7 @@ class KernelConntrack:
             unanswered=True,
         )
         abandoned = self._delete(
-            "deserted TCP flows", Protocol.TCP, transition.tcp_families, partial(_abandoned, transition)
+            "TCP flows to closed proxy ports", Protocol.TCP, transition.tcp_families, partial(_abandoned, transition)
         )
         return udp + unanswered + abandoned
 

@@ -85,6 +85,13 @@ CASES = {
             f"kubeproxy_conntrack_dropped_total{{{NODE}}}": "7x60",
         },
     ),
+    "KubeproxyAccessLogLosesLines": Case(
+        {f"kubeproxy_access_log_lost_lines_total{{{NODE}}}": "0+1x60"},
+        {
+            f"kubeproxy_access_log_lost_lines_total{{{NODE}}}": "7x60",
+            f"kubeproxy_access_log_skipped_connections_total{{{NODE}}}": "2x60",
+        },
+    ),
     "KubeproxyWorkerRestarts": Case(
         {f"kubeproxy_worker_restarts_total{{{NODE}}}": "0x20 1x60"},
         {f"kubeproxy_worker_restarts_total{{{NODE}}}": "0x5 1x60"},

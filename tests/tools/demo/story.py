@@ -71,7 +71,7 @@ def even_spread(tell: Narrator, cast: Cast, *, in_turn: bool) -> None:
         tell.check("every request was answered", not tally.failures)
         _check_shares(tell, tally, ("pod-1", "pod-2", "pod-3"), in_turn=in_turn)
     seen = ask(cast.client, 1, path="/client")
-    tell.seen(f"the endpoint sees its client as {seen}")
+    tell.seen(f"one more from the client host: the endpoint sees its client as {seen}")
     if in_turn:
         tell.check("that is an address of the node", not seen.failures and CLIENT_V4 not in seen.answers)
     else:
@@ -119,8 +119,11 @@ def _status(cast: Cast, *words: str) -> str:
 
 def _row(cast: Cast) -> str:
     """The Service in the table of all."""
-    rows = [line for line in _status(cast).splitlines() if "hello" in line and not line.startswith("  ")]
-    return " ".join(rows[0].split()) if rows else ""
+    heads, *rows = [it for it in _status(cast).splitlines() if it.startswith("STATE") or "default/hello" in it] or [""]
+    if not rows:
+        return ""
+    state, name, *_ = rows[0].split()
+    return f"{name} is {state}: {rows[0][heads.find('NOTE') :].strip()}"
 
 
 def _lines(cast: Cast, words: str) -> list[str]:

@@ -41,7 +41,7 @@ def test_everything_holds(netfilter: str, data_path: str, tmp_path: Path) -> Non
         assert "the endpoint sees its client as 10.2.0.2 1\n" in story
     assert re.search(r"after: +pod-1 \d+, pod-3 \d+\n +ok +no request failed\n", story)
     assert re.search(r"log: +warning +endpoint ejected .*10\.3\.1\.2:8080", story)
-    assert re.search(r"status: (ejected|probing) default/hello .*10\.3\.1\.2:8080", story)
+    assert re.search(r"status: default/hello is ejected: 10\.3\.1\.2:8080", story)
     assert re.search(r"pod-4 first answered \d+ ms after the edit\n", story)
     assert "kubeproxy ended with exit status 0\n" in story
     assert re.search(r"nothing is left behind\n+Everything held\.", story)
