@@ -14,7 +14,7 @@ from kubeproxy.model.errors import ConfigError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PARTS: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_PARTS: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(ns|us|µs|ms|s|m|h)")
 
 _TEXTS: Final = (
     ("--kubeconfig", "FILE", "The kubeconfig to use.  [$KUBECONFIG, ~/.kube/config]"),

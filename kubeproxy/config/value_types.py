@@ -40,7 +40,7 @@ _UNITS: Final = {
 }
 _LONGEST: Final = 2**63 - 1
 """Go's time.Duration is an int64 of nanoseconds (some 292 years)."""
-_TERM: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_TERM: Final = re.compile(r"(\d{1,19}(?:\.\d{0,19})?|\.\d{1,19})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATION: Final = re.compile(rf"([+-]?)((?:{_TERM.pattern})+)", re.ASCII)
 
 
@@ -393,7 +393,7 @@ class Quantity(_MatchedText):
     __slots__ = ()
     NOTATION: ClassVar[str] = "QUANTITY"
     ALLOWED: ClassVar[str] = "a quantity, such as 0, 65536 or 64Ki"
-    PATTERN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
+    PATTERN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
 
 
 class Namespace(_MatchedText):

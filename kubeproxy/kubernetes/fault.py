@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 _SHOWN = 80
 MOST_FAULTS = 20
 """Faults of one object that are reported in full."""
@@ -43,6 +45,14 @@ class FaultList(list[Fault]):
         self._more += 1
         unsupported = fault.unsupported and (self._more == 1 or self[-1].unsupported)
         self[MOST_FAULTS:] = [Fault("object", f"and {self._more} more faults", unsupported=unsupported)]
+
+
+def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
+    """What msgspec says of a value of a wrong type, and the value's path (``spec.ports[1].port``; empty: the whole)."""
+    text, separator, place = str(error).rpartition(" - at `")
+    if not separator:
+        return str(error), ""
+    return text, place.removesuffix("`").removeprefix("key in ").removeprefix("$").removeprefix(".")
 
 
 def show(found: object) -> str:

@@ -23,7 +23,7 @@ _MAPS: Final = frozenset(
 """Fields in which an empty object means the same as none. Elsewhere ({} for emptyDir) it is a choice."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "overhead"})
 _QUANTITIES: Final = frozenset({"divisor", "sizeLimit"})
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([EPTGMk]i?|Ki|m|u|n|[eE][+-]?[0-9]+)?")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([EPTGMk]i?|Ki|m|u|n|[eE][+-]?[0-9]+)?")
 _SUFFIXES: Final = {
     **{f"{unit}i": Decimal(2) ** (10 * power) for power, unit in enumerate("KMGTPE", start=1)},
     **{unit: Decimal(10) ** (3 * power) for power, unit in enumerate("kMGTPE", start=1)},

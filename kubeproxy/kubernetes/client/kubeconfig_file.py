@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kubeproxy.kubernetes.fault import type_error
 from kubeproxy.kubernetes.manifests.go_yaml import GoComposer
 from kubeproxy.kubernetes.manifests.values import SyntaxFault, compose_yaml, text_of
 from kubeproxy.model.errors import ConfigError
@@ -149,8 +150,7 @@ def _typed(document: object, path: str) -> Kubeconfig:
     try:
         return msgspec.convert(document, Kubeconfig)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        field = place.strip("`").removeprefix("$").removeprefix(".")
+        problem, field = type_error(error)
         raise ConfigError(f"{path}: {f'{field}: ' if field else ''}{_explained(problem, document, field)}") from None
 
 

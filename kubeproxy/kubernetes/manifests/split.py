@@ -52,7 +52,8 @@ def is_empty(text: bytes) -> bool:
 
 
 _ITEMS = re.compile(rb"^items:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
-_FIRST_ITEM = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*( *)-(?=[ \r\n])")
+# Possessive: a comment's end could be read in two ways, and so many lines of comments in two to the power of so many.
+_FIRST_ITEM = re.compile(rb"(?:[ \t]*+(?:#[^\n]*+)?\r?\n)*+( *+)-(?=[ \r\n])")
 
 
 def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:

@@ -143,7 +143,8 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
             parser.dispose()
 
 
-_TEMPLATE = re.compile(r"\{\{.*\}\}")
+_SHOWN = 80
+"""Characters of a template in a message."""
 _INDENT = re.compile(r"[ ]*\t")
 
 
@@ -155,9 +156,17 @@ def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
         if 0 <= number < len(lines) and _INDENT.match(lines[number]):
             return line + number, "a tab; YAML indents with spaces"
     for number, content in enumerate(lines[: at + 1]):
-        if _TEMPLATE.search(content) and not content.lstrip().startswith("#"):
-            return line + number, f"{_TEMPLATE.search(content)[0]!r} looks like a template that is not rendered"  # type: ignore[index]  # it matches
+        template = _template(content)
+        if template and not content.lstrip().startswith("#"):
+            return line + number, f"{template!r} looks like a template that is not rendered"
     return None
+
+
+def _template(line: str) -> str:
+    """What stands in double braces, shortened; empty: nothing does."""
+    begin = line.find("{{")
+    end = line.rfind("}}", begin + 2)
+    return "" if begin < 0 or end < 0 else line[begin : min(end + 2, begin + _SHOWN)]
 
 
 TAG = "tag:yaml.org,2002:"

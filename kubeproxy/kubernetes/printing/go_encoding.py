@@ -98,8 +98,8 @@ def _compare(left: str, right: str) -> int:
 def _compare_numbers(left: str, right: str, index: int) -> int:
     start = 0
     if "0" in (left[index], right[index]):
-        before = _DIGITS_BEFORE.search(left[:index])
-        start = 1 if before is not None and before[0].strip("0") else 0
+        before = left[:index]
+        start = 1 if before[len(before.rstrip("0123456789")) :].strip("0") else 0
     a, b = _DIGITS.match(left, index), _DIGITS.match(right, index)
     digits, others = a[0] if a else "", b[0] if b else ""
     number, other = int(f"{start}{digits[:400]}"), int(f"{start}{others[:400]}")
@@ -111,5 +111,4 @@ def _compare_numbers(left: str, right: str, index: int) -> int:
 
 
 _DIGITS: Final = re.compile(r"[0-9]*")
-_DIGITS_BEFORE: Final = re.compile(r"[0-9]+$")
 _natural: Final = cmp_to_key(_compare)

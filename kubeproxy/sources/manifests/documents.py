@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, show
+from kubeproxy.kubernetes.fault import Fault, show, type_error
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.kubernetes.resources.stream import as_utf8, json_values
@@ -399,9 +399,8 @@ def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.Ob
 # Faults in types, worded like those in values
 
 
-_TYPE_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$?(?P<path>.*)`)?", re.DOTALL)
 _MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _WORDS = {"int": "a number", "str": "a text", "array": "a list", "object": "a mapping", "bool": "true or false"}
 
 
@@ -410,14 +409,13 @@ def _fault(error: Exception, value: Value) -> Fault:
         return error.fault
     if isinstance(error, RecursionError):
         return Fault("kind", "nested too deeply")
-    parts = _TYPE_ERROR.fullmatch(str(error))
-    assert parts is not None  # the pattern matches any text
-    path = parts["path"] or ""
-    mismatch = _MISMATCH.fullmatch(parts["what"])
+    assert isinstance(error, msgspec.MsgspecError)
+    what, path = type_error(error)
+    mismatch = _MISMATCH.fullmatch(what)
     if mismatch is None:
-        return Fault(path.lstrip(".") or "document", parts["what"])
+        return Fault(path or "document", what)
     allowed = " or ".join(_WORDS.get(word, word) for word in mismatch["expected"].split(" | ") if word != "null")
-    return Fault(path.lstrip(".") or "document", f"{_found(value, path, mismatch['got'])}; allowed: {allowed}")
+    return Fault(path or "document", f"{_found(value, path, mismatch['got'])}; allowed: {allowed}")
 
 
 def _found(value: Value, path: str, kind: str) -> str:
