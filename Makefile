@@ -84,6 +84,7 @@ docs: setup ## regenerate the generated pages of docs/
 	@$(BIN)/python -m docs.generators.metrics >docs/metrics.md
 	@$(BIN)/python -m docs.generators.log_messages >docs/log-messages.md
 	@$(BIN)/python -m docs.generators.symptoms >docs/symptoms.md
+	@$(BIN)/python -m docs.generators.chart_schema deploy/chart/values.schema.json
 
 lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra iptables -o requirements.lock

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.generators import chart_schema
 from kubeproxy.config.load import load
 from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from kubeproxy.model.version import __version__
@@ -187,13 +188,22 @@ def test_every_value_has_an_effect(home: Path) -> None:
         (VALUES | {"apiServer": {"host": "https://192.0.2.1"}}, "apiServer/host"),
         (VALUES | {"image": {**VALUES["image"], "digest": "abc"}}, "image/digest"),
         (VALUES | {"extraArgs": ["run"]}, "extraArgs/0"),
+        (VALUES | {"config": {"kubeproxy": {"dataPth": "kernel"}}}, "additional properties 'dataPth' not allowed"),
+        (VALUES | {"config": {"kubeproxy": {"dataPath": "fast"}}}, "config/kubeproxy/dataPath"),
+        (VALUES | {"config": {"oomScoreAdj": 1001}}, "config/oomScoreAdj"),
+        (VALUES | {"config": {"iptables": {"masqueradeAll": "yes"}}}, "config/iptables/masqueradeAll"),
     ],
-    ids=["image", "address", "unknown", "url", "digest", "argument"],
+    ids=["image", "address", "unknown", "url", "digest", "argument", "field", "choice", "number", "type"],
 )
 def test_values_that_cannot_work_are_refused(home: Path, values: dict[str, Any], said: str) -> None:
     done = render(home, values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_the_schema_knows_the_fields_of_the_configuration() -> None:
+    text = (CHART / "values.schema.json").read_text()
+    assert text == chart_schema.written(text), "run: make docs"
 
 
 def test_the_pods_read_the_configuration_as_it_was_given(home: Path) -> None:
