@@ -1,7 +1,7 @@
 """Writes the schema of the chart's value `config` from the schema of the configuration.
 
-``python -m docs.generators.chart_schema deploy/chart/values.schema.json`` replaces that part of the file. So Helm refuses
-a misspelled field, which the daemon, as kube-proxy, only warns of.
+``python -m docs.generators.chart_schema deploy/chart/values.schema.json`` replaces that part of the file. So Helm
+refuses a misspelled field, which the daemon, as kube-proxy, only warns of.
 """
 
 from __future__ import annotations
