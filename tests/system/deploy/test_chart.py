@@ -160,6 +160,7 @@ def test_every_value_has_an_effect(home: Path) -> None:
         "priorityClassName": "high",
         "updateStrategy": {"type": "OnDelete"},
         "terminationGracePeriodSeconds": 99,
+        "controllers": {"enabled": True, "replicas": 2, "extraArgs": [], "resources": {}},
         "podAnnotations": {"a": "b"},
         "podLabels": {"a": "b"},
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -199,6 +200,17 @@ def test_values_that_cannot_work_are_refused(home: Path, values: dict[str, Any],
     done = render(home, values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_the_controllers_are_those_that_kustomize_makes(home: Path) -> None:
+    rendered = {name: it for name, it in objects(home, controllers={"enabled": True}).items() if "controllers" in name}
+    expected = built(DEPLOY / "controllers")
+    (container,) = expected["Deployment/kubeproxy-controllers"]["spec"]["template"]["spec"]["containers"]
+    container["image"] = f"{VALUES['image']['repository']}:{__version__}"
+    assert comparable(rendered) == comparable(expected)
+    flag = "--require-exclusive"
+    more = objects(home, controllers={"enabled": True, "extraArgs": [flag]})["Deployment/kubeproxy-controllers"]
+    assert more["spec"]["template"]["spec"]["containers"][0]["args"][-1] == flag
 
 
 def test_the_schema_knows_the_fields_of_the_configuration() -> None:
