@@ -53,5 +53,8 @@ install -m 755 -t "$root/DEBIAN" deploy/deb/postinst deploy/deb/prerm deploy/deb
 find "$root" -type d -exec chmod 755 {} +
 
 file=$directory/kubeproxy_${version}_$architecture.deb
-dpkg-deb --root-owner-group --build "$root" "$file" >/dev/null
+# Built beside the package and renamed, so that nobody meets half of one.
+trap 'rm -rf "$work" "$file.new"' EXIT
+dpkg-deb --root-owner-group --build "$root" "$file.new" >/dev/null
+mv "$file.new" "$file"
 echo "deb: $file ($(du -m "$file" | cut -f1) MB)"

@@ -78,6 +78,13 @@ def test_it_names_its_home_only_if_the_builder_does(wheel: Path, tmp_path: Path)
     assert "allowed: a URL that begins with https://" in refused.stderr
 
 
+def test_it_brings_no_program_of_another_name(wheel: Path) -> None:
+    """pip would replace another `kube-proxy` without a word."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert archive.read(name).decode().split("\n", 1)[1].split() == ["kubeproxy", "=", "kubeproxy.cli.main:main"]
+
+
 def test_only_the_extra_needs_a_compiler(wheel: Path) -> None:
     required = metadata(wheel).get_all("Requires-Dist") or []
     assert [line for line in required if "iptables" in line and "extra" not in line] == []

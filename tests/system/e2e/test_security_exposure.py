@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.dataplane.workers.seccomp import MACHINES
+from kubeproxy.runtime.seccomp import MACHINES
 from tests.support.lab import Host
 from tests.support.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
 from tests.support.lab.node import NODE_V4, NODE_V6

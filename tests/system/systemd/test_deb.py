@@ -37,8 +37,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not Path("/usr/bin/python3").exists():
         pytest.skip("there is no Python of the distribution")
     directory = tmp_path_factory.mktemp("deb")
-    run("bash", DEPLOY / "build-deb.sh", directory, timeout=220)
-    (found,) = directory.glob("*.deb")
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "dpkg-deb").write_text(f'#!/bin/sh\n{shutil.which("dpkg-deb")} "$@" && ls {directory} >>{tools}/built\n')
+    (tools / "dpkg-deb").chmod(0o755)
+    run("env", f"PATH={tools}:{os.environ['PATH']}", "bash", DEPLOY / "build-deb.sh", directory, timeout=220)
+    (found,) = directory.iterdir()
+    assert found.suffix == ".deb"
+    assert (tools / "built").read_text() == f"{found.name}.new\n", "nobody meets half a package"
     return found
 
 
@@ -70,6 +75,29 @@ def test_an_upgrade_ends_nothing_and_cleans_nothing(script: Path, action: str, t
     subprocess.run([script, action, "0.0.9"], env={"PATH": path}, check=True, timeout=60)
     lines = called.read_text().splitlines() if called.exists() else []
     assert [line for line in lines if line != "systemctl daemon-reload"] == []
+
+
+SHADOW = """set -e
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /usr/local/bin
+printf '#!/bin/sh\\necho called >/run/called\\n' >/usr/local/bin/kubeproxy
+chmod 755 /usr/local/bin/kubeproxy
+touch /run/xtables.lock
+exec 9</run/xtables.lock
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+sh "$1" remove 2>&1
+sh "$2" remove
+sh "$2" purge
+ls /run
+"""
+
+
+@pytest.mark.netns
+def test_removal_and_purge_leave_what_others_use() -> None:
+    """Neither another program of the same name runs, nor does the lock go that another program holds."""
+    _, before, after = SCRIPTS
+    done = run("unshare", "--mount", "--net", "bash", "-c", SHADOW, "shadow", before, after)
+    assert done.splitlines()[-1] == "xtables.lock", done
 
 
 @pytest.mark.long
