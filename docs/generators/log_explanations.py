@@ -363,8 +363,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Nothing, unless it repeats: meanwhile clients of the kernel path meet dead endpoints as with kube-proxy.",
     ),
     "rescue process unconfined": (
-        "The kernel does not filter the system calls of the rescue process; it has no privileges all the same.",
-        "A kernel with CONFIG_SECCOMP_FILTER.",
+        "The kernel does not filter the system calls of the rescue process; it has no capability all the same.",
+        "A kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64. With Landlock it has no files all the same.",
     ),
     "cannot renew rescue rules": (
         "The kernel does not take the element that keeps the rescue rules working; they are inert until it does.",

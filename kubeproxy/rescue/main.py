@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor, Timer
-from kubeproxy.dataplane.workers import seccomp
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, answers, open_netlink
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S, COPIES_PER_MESSAGE, PACKET_BYTES
 from kubeproxy.rescue import nflog
@@ -31,7 +30,7 @@ from kubeproxy.rescue.protocol import BEAT_S, MESSAGE_BYTES, Beat, Failed, Garbl
 from kubeproxy.rescue.protocol import encode as encode_message
 from kubeproxy.rescue.raw_socket import RawSockets
 from kubeproxy.rescue.resends import Packet, Resends
-from kubeproxy.runtime import privileges
+from kubeproxy.runtime import privileges, sandbox
 
 EXIT_INTERNAL_ERROR: Final = 70
 """sysexits' EX_SOFTWARE."""
@@ -213,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
         log, group = open_log(preferred)
         process = RescueProcess(channel, log, RawSockets())
         privileges.drop()
-        unfiltered = seccomp.confine(sockets=False)
+        unfiltered = sandbox.confine(sockets=False)
         gc.collect()
         gc.freeze()
         process.report(Started(group, unfiltered))

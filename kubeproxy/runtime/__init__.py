@@ -9,6 +9,7 @@ backoff           delays between tries
 yielding          lets the event loop run during a long task
 histogram         durations by bucket
 privileges        drops capabilities
+sandbox           gives up files and processes: by `landlock`, and by `seccomp`, a filter of `system_calls`
 abstract_sockets  abstract Unix sockets of our user
 peer_capability   proof that a peer has CAP_NET_ADMIN
 """

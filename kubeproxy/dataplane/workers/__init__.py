@@ -6,6 +6,5 @@ process             one worker and its channel, as the control process sees them
 frontend_sockets    the sockets of a frontend for all workers; `batch` is what goes to a worker at once
 channel             frames and descriptors between both sides; `protocol` are the messages (pure)
 main                a worker's program
-seccomp             the filter of its system calls
 orphan              a worker without its control process; `takeover_messages` are those to the owner
 """

@@ -26,7 +26,6 @@ from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.tcp.connection import send_backlogs
-from kubeproxy.dataplane.workers import seccomp
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (
@@ -54,7 +53,7 @@ from kubeproxy.dataplane.workers.protocol import (
     WorkerStatusReply,
 )
 from kubeproxy.model import Address, FrontendName
-from kubeproxy.runtime import privileges
+from kubeproxy.runtime import privileges, sandbox
 
 EXIT_INTERNAL_ERROR = 70
 """sysexits' EX_SOFTWARE."""
@@ -385,6 +384,8 @@ def main(arguments: Sequence[str]) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a small collection is a short pause
+        if (why_not := sandbox.confine(sockets=True)) is not None:
+            _log(number, f"system calls are not filtered: {why_not}")
         worker.live()
     except BaseException as error:
         _log(number, f"internal error: {_in_one_line(error)}")
@@ -399,8 +400,6 @@ def _settle_in(number: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
-    if (why_not := seccomp.confine()) is not None:
-        _log(number, f"system calls are not filtered: {why_not}")
 
 
 def _log(number: int | str, text: str) -> None:
@@ -409,9 +408,10 @@ def _log(number: int | str, text: str) -> None:
 
 def _in_one_line(error: BaseException) -> str:
     """An exception and where it came from, innermost first."""
+    # Without the text of the lines: the sandbox allows no file.
     places = [
-        f"{frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})"
-        for frame in traceback.extract_tb(error.__traceback__)
+        f"{frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     return " < ".join([f"{type(error).__name__}: {error}".replace("\n", " "), *reversed(places)])
 

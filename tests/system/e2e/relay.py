@@ -94,7 +94,10 @@ def between(listening: socket.socket, own: str) -> None:
     print("ready", flush=True)
     while True:
         victim, _ = listening.accept()
-        threading.Thread(target=stand_between, args=(victim, own), daemon=True).start()
+        try:
+            threading.Thread(target=stand_between, args=(victim, own), daemon=True).start()
+        except RuntimeError:  # a confined process starts no thread
+            stand_between(victim, own)
 
 
 def stand_between(victim: socket.socket, own: str) -> None:
@@ -160,10 +163,10 @@ def nag() -> None:
             listening.accept()[0].close()
 
 
-if __name__ == "__main__":
-    what, *rest = sys.argv[1:]
+def main(what: str, *rest: str) -> None:
+    """Carry out a command line."""
     if what == "reflect":
-        reflect(int(rest[0]), rest[1:])
+        reflect(int(rest[0]), list(rest[1:]))
     elif what == "between":
         listening = socket.socket(fileno=int(rest[0])) if rest else bind(key(2**62))
         between(listening, "" if rest else listening.getsockname()[1:].decode())
@@ -171,3 +174,7 @@ if __name__ == "__main__":
         squat(int(rest[0]))
     else:
         nag()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

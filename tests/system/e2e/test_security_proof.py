@@ -25,20 +25,20 @@ from tests.system.e2e.test_security_takeover import POWERLESS, ROOT_ELSEWHERE
 pytestmark = pytest.mark.netns
 
 CONFINED = """if True:
-    import runpy, sys
-    from kubeproxy.dataplane.workers import seccomp
-    from kubeproxy.runtime import privileges
+    import sys
+    from kubeproxy.runtime import abstract_sockets, privileges, sandbox
+    from tests.system.e2e import relay
     privileges.drop(privileges.FOR_DIALING)
-    assert seccomp.confine() is None
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    assert sandbox.confine(sockets=True) is None
+    relay.names = lambda: sorted(abstract_sockets.listening(relay.PREFIX))  # without /proc
+    relay.main(*sys.argv[1:])
 """
 """The sandbox of a worker, with code of the attacker in it."""
 
 PLAIN = (sys.executable, "-S", "-E", relay.__file__)
 ATTACKERS = {
     "powerless": (*POWERLESS, *PLAIN),
-    "confined worker": (sys.executable, "-c", CONFINED, relay.__file__),
+    "confined worker": (sys.executable, "-c", CONFINED),
     "root of another user namespace": (*ROOT_ELSEWHERE, *PLAIN),
 }
 each_attacker = pytest.mark.parametrize("attacker", ATTACKERS.values(), ids=ATTACKERS.keys())

@@ -1,0 +1,27 @@
+"""The sandbox of a process that reads what strangers send: workers, and the rescue process.
+
+What such a process needs, it has opened before: from then on it opens no file, starts no process and no thread, and
+signals nobody. Two parts of the kernel see to that, either of which is enough for files: Landlock, and a filter of
+system calls. The filter refuses more, and exists for x86-64 and arm64; Landlock holds on every architecture, and for
+system calls to come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from kubeproxy.runtime import landlock, seccomp
+
+
+def confine(*, sockets: bool, use_landlock: bool = True) -> str | None:
+    """Confine this process for good; None, or the reason why its system calls are not filtered.
+
+    `sockets`: whether it may still open those that a worker needs: TCP, UDP, and Unix sockets to its next owner.
+    Requires no_new_privs (`privileges.drop`), and that no other thread runs. What is imported later, or reads a
+    file, fails. `use_landlock`: False tries the filter alone.
+    """
+    if use_landlock:
+        # Without Landlock (before Linux 5.13, or not enabled) the filter alone keeps files closed.
+        with contextlib.suppress(OSError):
+            landlock.restrict(abstract_sockets=sockets)
+    return seccomp.confine(sockets=sockets)
