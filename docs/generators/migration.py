@@ -40,8 +40,9 @@ DIFFERENT: Final[Mapping[str, str]] = {
     "udpIdleTimeout": "Default 1m0s instead of 250ms, which loses every slower answer. Many files that were made for"
     " another mode have 250ms, those of EKS among them: remove it.",
     "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
-    "clusterCIDR": "Distinguishes pods from other clients for `externalTrafficPolicy: Local`. On the kernel path other"
-    " clients of cluster IPs are masqueraded, as by kube-proxy.",
+    "clusterCIDR": "Distinguishes [pods of this node](netfilter.md#pods-of-this-node) from other clients for"
+    " `externalTrafficPolicy: Local`. On the kernel path clients of cluster IPs that are no pods are masqueraded, as by"
+    " kube-proxy.",
     "nodePortAddresses": "Has an effect (kube-proxy's userspace mode ignored it). Empty: all addresses of the node,"
     " also in mode `nftables`, where kube-proxy takes the primary ones.",
     "iptables.localhostNodePorts": "Applies in every mode, and to ::1 as well as 127.0.0.1.",

@@ -521,8 +521,8 @@ class Configuration(Group, frozen=True):
     cluster_cidr: Annotated[
         ClusterCIDR,
         restart(
-            "The pods' addresses. With externalTrafficPolicy Local, pods and the node itself can reach any endpoint,"
-            " other clients only those on the node.",
+            "The pods' addresses. With externalTrafficPolicy Local, the node itself and its pods can reach any"
+            " endpoint; other clients, and pods of other nodes, only those on the node.",
             flag="cluster-cidr",
         ),
     ] = field(default=ClusterCIDR(""), name="clusterCIDR")

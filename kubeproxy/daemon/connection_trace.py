@@ -13,6 +13,7 @@ import structlog
 
 from kubeproxy.daemon.kernel_path_trace import forwarding
 from kubeproxy.dataplane.interface import BalancePreview, Counters, DataPlane
+from kubeproxy.dataplane.sockets.routes import Way, way_to
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
@@ -72,7 +73,9 @@ class Client:
         return "output" if self.is_this_node else "prerouting"
 
 
-def client_of(asked: TraceRequest, rules: RuleSet, facts: NodeFacts) -> Client:
+def client_of(
+    asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
+) -> Client:
     """The client of a question; without an address, this node.
 
     The node's packet comes from the destination address if that is its own, else from its landing address.
@@ -81,7 +84,11 @@ def client_of(asked: TraceRequest, rules: RuleSet, facts: NodeFacts) -> Client:
         here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
         return Client(here, True, False)
     own = facts.is_own(asked.source)
-    return Client(asked.source, own, not own and contains(rules.internal_sources, asked.source))
+    is_pod = not own and contains(rules.internal_sources, asked.source)
+    # The trace has no interface by which the packet comes; but pods of other nodes are behind a gateway.
+    if is_pod and rules.uplinks and (way := find_way(asked.source)) is not None:
+        is_pod = way.direct
+    return Client(asked.source, own, is_pod)
 
 
 def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
@@ -92,6 +99,7 @@ def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts
         source=client.address,
         from_this_host=client.is_this_node,
         for_this_host=facts.is_own(asked.to.address),
+        by_uplink=not client.is_pod,
     )
 
 
@@ -106,8 +114,11 @@ class Tracer:
         facts: Callable[[], NodeFacts],
         rescue: Callable[[], RescueState | None] = lambda: None,
         find_bond: Callable[[Address, Spread], Awaitable[Bond | None]] = bond_of,
+        find_way: Callable[[Address], Way | None] = way_to,
     ) -> None:
-        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path."""
+        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path, `find_way`
+        how it reaches an address."""
+        self._find_way = find_way
         self._proxier = proxier
         self._rescue = rescue
         self._find_bond = find_bond
@@ -119,7 +130,7 @@ class Tracer:
         snapshot, facts = self._proxier.snapshot(), self._facts()
         in_force = self._proxier.in_force
         rules = in_force or RuleSet()
-        client = client_of(asked, rules, facts)
+        client = client_of(asked, rules, facts, self._find_way)
         met = decide(asked, client, rules, facts)
         standing = _standing(snapshot, asked.to, met)
         frontend = None if standing is None else standing.frontend

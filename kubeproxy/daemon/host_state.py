@@ -63,6 +63,7 @@ class HostState:
             node,
             local_addresses(),
             can_preserve=self._can_preserve,
+            landing=self.landing.values(),
             forwarding=forwarded_families(),
             bridged=bridged_families(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Address, Family, Node, family_of
@@ -32,10 +32,12 @@ def node_facts(
     local: Iterable[LocalAddress],
     *,
     can_preserve: bool,
+    landing: Iterable[Address] = (),
     forwarding: frozenset[Family] = frozenset(),
     bridged: frozenset[Family] = frozenset(),
 ) -> NodeFacts:
-    """`local`: every address of this host; `can_preserve`: whether the kernel lets us dial from clients' addresses;
+    """`local`: every address of this host; `landing`: those by which other hosts know it; `can_preserve`: whether the
+    kernel lets us dial from clients' addresses;
     `forwarding`: the families that it forwards; `bridged`: those of frames that netfilter sees on every bridge."""
     local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
@@ -45,10 +47,28 @@ def node_facts(
         node_addresses=frozenset(node_port_addresses(configuration, node, own)),
         own_addresses=frozenset(own),
         internal_sources=frozenset(configuration.cluster_cidr.blocks),
+        uplinks=uplinks({*node.addresses, *landing}, local, configuration.cluster_cidr.blocks),
         shared_links=shared_links(local, bridged),
         forwarding=forwarding,
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
     )
+
+
+def uplinks(known: Container[Address], local: Iterable[LocalAddress], pods: Iterable[str]) -> frozenset[str]:
+    """The interfaces with an address by which other hosts know this node: only pods of other nodes come by them.
+
+    Where pods have addresses of the node's own network nothing tells them apart, and there is none."""
+    cidrs = [ipaddress.ip_network(cidr) for cidr in pods]
+    return frozenset(
+        it.interface
+        for it in local
+        if cidrs and it.address in known and not (it.network and _overlaps(it.network, cidrs))
+    )
+
+
+def _overlaps(network: str, cidrs: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    its = ipaddress.ip_network(network)
+    return any(its.version == cidr.version and its.overlaps(cidr) for cidr in cidrs)
 
 
 def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:

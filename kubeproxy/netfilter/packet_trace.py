@@ -62,18 +62,20 @@ def trace(
     source: Address | None = None,
     from_this_host: bool = False,
     for_this_host: bool = False,
+    by_uplink: bool = False,
 ) -> Trace:
     """The outcome for a client that sends to `destination`.
 
     `source`: the client's address (None: one that is in no range); `from_this_host`: the node itself sends the packet;
-    `for_this_host`: the destination is an address of the node, where a packet may reach a proxy port directly.
+    `for_this_host`: the destination is an address of the node, where a packet may reach a proxy port directly;
+    `by_uplink`: the packet comes by one of `RuleSet.uplinks`.
     """
     if destination in rules.allowed_sources and not (
         source and contains(frozenset(rules.admitted[destination]), source)
     ):
         return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE, matched=destination)
     is_own = source is not None and contains(rules.internal_sources, source)
-    is_internal = from_this_host or is_own
+    is_internal = from_this_host or (is_own and not by_uplink)
     taken = _lead(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
     if isinstance(taken, _Forwarded):
         spread, why, matched = taken

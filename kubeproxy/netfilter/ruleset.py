@@ -95,11 +95,15 @@ class RuleSet:
     with an address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family."""
 
     own_redirects: Mapping[Destination, int] = field(default_factory=dict)
-    """The same, but only for packets of this node itself, and for those from `internal_sources`; wins over
-    `redirects`."""
+    """The same, but only for packets of this node itself and of its pods: from `internal_sources`, and not by
+    one of `uplinks`. They win over `redirects`."""
 
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
+
+    uplinks: frozenset[str] = frozenset()
+    """Interfaces by which pods of other nodes come: these are clients like any other host, although their addresses are
+    among `internal_sources`."""
 
     node_addresses: frozenset[Address] = frozenset()
     """This node's addresses that take node ports, of both families."""
@@ -215,6 +219,7 @@ def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:
         redirects=of(rules.redirects),
         own_redirects=of(rules.own_redirects),
         internal_sources=rules.internal_sources,
+        uplinks=rules.uplinks,
         node_addresses=rules.node_addresses,
         allowed_sources=of(rules.allowed_sources),
         landing=rules.landing,

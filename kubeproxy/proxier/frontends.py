@@ -4,10 +4,10 @@ A service port has up to three frontends in each family, one per scope; a scope 
 
                               cluster IPs        external IPs, load balancer addresses, node port
     policy Cluster            CLUSTER            CLUSTER
-    policy Local              LOCAL              EXTERNAL; from this node and from pods: CLUSTER
+    policy Local              LOCAL              EXTERNAL; from this node and its pods: CLUSTER
 
-The two policies are internalTrafficPolicy for the left column and externalTrafficPolicy for the right one. Clients on
-this node and pods are inside the cluster whatever address they dial, so externalTrafficPolicy does not narrow their
+The two policies are internalTrafficPolicy for the left column and externalTrafficPolicy for the right one. This
+node and its pods are inside the cluster whatever address they dial, so externalTrafficPolicy does not narrow their
 choice (kube-proxy calls this the short circuit).
 """
 

@@ -31,6 +31,8 @@ class NodeFacts:
     """All addresses of this node: a Service at one of them takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
+    uplinks: frozenset[str] = frozenset()
+    """Interfaces by which pods of other nodes come."""
     shared_links: frozenset[SharedLink] = frozenset()
     """Links on which hosts reach one another without this node."""
     forwarding: frozenset[Family] = frozenset()

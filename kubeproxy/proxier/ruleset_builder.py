@@ -153,9 +153,10 @@ class Rules:
         before, self.facts = self.facts, facts
         if (facts.forwarding, facts.internal_sources) != (before.forwarding, before.internal_sources):
             self._choose_paths()
-        if (facts.node_addresses, facts.internal_sources, facts.shared_links, facts.preserve) != (
+        if (facts.node_addresses, facts.internal_sources, facts.uplinks, facts.shared_links, facts.preserve) != (
             before.node_addresses,
             before.internal_sources,
+            before.uplinks,
             before.shared_links,
             before.preserve,
         ):
@@ -239,6 +240,7 @@ class Rules:
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
             internal_sources=self.facts.internal_sources,
+            uplinks=self.facts.uplinks,
             node_addresses=self.facts.node_addresses,
             allowed_sources=self._allowed_sources.copy(),
             transparent=self._transparent(),

@@ -54,6 +54,31 @@ def test_the_configuration_replaces_a_missing_node_object() -> None:
     assert node_of(configuration, "here", NODE) == NODE
 
 
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param("10.3.0.0/16", {"eth0"}, id="a network of their own"),
+        pytest.param("10.2.0.0/16", set(), id="addresses of the node's network"),
+        pytest.param("10.0.0.0/8,fd00:3::/32", {"eth1"}, id="of one of two networks"),
+        pytest.param("", set(), id="unknown"),
+    ],
+)
+def test_pods_of_other_nodes_come_by_the_links_that_know_this_node(pods: str, expected: set[str]) -> None:
+    local = [
+        LocalAddress(Address(address), interface, is_global=True, usable=True, network=network)
+        for address, interface, network in (
+            ("10.2.0.1", "eth0", "10.2.0.0/24"),
+            ("192.0.2.7", "eth1", "192.0.2.0/24"),
+            ("10.3.0.1", "cni0", "10.3.0.0/24"),
+            ("127.0.0.1", "lo", None),
+        )
+    ]
+    configuration = of_flags(**({"cluster_cidr": pods} if pods else {})).configuration
+    node = Node("here", addresses=(Address("192.0.2.7"),)) if expected == {"eth1"} else Node("here")
+    facts = node_facts(configuration, node, local, landing=[Address("10.2.0.1")], can_preserve=True)
+    assert facts.uplinks == expected
+
+
 def test_addresses_are_preserved_only_if_the_kernel_allows_it() -> None:
     configuration = of_flags(preserve_client_address="local", cluster_cidr="10.0.0.0/8,fd00::/8").configuration
     able = node_facts(configuration, NODE, LOCAL, can_preserve=True)

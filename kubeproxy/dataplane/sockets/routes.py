@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
@@ -54,6 +55,13 @@ class Routes:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def way_to(address: str) -> Way | None:
+    """The way to one address; None if there is none, or the kernel does not say."""
+    with suppress(OSError), closing(Routes()) as routes:
+        return routes.to(address)
+    return None
 
 
 def _way(answer: bytes) -> Way | None:

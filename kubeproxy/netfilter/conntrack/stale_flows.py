@@ -79,6 +79,7 @@ class _Rules:
     redirects: Mapping[Key, int] = field(default_factory=dict)
     own_redirects: Mapping[Key, int] = field(default_factory=dict)
     internal_sources: frozenset[str] = frozenset()
+    uplinks: frozenset[str] = frozenset()
     node_addresses: frozenset[Address] = frozenset()
     allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
     landing: Mapping[Family, Address] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class _Rules:
             redirects=_part(rules.redirects, protocol),
             own_redirects=_part(rules.own_redirects, protocol),
             internal_sources=rules.internal_sources,
+            uplinks=rules.uplinks,
             node_addresses=rules.node_addresses,
             allowed_sources=_part(rules.allowed_sources, protocol),
             landing=rules.landing,
@@ -119,6 +121,7 @@ class _Rules:
             self.redirects,
             self.own_redirects,
             self.internal_sources,
+            self.uplinks,
             self.node_addresses,
             self.allowed_sources,
             self.landing,
@@ -152,13 +155,18 @@ class _Rules:
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
         """The redirect that a flow's first packet would meet: its destination and proxy port."""
         for key in self._keys(flow):
-            port = self.own_redirects.get(key)
+            port, general = self.own_redirects.get(key), self.redirects.get(key)
             if port is not None and self._is_own(flow.source, local):
+                if general == flow.target_port and self._may_be_of_another_node(flow.source, local):
+                    return key, general
                 return key, port
-            port = self.redirects.get(key)
-            if port is not None:
-                return key, port
+            if general is not None:
+                return key, general
         return None
+
+    def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
+        """Whether an own client may be a pod of another node: a flow does not show by which interface it came."""
+        return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
         """Whether proxy ports listen on an address."""
@@ -279,6 +287,7 @@ def _added(before: RuleSet, now: RuleSet) -> RuleSet:
             each: now.own_redirects[each] for each in now.own_redirects.keys() - before.own_redirects.keys()
         },
         internal_sources=now.internal_sources,
+        uplinks=now.uplinks,
         node_addresses=now.node_addresses,
     )
 

@@ -144,10 +144,26 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
         items = {key: (port, admitted.get(key, _ANY_SOURCE)) for key, port in redirects.items()}
         return rule_factory.make(family, chain, items, portal, to=to)
 
-    def jumps(chain: str, comment: str, *matches: bytes, sources: Iterable[str | None] = _ANY_SOURCE) -> list[Entry]:
+    def jumps(
+        chain: str,
+        comment: str,
+        *matches: bytes,
+        sources: Iterable[str | None] = _ANY_SOURCE,
+        interfaces: Iterable[str] = ("",),
+    ) -> list[Entry]:
         all_matches = (*matches, iptables_entry.match_comment(comment))
         return [
-            iptables_entry.rule(family, iptables_entry.jump(chain), *all_matches, source=source) for source in sources
+            iptables_entry.rule(family, iptables_entry.jump(chain), *all_matches, source=source, interface=interface)
+            for source in sources
+            for interface in interfaces
+        ]
+
+    def jumps_of_pods(chain: str, others: str | None) -> list[Entry]:
+        """Those of other nodes go the way of all clients, which has every destination of this one."""
+        uplinks = sorted(wanted.uplinks)
+        return [
+            *(jumps(others, _INTERNAL_COMMENT, sources=internal, interfaces=uplinks) if others else ()),
+            *jumps(chain, _INTERNAL_COMMENT, sources=internal),
         ]
 
     def on(addresses: Iterable[Address], chain: str) -> Rules:
@@ -163,10 +179,10 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
         PORTALS_HOST: portals(PORTALS_HOST, {**exact, **own_exact}, bind),
     }
     if internal and own_exact:
-        prerouting = [*jumps(PORTALS_INTERNAL, _INTERNAL_COMMENT, sources=internal), *prerouting]
+        prerouting = [*jumps_of_pods(PORTALS_INTERNAL, PORTALS_CONTAINER), *prerouting]
         chains[PORTALS_INTERNAL] = portals(PORTALS_INTERNAL, own_exact, landing)
     if internal and own_on_node and outside:
-        prerouting += jumps(NODEPORT_INTERNAL, _INTERNAL_COMMENT, sources=internal)
+        prerouting += jumps_of_pods(NODEPORT_INTERNAL, NODEPORT_CONTAINER if on_node else None)
         chains[NODEPORT_INTERNAL] = on(outside, PORTS_INTERNAL)
         chains[PORTS_INTERNAL] = portals(PORTS_INTERNAL, own_on_node, landing)
     if on_node and outside:

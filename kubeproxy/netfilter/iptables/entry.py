@@ -19,10 +19,11 @@ Entry = bytes
 
 _PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 
-# ipt_entry: source, destination, their masks, protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
-_ENTRY4 = struct.Struct("=4s4s4s4s64xHBx I HH I 16x")
+# ipt_entry: source, destination, their masks; the interface of arrival and its mask, each before one of leaving;
+# protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
+_ENTRY4 = struct.Struct("=4s4s4s4s16s16x16s16xHBx I HH I 16x")
 # ip6t_entry: the same with longer addresses, a type of service and padding.
-_ENTRY6 = struct.Struct("=16s16s16s16s64xHxBx3x I HH I 4x 16x")
+_ENTRY6 = struct.Struct("=16s16s16s16s16s16x16s16xHxBx3x I HH I 4x 16x")
 _HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
 _NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
 """Where nfcache starts, where comefrom and the counters start, and where the entry ends."""
@@ -117,8 +118,11 @@ def rule(
     protocol: Protocol | None = None,
     destination: Address | None = None,
     source: str | None = None,
+    interface: str = "",
 ) -> Entry:
-    """A rule of these matches and target; `source` is an address or a CIDR."""
+    """A rule of these matches and target; `source` is an address or a CIDR, `interface` that by which packets come."""
+    # With its end: not as a beginning of names.
+    name = interface.encode() + b"\0" if interface else b""
     source_address, source_mask = _packed(family, source)
     address, mask = _packed(family, destination)
     # IPv6 rules have a flag for a given protocol (IP6T_F_PROTO), IPv4 rules do not.
@@ -130,6 +134,8 @@ def rule(
         address,
         source_mask,
         mask,
+        name,
+        b"\xff" * len(name),
         _PROTOCOL_NUMBER[protocol] if protocol else 0,
         flags,
         0,

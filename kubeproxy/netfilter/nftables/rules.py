@@ -42,6 +42,8 @@ class Content(NamedTuple):
     """The maps that have a destination, of those with redirects of own clients and those with masquerading. They change
     with Services alone, and by whole rule sets. Source ranges have their rule always: where a transaction is sent in
     parts, it must neither come after a redirect nor go before it."""
+    uplinks: frozenset[str]
+    """`RuleSet.uplinks`."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
@@ -50,7 +52,7 @@ def _content_of(wanted: RuleSet) -> Content:
         (wanted.masquerades, "masquerades", False),
     )
     filled = frozenset(place(each, name, own=own) for destinations, name, own in given for each in destinations)
-    return Content(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None, filled)
+    return Content(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None, filled, wanted.uplinks)
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
@@ -148,7 +150,7 @@ def _first_packets(content: Content, family: Family, to: str | None, *, from_thi
     the destination, to an endpoint or to a proxy port."""
     number, ip, loopback = family.value, IP[family], _LOOPBACK[family]
     clients = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
-    own, others = ("", "") if from_this_host else (f"{ip} saddr @internal_sources{number} ", "pods' ")
+    own, others = ("", "") if from_this_host else (_from_own_pods(f"{ip} saddr", family, content.uplinks), "pods' ")
     on_node = f"{ip} daddr @node_addresses{number} "
     if not from_this_host:
         # Without a redirect the kernel drops such a packet as a martian.
@@ -202,6 +204,12 @@ def _first_packets(content: Content, family: Family, to: str | None, *, from_thi
     yield from spread("", "node_port_", port, on_node, ", node ports")
     yield from refusal("node_port_refusals", port, on_node, ", node ports")
     yield rule("node_ports", port, on_node, ", node ports")
+
+
+def _from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
+    """The condition for packets of this node's pods. `source`: the expression of the client's address."""
+    elsewhere = "".join(f'iifname != "{name}" ' for name in sorted(uplinks))
+    return f"{source} @internal_sources{family.value} {elsewhere}"
 
 
 def has_spreads(wanted: RuleSet) -> bool:
@@ -368,7 +376,9 @@ def affinity_name(spread: Spread, family: Family) -> str:
     return f"{family.value}-{name}{scope}"
 
 
-def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: bool) -> dict[str, tuple[Rule, ...]]:
+def affinity_chains(
+    spreads: Iterable[tuple[Destination, Spread]], *, rescued: bool, uplinks: frozenset[str] = frozenset()
+) -> dict[str, tuple[Rule, ...]]:
     """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
     that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
     chains: dict[str, tuple[Rule, ...]] = {}
@@ -389,7 +399,7 @@ def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: b
         )
         # The kernel only renews the time of an element that is there.
         chains[f"learn{name}"] = (
-            *(_own_clients(family, f"learn{internal}") if internal in found else ()),
+            *(_own_clients(family, f"learn{internal}", uplinks) if internal in found else ()),
             *(
                 Rule(
                     f"th dport {port} update @{clients_map(name, port)} "
@@ -402,10 +412,11 @@ def affinity_chains(spreads: Iterable[tuple[Destination, Spread]], *, rescued: b
     return chains
 
 
-def _own_clients(family: Family, chain: str) -> Iterator[Rule]:
+def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
     """The rules that lead clients with their own way to a destination to the chain of that way."""
     ip = IP[family]
-    yield Rule(f"ct original {ip} saddr @internal_sources{family.value} goto {chain}", "pods have their own way")
+    own = _from_own_pods(f"ct original {ip} saddr", family, uplinks)
+    yield Rule(f"{own}goto {chain}", "pods have their own way")
     yield Rule(f"fib saddr type local goto {chain}", "this host has its own way")
 
 

@@ -135,7 +135,7 @@ def _chains_of(
     rescued = wanted.rescue is not None
     return {
         **{name: spread_rules(name, rescued=rescued) for name in drawing},
-        **affinity_chains(_all_spreads(wanted), rescued=rescued),
+        **affinity_chains(_all_spreads(wanted), rescued=rescued, uplinks=wanted.uplinks),
         **rules_of(wanted),
     }
 

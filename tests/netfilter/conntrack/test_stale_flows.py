@@ -61,6 +61,7 @@ OWN = rules(
     internal_sources=frozenset({"10.3.0.0/16", "fd03::/16"}),
     proxy_ports=ports(7001, 7002),
 )
+UPLINKED = replace(OWN, uplinks=frozenset({"eth0"}))
 RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0/30", "fd00::/8"})})
 
 
@@ -95,6 +96,12 @@ IN_USER_SPACE = replace(SERVED, spreads={udp(VIP): Spread("dns", (), (Target(POD
         ("… at the address of the interface", flow(VIP, SECOND_NODE_ADDRESS, 7001), None, SERVED, False),
         ("… in IPv6", flow(VIP6, NODE6, 7001, source=CLIENT6), None, SERVED, False),
         ("to the port of an earlier run", flow(VIP, NODE, 6001), None, SERVED, True),
+        ("of a pod, to its own port", flow(VIP, NODE, 7002, source=POD), OWN, OWN, False),
+        ("… to that of others", flow(VIP, NODE, 7001, source=POD), OWN, OWN, True),
+        ("… where it may be another node's pod", flow(VIP, NODE, 7001, source=POD), OWN, UPLINKED, False),
+        ("… to its own", flow(VIP, NODE, 7002, source=POD), OWN, UPLINKED, False),
+        ("… to neither", flow(VIP, NODE, 6001, source=POD), OWN, UPLINKED, True),
+        ("of the node, to the port of others", flow(VIP, LOOPBACK, 7001, source=NODE), OWN, UPLINKED, True),
         ("to the port before this", flow(VIP, NODE, 6001), rules({udp(VIP): 6001}), SERVED, True),
         ("… at loopback", flow(VIP, LOOPBACK, 6001, source=NODE), rules({udp(VIP): 6001}), SERVED, True),
         ("to an address the node has no more", flow(VIP, OLD_NODE_ADDRESS, 7001), None, SERVED, True),

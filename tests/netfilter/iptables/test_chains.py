@@ -155,6 +155,14 @@ def test_redirects_of_pods_come_first_and_node_ports_last() -> None:
     targets = [entry[-38:].partition(b"\0")[0].decode() for entry in jumps]
     assert targets == [PORTALS_INTERNAL, PORTALS_CONTAINER, NODEPORT_INTERNAL, NODEPORT_CONTAINER]
     assert [comes_last(entry) for entry in jumps] == [False, False, True, True]
+    # Pods of other nodes go the way of all, by jumps before those of this node's pods.
+    jumps = chains_of(replace(rules, uplinks=frozenset({"eth0", "eth1"})), Family.IPV4)[NAT]["PREROUTING"]
+    targets = [entry[-38:].partition(b"\0")[0].decode() for entry in jumps]
+    assert targets == [
+        *(PORTALS_CONTAINER, PORTALS_CONTAINER, PORTALS_INTERNAL, PORTALS_CONTAINER),
+        *(NODEPORT_CONTAINER, NODEPORT_CONTAINER, NODEPORT_INTERNAL, NODEPORT_CONTAINER),
+    ]
+    assert [b"eth0" in entry for entry in jumps] == [True, *[False] * 3, True, *[False] * 3]
 
 
 def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> None:

@@ -55,6 +55,14 @@ NAT_CASES = [
         "-d fd96::1/128 -p udp -m udp --dport 80 -j DNAT --to-destination [fd00::1]:7001",
     ),
 ]
+NAT_CASES += [
+    (
+        family,
+        iptables_entry.rule(family, iptables_entry.jump("RETURN"), source=source, interface="eth0"),
+        f"-s {source} -i eth0 -j RETURN",
+    )
+    for family, source in ((V4, "10.3.0.0/16"), (V6, "fd00:3::/32"))
+]
 T, U = "-p tcp -m tcp --dport 7001", "-p udp -m udp --dport 7001"
 FILTER_CASES = [
     (V4, closed(V4, iptables_entry.jump("DROP"), UDP), f"{U} -j DROP"),

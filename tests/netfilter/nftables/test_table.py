@@ -169,6 +169,7 @@ rule_sets = st.builds(
     redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
     own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
     internal_sources=cidrs,
+    uplinks=st.frozensets(st.sampled_from(["eth0", "eth1", "wlan-1.2"]), max_size=2),
     node_addresses=st.frozensets(addresses),
     transparent=st.booleans(),
     allowed_sources=st.dictionaries(destinations, cidrs, max_size=2),

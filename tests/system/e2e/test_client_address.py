@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.lab import Daemon, Host, PodLinks
+from tests.support.lab import Daemon, Host, Network, PodLinks
+from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import NODE_V4
 from tests.system.e2e import kernel_state
 from tests.system.e2e.backend import noise
@@ -26,6 +27,7 @@ from tests.system.e2e.full_services import (
     answers,
     await_all,
     hear,
+    heard,
     of_cells,
     pod,
     quiet,
@@ -158,6 +160,45 @@ def test_without_a_local_endpoint_outside_clients_get_no_answer(mirrors: Stage, 
         return False
 
     until(refused, "without any endpoint in the cluster the client is refused")
+
+
+POD_ELSEWHERE = {V4: "10.3.77.2", V6: "fd00:3:77::2"}
+"""Addresses of a pod of another node."""
+
+
+def test_a_pod_of_another_node_is_a_client_from_outside(mirrors: Stage, adapter: str) -> None:
+    """Although its address is in clusterCIDR: it comes by the interface by which other hosts come."""
+    node, other = mirrors.node, mirrors.client
+    other.ip(f"addr add {POD_ELSEWHERE[V4]}/32 dev lo", f"addr add {POD_ELSEWHERE[V6]}/128 dev lo nodad")
+    node.ip(f"route add {POD_ELSEWHERE[V4]}/32 via {CLIENT[V4]}", f"route add {POD_ELSEWHERE[V6]}/128 via {CLIENT[V6]}")
+    cells = [Cell("client", family, protocol, "node port") for family in (V4, V6) for protocol in PROTOCOLS]
+
+    def said(cell: Cell) -> Said | None:
+        place = WHOLE.address(cell.kind, cell.family)
+        return heard(other, place, cell.protocol, source=POD_ELSEWHERE[cell.family])
+
+    try:
+        mirrors.write(WHOLE.name, *WHOLE.objects(pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+        daemon = start(mirrors, adapter, "--cluster-cidr=10.3.0.0/16,fd00:3::/32")
+        await_all(mirrors, WHOLE, 1, cells=OTHERS)
+        for cell in cells:
+            place = WHOLE.address(cell.kind, cell.family)
+            assert quiet(other, place, cell.protocol, source=POD_ELSEWHERE[cell.family])
+            assert hear(mirrors.network.pods[0], place, cell.protocol).pod == "pod-1", "the node's own pods reach any"
+        assert "dropped" in trace(node, f"{NODE_V4}:{WHOLE.node_port}", POD_ELSEWHERE[V4])
+        assert "dropped" not in trace(node, f"{NODE_V4}:{WHOLE.node_port}", Network.pod_v4(0))
+        mirrors.write(WHOLE.name, *WHOLE.objects(pod(0), pod(1, node=ELSEWHERE), externalTrafficPolicy="Local"))
+        wanted = {str(cell): Said("pod-0", POD_ELSEWHERE[cell.family]) for cell in cells}
+        until(lambda: of_cells(said, cells) == wanted, "its own endpoint answers the pod")
+        assert " error " not in daemon.log()
+    finally:
+        other.ip(f"addr del {POD_ELSEWHERE[V4]}/32 dev lo", f"addr del {POD_ELSEWHERE[V6]}/128 dev lo")
+        node.ip(f"route del {POD_ELSEWHERE[V4]}/32", f"route del {POD_ELSEWHERE[V6]}/128")
+
+
+def trace(node: Host, place: str, source: str) -> str:
+    """What `kubeproxy trace` says of a client."""
+    return node.run([KUBEPROXY, "trace", place, f"--from={source}"]).stdout
 
 
 @pytest.mark.parametrize("links", PodLinks, scope="module")
