@@ -46,6 +46,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "At a stop the rules could not be replaced by a pause or removed.",
         "`kubeproxy cleanup`, if no other instance starts.",
     ),
+    "cannot delete flows of ended connections": (
+        "A client that uses the port of an ended connection again may be refused, for two minutes at most.",
+        "[KubeproxyConntrackFailures](operations.md#kubeproxyconntrackfailures)",
+    ),
     "cannot delete UDP flows": (
         "At a stop, old UDP flows could not be deleted.",
         "`conntrack -D -p udp` for the Services' addresses, if clients get no answer.",

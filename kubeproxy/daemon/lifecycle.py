@@ -58,7 +58,9 @@ FIRST_S = 1.0
 SOURCES_LOOK_S = 0.02
 """How often a new instance looks whether its sources are complete, before it compares itself with its predecessor."""
 OTHERS_LOOK_S = 0.5
-"""How often a start looks whether earlier instances still live, until its own rules are in force."""
+"""How often a start looks whether earlier instances still live."""
+FORGET_S, FORGET_SHARE = 2.0, 20
+"""How often it forgets the connections that these end, and at most in one of so many parts of the time."""
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
@@ -186,13 +188,23 @@ class Daemon:
             raise TakeoverRefusedError("a kubeproxy", f"runs on this host already ({other})")
 
     async def _outlive_others(self) -> None:
-        """Start with what is known if earlier instances end first: some Services are better than none."""
-        while not self._parts.rule_transfer.taken.is_set():
-            if not self._parts.instance_marker.others():
+        """Start with what is known if earlier instances end first: some Services are better than none. When the rules
+        are ours, forget the connections that the others end."""
+        parts, clock = self._parts, asyncio.get_running_loop().time
+        while not parts.rule_transfer.taken.is_set():
+            if not parts.instance_marker.others():
                 log.warning("earlier instances have ended", serving="what is known", within_s=START_GRACE_S)
-                self._parts.tracker.start_within(START_GRACE_S)
+                parts.tracker.start_within(START_GRACE_S)
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
+        forget_at = clock()
+        while parts.instance_marker.others():
+            if clock() >= forget_at:
+                began = clock()
+                await parts.proxier.forget_ended(ours=False)
+                forget_at = clock() + max(FORGET_S, FORGET_SHARE * (clock() - began))
+            await asyncio.sleep(OTHERS_LOOK_S)
+        await parts.proxier.forget_ended(ours=False)
 
     async def _disarm(self) -> None:
         """Remove redirects to ports that no process has any more, or that another may get. What the kernel leads to

@@ -195,6 +195,16 @@ class Proxier:
         except KubeproxyError as error:
             log.warning("cannot delete UDP flows", reason=str(error))
 
+    async def forget_ended(self, *, ours: bool) -> None:
+        """Delete the flows of ended connections to our proxy ports, or to an earlier process's in their place: a client
+        that uses its port again would be led there, and refused. A failure is logged."""
+        if self._in_force is None:
+            return
+        try:
+            await self._conntrack.forget_ended(self._in_force, ours=ours)
+        except KubeproxyError as error:
+            log.warning("cannot delete flows of ended connections", reason=str(error))
+
     def release_claims(self) -> None:
         """Release the node ports, once a new instance holds them, too. A third instance must not find them taken while
         our connections drain."""

@@ -55,6 +55,10 @@ class Others:
     async def flush(self) -> None:
         pass
 
+    async def forget_ended(self, *, ours: bool) -> None:
+        assert self.closed, "before, its connections have sockets"
+        assert ours
+
     def close(self) -> asyncio.Future[None]:
         self.closed = True
         return asyncio.ensure_future(asyncio.sleep(0))

@@ -139,6 +139,10 @@ class RuleTransfer(Netfilter, Conntrack):
         await self._take()
         return deleted
 
+    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        """See `Conntrack.forget_ended`."""
+        return await self._conntrack.forget_ended(rules, ours=ours)
+
     async def _take(self) -> None:
         if self.taken.is_set() or not self._applied:
             return

@@ -17,7 +17,7 @@ from kubeproxy.model import Address, Family, Protocol, family_of
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
-from kubeproxy.netfilter.conntrack.stale_flows import Flow, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import Flow, Landings, Transition
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, NLMSG_ERROR, answers, open_netlink, parse
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -59,10 +59,18 @@ class KernelConntrack:
             partial(_unanswered, transition),
             unanswered=True,
         )
-        abandoned = self._delete(
-            "TCP flows to closed proxy ports", Protocol.TCP, transition.tcp_families, partial(_abandoned, transition)
+        deserted = self._forget_ended(now, ours=False) if before is None else 0
+        return udp + unanswered + deserted
+
+    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        """See `Conntrack.forget_ended`."""
+        return await asyncio.to_thread(self._forget_ended, rules, ours=ours)
+
+    def _forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        landings = Landings(rules)
+        return self._delete(
+            "TCP flows to closed proxy ports", Protocol.TCP, landings.families, partial(_ended, landings, ours=ours)
         )
-        return udp + unanswered + abandoned
 
     async def translated_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
         """The number of open TCP connections that the kernel has translated to each of these, without zeros.
@@ -116,18 +124,18 @@ def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozens
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
-def _abandoned(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """The TCP flows that lead to a wrong port of this node, without a socket."""
-    misdirected = [flow for flow in transition.misdirected(flows, local=local) if wire.has_begun(flow)]
-    if not misdirected:
+def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
+    """The TCP flows that lead to this node and have no socket."""
+    found = [flow for flow in landings.find(flows, ours=ours, local=local) if wire.has_begun(flow)]
+    if not found:
         return []
     try:
         # Read after the flows: a flow that has begun by then, and belongs to a process, has a socket.
         connections = tcp_connections()
     except OSError as error:  # CONFIG_INET_DIAG may be missing; that is no reason to be degraded
-        log.info("keeping old TCP flows", count=len(misdirected), reason=f"cannot list sockets: {error}")
+        log.info("keeping old TCP flows", count=len(found), reason=f"cannot list sockets: {error}")
         return []
-    return [flow for flow in misdirected if (flow.target_port, *wire.peer(flow)) not in connections]
+    return [flow for flow in found if (flow.target_port, *wire.peer(flow)) not in connections]
 
 
 class Ctnetlink:

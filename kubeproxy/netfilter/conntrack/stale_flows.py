@@ -7,11 +7,12 @@ change of rules, the UDP flows that contradict them are deleted, and their next 
 A TCP client that sent its SYN when there was no rule yet repeats it, and the kernel remembers for two minutes that this
 flow is not translated. The flow is deleted when the rule is there, and the next SYN is redirected.
 
-Any other TCP flow that contradicts the rules is usually a running connection, and is left alone. But flows of an
-earlier process may be left: its connection ended by a reset that the kernel did not accept as the end, because packets
-were still on their way, and the flow stays for a day, or five. A client that uses the same port again is then led to a
-port that is closed, or of another Service. Such flows - to another port than the rules', without a socket - are deleted
-once at start.
+Any other TCP flow that contradicts the rules is usually a running connection, and is left alone. But when it ends, its
+flow stays: for 10 s after a reset, 2 minutes after an orderly end, and days if packets were still on their way and the
+kernel did not accept the end. A client that uses the same port again is then led to the old proxy port, past all rules
+for new flows, and that port is closed or another Service's by now. So flows without a socket that lead to another port
+than the rules' are deleted at start, and for as long as an earlier process ends connections; and a process that leaves
+deletes those to its own ports.
 """
 
 from __future__ import annotations
@@ -40,12 +41,20 @@ class Conntrack(typing.Protocol):
         when the kernel refuses: flows may be left, so the next call is to have the same `before` again.
         """
 
+    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        """Delete the TCP flows of ended connections that lead to the proxy ports of `rules`, or, if not `ours`, to
+        other ports of this node in their place; the number deleted. KernelError when the kernel refuses."""
+
 
 class NoConntrack:
     """For ``--netfilter none``: deletes nothing, as no redirects are ours."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`."""
+        return 0
+
+    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        """See `Conntrack.forget_ended`."""
         return 0
 
 
@@ -184,8 +193,7 @@ class Transition:
     def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
         self._before = None if before is None else _Rules.of(before, Protocol.UDP)
         self._now = _Rules.of(now, Protocol.UDP)
-        self._tcp = _Rules.of(now, Protocol.TCP) if before is None else _Rules()
-        self._new_tcp = self._tcp if before is None else _Rules.of(_added(before, now), Protocol.TCP)
+        self._new_tcp = _Rules.of(now if before is None else _added(before, now), Protocol.TCP)
         known = (self._now,) if self._before is None else (self._now, self._before)
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
         """Addresses to which the rules redirect or did, whether or not they still belong to this node."""
@@ -202,11 +210,6 @@ class Transition:
         return now.families | before.families
 
     @property
-    def tcp_families(self) -> frozenset[Family]:
-        """The families in which TCP flows of an earlier process may be left; none unless `before` is unknown."""
-        return self._tcp.families
-
-    @property
     def new_tcp_families(self) -> frozenset[Family]:
         """The families of TCP destinations that are new."""
         return self._new_tcp.families
@@ -215,19 +218,6 @@ class Transition:
         """The TCP flows that are not translated and have a new destination."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
-
-    def misdirected(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """The TCP flows with a redirected destination that lead to a wrong port here."""
-        home = self._home | local
-        return [
-            flow
-            for flow in flows
-            if flow.is_translated
-            and flow.target in home
-            and not self._tcp.is_endpoint(flow, local)
-            and (found := self._tcp.destination(flow, local)) is not None
-            and found[1] != flow.target_port
-        ]
 
     def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
         """The UDP flows that contradict the rules in force; `local`: this node's addresses.
@@ -272,6 +262,32 @@ class Transition:
             or flow.target_port != port
             or not now.listens_on(flow.target, local)
         )
+
+
+class Landings:
+    """The TCP flows of our destinations that lead to a port of this node."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = _Rules.of(rules, Protocol.TCP)
+        self._home = frozenset((*rules.landing.values(), *rules.bind.values()))
+
+    @property
+    def families(self) -> frozenset[Family]:
+        """The families of the destinations."""
+        return self._rules.families
+
+    def find(self, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
+        """Those that lead to the port of the rules (`ours`), or those that lead to another one."""
+        home = self._home | local
+        return [
+            flow
+            for flow in flows
+            if flow.is_translated
+            and flow.target in home
+            and not self._rules.is_endpoint(flow, local)
+            and (found := self._rules.destination(flow, local)) is not None
+            and (found[1] == flow.target_port) is ours
+        ]
 
 
 _NO_TARGETS: frozenset[Target] = frozenset()

@@ -19,6 +19,8 @@ class FakeConntrack:
         """Oldest first."""
         self.calls: list[tuple[RuleSet | None, RuleSet]] = []
         """What each call was given, those that failed included."""
+        self.forgotten: list[bool] = []
+        """Whose ended connections were to be forgotten, by call."""
         self.dumps = 0
         """How often the kernel would have been asked."""
         self.failures: list[str] = []
@@ -27,6 +29,13 @@ class FakeConntrack:
     def fail(self, text: str = "the kernel said no", *, times: int = 1) -> None:
         """Let the next calls fail."""
         self.failures += [text] * times
+
+    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
+        """See `Conntrack.forget_ended`; it only notes the call."""
+        self.forgotten.append(ours)
+        if self.failures:
+            raise KernelError(self.failures.pop(0))
+        return 0
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`."""
