@@ -75,7 +75,7 @@ GROUPS = (
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),
     ("The kernel path", ("data_path", "rescue", "kernel_")),
     ("Rollouts", ("drain",)),
-    ("This process", ("build", "config", "loop", "events", "access", "http", "process_")),
+    ("This process", ("build", "config", "loop", "events", "access", "log_", "http", "process_")),
 )
 """Titles, and prefixes of the names below them, after ``kubeproxy_``; the first matching group counts."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,6 +25,10 @@ CACHED: Final = 1024
 """Answers in memory, of each kind."""
 MAX_TOKEN: Final = 16_384
 """Bytes; a longer token is refused without a question to the server."""
+STRANGERS: Final = 4
+"""Questions at a time about clients that have not proved a name within `ACCEPTED_S`. More of them are refused, so that
+known clients do not wait behind them."""
+ACCEPTED_S: Final = 3600.0
 MASTERS: Final = "system:masters"
 """Members of this group may everything, as with every component of Kubernetes."""
 AUTHENTICATED: Final = "system:authenticated"
@@ -47,7 +52,8 @@ ANONYMOUS: Final = User(name="system:anonymous", groups=("system:unauthenticated
 
 
 class AccessRefusedError(Exception):
-    """A request is not answered. `status` is the HTTP status: 401, 403, or 503 where the API server cannot decide."""
+    """A request is not answered. `status` is the HTTP status: 401, 403, 429 while too many strangers ask, or 503 where
+    the API server cannot decide."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -61,6 +67,8 @@ class DelegatedAccess:
         self._requests = requests
         self._users: _Recent[bytes, User | None] = _Recent(clock)
         self._decisions: _Recent[tuple[User, str, str], str | None] = _Recent(clock)
+        self._accepted: _Recent[bytes, None] = _Recent(clock, kept_s=ACCEPTED_S)
+        self._strangers = 0
 
     async def demand(
         self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
@@ -72,7 +80,8 @@ class DelegatedAccess:
         user = _user_of(certificate) if certificate else await self._user_with(authorization)
         if MASTERS in user.groups:
             return user
-        refusal = await self._refusal(user, path, _VERBS.get(method, method.lower()))
+        with self._turn(stranger=user is ANONYMOUS):
+            refusal = await self._refusal(user, path, _VERBS.get(method, method.lower()))
         if refusal is not None:
             raise AccessRefusedError(403, refusal)
         return user
@@ -88,11 +97,25 @@ class DelegatedAccess:
         if (known := self._users.get(key)) is not None:
             (user,) = known
         else:
-            user = await self._review(token)
+            with self._turn(stranger=self._accepted.get(key) is None):
+                user = await self._review(token)
             self._users.put(key, user)
+            if user is not None:
+                self._accepted.put(key, None)
         if user is None:
             raise AccessRefusedError(401, "Unauthorized: the API server does not accept the token")
         return user
+
+    @contextmanager
+    def _turn(self, *, stranger: bool) -> Iterator[None]:
+        """The time of a question; `AccessRefusedError` if it is a stranger's, and there are enough of these."""
+        if stranger and self._strangers >= STRANGERS:
+            raise AccessRefusedError(429, "Too many requests of unknown clients; try again")
+        self._strangers += stranger
+        try:
+            yield
+        finally:
+            self._strangers -= stranger
 
     async def _review(self, token: str) -> User | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
@@ -154,14 +177,15 @@ class _AccessStatus(Wire, frozen=True):
 class _Recent(Generic[K, V]):
     """The last answers, each in a tuple, so that None is an answer, too."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, kept_s: float = CACHE_S) -> None:
         self._clock = clock
+        self._kept_s = kept_s
         self._answers: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> tuple[V] | None:
         """The answer, unless it is too old."""
         found = self._answers.get(key)
-        if found is None or self._clock() - found[1] >= CACHE_S:
+        if found is None or self._clock() - found[1] >= self._kept_s:
             return None
         return (found[0],)
 

@@ -146,7 +146,8 @@ def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
     """Refuses clients that the API server does not allow to read a page."""
 
     async def refuse(request: web.Request) -> web.Response | None:
-        if serving.is_open(request.path):
+        no_such_page = request.match_info.http_exception is not None  # 404 or 405; no question to the API server
+        if serving.is_open(request.path) or no_such_page:
             return None
         transport = request.transport
         try:

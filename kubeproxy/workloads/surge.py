@@ -8,7 +8,10 @@ from fractions import Fraction
 
 from kubeproxy.workloads.objects import Deployment
 
-_PERCENT = re.compile(r"([0-9]+)%")
+_PERCENT = re.compile(r"0*([0-9]{1,9})%")
+_MORE_THAN_ALL = re.compile(r"[0-9]+%")
+"""A percentage with more digits, which an API server takes, too."""
+_LARGEST = 10**9
 
 
 def scaled(value: int | str | None, total: int, *, up: bool) -> int:
@@ -18,9 +21,9 @@ def scaled(value: int | str | None, total: int, *, up: bool) -> int:
     if isinstance(value, int):
         return value
     match = _PERCENT.fullmatch(value)
-    if match is None:
-        raise ValueError(f"invalid value for IntOrString: invalid type: string is not a percentage: {value!r}")
-    share = Fraction(int(match[1]) * total, 100)
+    if match is None and not _MORE_THAN_ALL.fullmatch(value):
+        raise ValueError(f"invalid value for IntOrString: invalid type: string is not a percentage: {value[:80]!r}")
+    share = Fraction((_LARGEST if match is None else int(match[1])) * total, 100)
     return math.ceil(share) if up else math.floor(share)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes.client.errors import Unreachable
-from kubeproxy.kubernetes.delegated_access import CACHE_S, CACHED, AccessRefusedError, DelegatedAccess
+from kubeproxy.kubernetes.delegated_access import CACHE_S, CACHED, STRANGERS, AccessRefusedError, DelegatedAccess
 from tests.support.clock import Clock
 
 SCRAPER = {"username": "system:serviceaccount:mon:prom", "uid": "7", "groups": ["mon"], "extra": {"pod": ["p-1"]}}
@@ -46,6 +46,52 @@ class Reviewer:
             allowed = sent["spec"]["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
             status = {"allowed": allowed, "reason": "" if allowed else "no rule"}
         return bytearray(msgspec.json.encode({**sent, "status": status}))
+
+
+class Slow(Reviewer):
+    """It answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+        self.waiting = 0
+
+    async def send_json(
+        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
+    ) -> bytearray:
+        self.waiting += 1
+        await self.may.wait()
+        return await super().send_json(method, path, body, content_type=content_type)
+
+
+async def test_strangers_do_not_keep_known_clients_waiting() -> None:
+    server, clock = Slow(), Clock()
+    server.may.set()
+    access = DelegatedAccess(server, clock=clock)
+    known: Any = {"authorization": "Bearer good", "certificate": None}
+    await access.demand("/metrics", "GET", **known)
+    server.may.clear()
+    clock.now += CACHE_S
+    strangers = [f"Bearer garbage-{number}" for number in range(60)] + [""] * 60
+    asking = [
+        asyncio.ensure_future(access.demand("/metrics", "GET", authorization=text, certificate=None))
+        for text in strangers
+    ]
+    done, _ = await asyncio.wait(asking, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0)
+    refused = [task for task in asking if task.done()]
+    assert len(refused) == len(strangers) - STRANGERS
+    assert {task.exception().status for task in refused} == {429}  # type: ignore[union-attr]
+    again = asyncio.ensure_future(access.demand("/metrics", "GET", **known))
+    while server.waiting < STRANGERS + 3:  # two questions before, and the first of this
+        await asyncio.sleep(0)
+    server.may.set()
+    assert (await again).name == SCRAPER["username"]
+    assert done
+    assert all(isinstance(end, AccessRefusedError) for end in await asyncio.gather(*asking, return_exceptions=True))
+    with pytest.raises(AccessRefusedError) as turned:
+        await access.demand("/statusz", "GET", authorization="", certificate=None)
+    assert turned.value.status == 403, "there is room again"
 
 
 def _demand(access: DelegatedAccess, path: str = "/metrics", **given: Any) -> str:

@@ -33,10 +33,10 @@ async def _no_client(purpose: str) -> Any:
 
 
 @asynccontextmanager
-async def _served(serving: Serving) -> AsyncIterator[list[int]]:
+async def _served(serving: Serving, reviewer: Reviewer | None = None) -> AsyncIterator[list[int]]:
     """The ports of the servers."""
     manager = ControllerManager(ManagerSettings(identity="it"), _no_client)
-    servers = make_servers(manager, serving, cast(Requests, Reviewer()))
+    servers = make_servers(manager, serving, cast(Requests, reviewer or Reviewer()))
     for server in servers:
         await server.start()
     try:
@@ -68,14 +68,18 @@ def test_the_secure_port_asks_the_api_server() -> None:
             secure_port=_free_port(),
             always_allowed=HEALTH,
         )
-        async with _served(serving) as (port,):
+        reviewer = Reviewer()
+        async with _served(serving, reviewer) as (port,):
             secure = f"https://127.0.0.1:{port}"
             assert await _status(f"{secure}/healthz") == 200
             assert await _status(f"{secure}/statusz") == 403
             assert await _status(f"{secure}/metrics", token="bad") == 401
             assert await _status(f"{secure}/metrics", token="good") == 200
             assert await _status(f"{secure}/statusz", token="good") == 403
-            assert await _status(f"{secure}/nowhere") == 403
+            asked = len(reviewer.asked)
+            assert await _status(f"{secure}/nowhere") == 404
+            assert await _status(f"{secure}/nowhere/else", token="never seen") == 404
+            assert len(reviewer.asked) == asked, "no question to the API server for a page that there is not"
             assert await _status(f"{secure}/healthz/../statusz") == 403
 
     asyncio.run(scenario())

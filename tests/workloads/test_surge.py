@@ -36,6 +36,15 @@ def test_other_text_is_refused(text: str) -> None:
         resolve(text, 0, 10)
 
 
+def test_a_percentage_of_any_length_means_what_it_says() -> None:
+    """An API server takes them. Python converts no text of 5,000 digits to a number."""
+    assert resolve("9" * 5000 + "%", "9" * 5000 + "%", 10) == (10**8, 10**8)
+    assert resolve("0" * 5000 + "25%", "0%", 4) == (1, 0)
+    with pytest.raises(ValueError) as raised:
+        resolve("9" * 5000, 0, 10)
+    assert len(str(raised.value)) < 200
+
+
 def test_the_most_that_may_be_missing() -> None:
     assert max_unavailable(deployment(1, surge=1, unavailable=5)) == 1
     assert max_unavailable(deployment(0, surge=1, unavailable=5)) == 0

@@ -21,6 +21,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 
 from kubeproxy.model.printable import printable
+from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.logs.writer import LogWriter
 
 Format = Literal["text", "json"]
@@ -89,6 +90,7 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            TENANTS,
             structlog.contextvars.merge_contextvars,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.add_log_level,

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from kubeproxy.model import Family, Scope
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.observability.health import Reason
+from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.kernel_flows import kernel_flow_families
 from kubeproxy.observability.metrics.rescue import rescue_families
 from kubeproxy.observability.protocols import (
@@ -34,7 +35,7 @@ class StateCollector(Collector):
 
     def read(self, picture: Picture) -> None:
         """Read the numbers; no reference to the picture is kept."""
-        families = [*_proxier(picture.proxier), _degraded(picture.reasons)]
+        families = [*_proxier(picture.proxier), _degraded(picture.reasons), _suppressed_lines()]
         if picture.conntrack is not None:
             families += _conntrack(picture.conntrack)
         if picture.watches:
@@ -56,6 +57,14 @@ class StateCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics of the last `read`, for prometheus_client."""
         return self._families
+
+
+def _suppressed_lines() -> Metric:
+    lines = CounterMetricFamily(
+        "kubeproxy_log_suppressed_lines", "Log lines about objects of tenants that were left out, being too many"
+    )
+    lines.add_metric([], TENANTS.suppressed)
+    return lines
 
 
 def _degraded(reasons: Collection[Reason]) -> Metric:

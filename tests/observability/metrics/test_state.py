@@ -20,6 +20,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.observability.health import Reason
+from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
@@ -84,6 +85,7 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_source_listed source=kubernetes": 0,
         "kubeproxy_source_listed source=manifests": 1,
         **{f"kubeproxy_degraded reason={reason}": 0 for reason in Reason},
+        "kubeproxy_log_suppressed_lines_total": TENANTS.suppressed,
     }
     assert values(collector) == expected
     assert values(collector) == expected
