@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage
 
 T = TypeVar("T")
 
@@ -58,14 +59,18 @@ class ObjectClient(Generic[T]):
 
     async def get(self, namespace: str, name: str) -> T:
         """The object as the server has it now."""
-        return self._decode(await self._requests.get_json(self.path(namespace, name)))
+        path = self.path(namespace, name)
+        body = await self._requests.get_json(path)
+        with understood(path):
+            return self._decode(body)
 
     async def list_namespace(self, namespace: str, *, selector: str = "") -> list[T]:
         """All objects of a namespace that a label selector, given as text, matches."""
         query = {"labelSelector": selector} if selector else {}
-        body = await self._requests.get_json(self.path(namespace), query)
-        items = msgspec.json.decode(body, type=_Items).items
-        return [self._decode(bytearray(item)) for item in items]
+        path = self.path(namespace)
+        body = await self._requests.get_json(path, query)
+        with understood(path):
+            return [self._decode(bytearray(item)) for item in msgspec.json.decode(body, type=_Items).items]
 
     async def create(self, namespace: str, body: Mapping[str, Any] | bytes) -> T:
         """Create an object; `body` may be encoded already."""
@@ -94,7 +99,8 @@ class ObjectClient(Generic[T]):
         await self._requests.send_json("DELETE", self.path(namespace, name), msgspec.json.encode(options))
 
     def _noted(self, body: bytearray) -> T:
-        item = self._decode(body)
+        with understood(self._resource):
+            item = self._decode(body)
         if self._written is not None:
             self._written(item)
         return item
@@ -132,3 +138,14 @@ def namespace_terminating(error: BaseException) -> bool:
 def server_text(error: BaseException) -> str:
     """What the server gave as the reason, without where and how it was asked."""
     return (isinstance(error, ApiError) and error.server_text) or str(error)
+
+
+@contextmanager
+def understood(path: str) -> Iterator[None]:
+    """Turns an object of another shape into `Garbage`. `path`: what was asked for."""
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise Garbage(
+            f"{path}: the server answered with an object of another shape: {error}", cause="garbage"
+        ) from error

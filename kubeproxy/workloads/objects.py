@@ -12,6 +12,7 @@ import msgspec
 
 from kubeproxy.kubernetes.api_types import Wire
 from kubeproxy.kubernetes.metadata import Metadata, OwnerReference
+from kubeproxy.kubernetes.object_client import understood
 from kubeproxy.kubernetes.selector import LabelSelector
 
 NO_TEMPLATE: Final = msgspec.Raw(b"{}")
@@ -315,6 +316,18 @@ class Deployment(Wire, frozen=True):
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """A pod template as plain JSON values, made anew for each caller."""
-    found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+    """A pod template as plain JSON values, made anew for each caller. `Garbage` if it is no template."""
+    with understood("pod template"):
+        msgspec.json.decode(raw, type=_TemplateShape)
+        found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
     return found
+
+
+class _TemplateMetadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _TemplateShape(msgspec.Struct):
+    metadata: _TemplateMetadata | None = None
+    spec: dict[str, Any] | None = None

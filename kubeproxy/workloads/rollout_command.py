@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.metadata import controller_of
-from kubeproxy.kubernetes.object_client import JSON_PATCH
+from kubeproxy.kubernetes.object_client import JSON_PATCH, understood
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.workloads import revisions, rollback
 from kubeproxy.workloads.deployment_drains import owner_of
@@ -203,7 +203,9 @@ class Rollout:
             if error.status == 403:
                 return {}
             raise
-        events = sorted(msgspec.json.decode(body, type=_Events).items, key=lambda each: each.last_timestamp or "")
+        with understood("events"):
+            found = msgspec.json.decode(body, type=_Events).items
+        events = sorted(found, key=lambda each: each.last_timestamp or "")
         return {each.involved_object.name: f"{each.reason}: {each.message}" for each in events}
 
     async def _watch(self, said: str) -> None:

@@ -267,3 +267,43 @@ def test_everything_else_is_escaped_as_json_would() -> None:
     body = everything.replace("\\", "").replace('"', "")
     assert json.loads(f'"{printable(body)}"') == body
     assert printable("\x1b\n\u202e\x9b\x7f\U000e0001") == "\\u001b\\n\\u202e\\u009b\\u007f\\udb40\\udc01"
+
+
+# Objects of odd shapes
+
+
+ODD = [None, True, -1, 10**30, "x", [], {}, [1], {"a": 1}, [None], "9" * 5000, "A" * 300_000]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from _places(part, (*path, key))
+
+
+def _with(value: Any, path: tuple[Any, ...], new: object) -> Any:
+    """A copy of the value with something else in one place."""
+    if not path:
+        return new
+    key, *rest = path
+    found = value.copy()
+    found[key] = _with(value[key], tuple(rest), new)
+    return found
+
+
+@pytest.mark.parametrize("verb", ["explain", "history", "undo"])
+def test_rollout_with_objects_of_odd_shapes(verb: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends with an exit status; none with a traceback."""
+    numbers = iter(range(10**6))
+    for place, (pattern, answer) in enumerate(ANSWERS):
+        whole = answer["items"][0] if "items" in answer else answer
+        for path in _places(whole):
+            odd = ODD[next(numbers) % len(ODD)]  # a kind in each place; all kinds in the course of it
+            changed = _with(whole, path, odd)
+            changed = answer | {"items": [changed]} if "items" in answer else changed
+            answers = [*ANSWERS[:place], (pattern, changed), *ANSWERS[place + 1 :]]
+            monkeypatch.setattr(Hostile, "answers", answers)
+            out, err = said(["rollout", verb, "deployment/d", f"--server=http://{address}"], terminal=False)
+            assert out or err, (path, odd)
+            assert "Traceback" not in err

@@ -14,6 +14,9 @@ from kubeproxy.model.errors import ClusterError
 
 Data = dict[str, Any]
 
+_DIGITS: Final = 10
+"""Of the largest number of pods; Python converts no text of thousands of digits."""
+
 _PREFIX: Final = "kubectl.kubernetes.io"
 NEXT: Final = f"{_PREFIX}/next-controller-id"
 """On the old controller: the name of the new one. The four are kubectl's, so that either goes on with an update."""
@@ -144,8 +147,8 @@ class Controller:
         text = self.annotations.get(annotation)
         if text is None:
             return None
-        if not text.isascii() or not text.isdecimal():
-            raise UpdateError(f"Unable to parse annotation for {self.name}: {annotation}={text}")
+        if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+            raise UpdateError(f"Unable to parse annotation for {self.name}: {annotation}={text[:80]}")
         return int(text)
 
 

@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from kubeproxy.kubernetes.client.command_client import Answer
 from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.object_client import MERGE
 from kubeproxy.workloads.objects import Pod
 from kubeproxy.workloads.rolling_updater.controller import Controller, Data, DeletedError
+from kubeproxy.workloads.rolling_updater.shape import checked
 from kubeproxy.workloads.rolling_updater.steady_rest import SteadyRest
 
 MOST_CONFLICTS: Final = 10
@@ -57,7 +57,7 @@ class ControllerRequests:
     async def standing(self, name: str) -> Controller | None:
         """A controller, one that waits for a finalizer, too."""
         try:
-            return _controller(await self._rest.request("GET", self._path(name)))
+            return checked((await self._rest.request("GET", self._path(name))).decoded())
         except StatusError as error:
             if error.code == 404 and not _about_namespace(error):
                 return None
@@ -66,8 +66,11 @@ class ControllerRequests:
     async def all(self) -> list[Controller]:
         """All controllers of the namespace."""
         answer = await self._rest.request("GET", self._path())
-        kind = {"apiVersion": "v1", "kind": "ReplicationController"}
-        return [Controller(kind | item) for item in answer.decoded().get("items") or ()]
+        found: Any = answer.decoded()
+        items = found.get("items") or [] if isinstance(found, dict) else None
+        if not isinstance(items, list):
+            raise Garbage("the server answered what is no list of ReplicationControllers", cause="garbage")
+        return [checked(item) for item in items]
 
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
         """The pods that a selector matches, finished and ending ones among them."""
@@ -91,9 +94,8 @@ class ControllerRequests:
             if wanted.data == current.data:
                 return current
             try:
-                return _controller(
-                    await self._rest.request("PUT", self._path(controller.name), body=_encoded(wanted.data))
-                )
+                body = _encoded(wanted.data)
+                return checked((await self._rest.request("PUT", self._path(controller.name), body=body)).decoded())
             except StatusError as error:
                 if error.code == 404 and not _about_namespace(error):
                     raise DeletedError(controller.name) from None
@@ -115,7 +117,8 @@ class ControllerRequests:
         """Create a controller; None where one of its name exists."""
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
-                return _controller(await self._rest.request("POST", self._path(), body=_encoded(controller.data)))
+                body = _encoded(controller.data)
+                return checked((await self._rest.request("POST", self._path(), body=body)).decoded())
             except StatusError as error:
                 if error.code == 409 and error.reason == "AlreadyExists":
                     return None
@@ -188,13 +191,6 @@ class ControllerRequests:
     def _pod_path(self, name: str = "") -> str:
         path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
         return f"{path}/{quote(name, safe='')}" if name else path
-
-
-def _controller(answer: Answer) -> Controller:
-    data: Any = answer.decoded()
-    if not isinstance(data, dict) or not isinstance(data.get("metadata"), dict):
-        raise Garbage("the server answered what is no ReplicationController", cause="garbage")
-    return Controller({"apiVersion": "v1", "kind": "ReplicationController"} | data)
 
 
 def _encoded(data: Data) -> bytes:
