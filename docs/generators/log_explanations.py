@@ -366,6 +366,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "The process that sends first packets again ended; `reason` has its signal or exit status.",
         "Nothing, unless it repeats: meanwhile clients of the kernel path meet dead endpoints as with kube-proxy.",
     ),
+    "first packets cannot enter again": (
+        "The kernel has no veth, clsact, cls_bpf or act_mirred, or refuses them. Clients on other hosts and in pods"
+        " wait for their own retransmission, a second, when an endpoint fails them.",
+        "`modprobe -a veth sch_ingress cls_bpf act_mirred`, or a kernel that has them.",
+    ),
     "rescue process unconfined": (
         "The kernel does not filter the system calls of the rescue process; it has no capability all the same.",
         "A kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64. With Landlock it has no files all the same.",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.iptables.chains import OWN
@@ -39,6 +40,13 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list
             removed += ["routing rules and table of transparent connections"] if had else []
         except KernelError as error:
             failures.append(str(error))
+        try:
+            for group in sorted(reentry.groups()):
+                if not dry_run:
+                    reentry.remove(group)
+                removed.append(f"device {reentry.device_of(group)}")
+        except OSError as error:
+            failures.append(f"devices of the rescue: {error.strerror}")
     for family, program in _XTABLES_NFT.items():
         try:
             removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program, dry_run)]

@@ -46,6 +46,8 @@ class Copy:
     """A SYN, and what has been done with it."""
 
     syn: Syn
+    link: int
+    """The number of the interface by which it came; 0: it is this host's own."""
     at: float
     """When it came."""
     attempts: int = 0
@@ -91,10 +93,10 @@ class _Segment:
         if not self._unread:
             return
         for data, at in self._unread:
-            for packet in nflog.copies(data):
+            for link, packet in nflog.copies(data):
                 syn = parse(packet)
                 if isinstance(syn, Syn):
-                    self._by_connection[Connection(syn.client, syn.service)] = Copy(syn, at)
+                    self._by_connection[Connection(syn.client, syn.service)] = Copy(syn, link, at)
         self._unread.clear()
 
 

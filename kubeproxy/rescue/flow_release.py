@@ -13,9 +13,10 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.model import Protocol, Target
+from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.netfilter.routing.lookup import link_to
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.protocol import FreedFlow
 from kubeproxy.rescue.turns import Tenants, next_turns
@@ -101,7 +102,19 @@ class FlowRelease:
             return
         for target, flows in deleted.items():
             found = [
-                FreedFlow(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port)
+                FreedFlow(
+                    *(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port),
+                    # No copy of a first packet tells where a client of datagrams is.
+                    link=_link_to(flow.source) if protocol is Protocol.UDP else None,
+                )
                 for flow, peer, peer_port in flows
             ]
             self._on_freed(protocol, target, found)
+
+
+def _link_to(client: Address) -> int | None:
+    try:
+        return link_to(client)
+    except OSError as error:
+        log.info("cannot look up a client's route", reason=error.strerror)
+        return None

@@ -30,9 +30,11 @@ from typing import Final
 import structlog
 
 from kubeproxy.model import Family, Protocol, Target, family_of
+from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.routing.route_watch import RouteWatch, has_route
+from kubeproxy.netfilter.routing.lookup import has_route
+from kubeproxy.netfilter.routing.route_watch import RouteWatch
 from kubeproxy.rescue.dial import refuses_datagrams
 from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
@@ -114,6 +116,7 @@ class Guardian:
         self._alive = False
         self._problem: str | None = None
         self._elements: SetElements | None = None
+        self._reentry: reentry.Reentry | None = None
         self.started = asyncio.Event()
         """Set when the process has read its group of the packet log for the first time."""
         self._silence: Mapping[Family, SilenceWatch] = {family: SilenceWatch() for family in Family}
@@ -132,6 +135,7 @@ class Guardian:
                 group.create_task(self._watch_silence())
                 group.create_task(self._probe())
                 group.create_task(self._watch_routes())
+                group.create_task(self._follow_links())
         finally:
             await self._close()
 
@@ -151,6 +155,9 @@ class Guardian:
         """End the process. The rules become inert by themselves: another instance may keep them alive by now."""
         if self._process is not None:
             await self._process.close()
+            self._end_reentry()
+            with contextlib.suppress(OSError):  # the next process that has the group removes it
+                reentry.remove(self._group)
         await self._tasks.close()
         if self._elements is not None:
             self._elements.close()
@@ -180,6 +187,7 @@ class Guardian:
             if self._process is not None:
                 self._counts = added(self._counts, self._process.counts)
             self._process = None
+            self._end_reentry()
             self._set_alive(False)
             if loop.time() - began >= STEADY_S:
                 pause_s = 0.0
@@ -195,8 +203,35 @@ class Guardian:
         log.info("rescue process started", pid=process.pid, group=group)
         if process.unfiltered is not None:
             log.warning("rescue process unconfined", reason=process.unfiltered)
+        try:
+            if process.shut_out is not None:
+                raise OSError(0, process.shut_out)
+            self._reentry = reentry.Reentry(group)
+        except OSError as error:
+            self._cannot_enter(error)
         self._on_group(group)
         self.started.set()
+
+    async def _follow_links(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                if self._reentry is not None:
+                    self._reentry.look()
+            except OSError as error:
+                self._end_reentry()
+                self._cannot_enter(error)
+
+    def _cannot_enter(self, error: OSError) -> None:
+        """Only clients on this node have their packets sent again now: by any other way than their own interface those
+        of others would pass this node's policies by."""
+        self._problem = f"first packets of clients on other hosts and in pods are not sent again: {error.strerror}"
+        log.warning("first packets cannot enter again", reason=error.strerror)
+
+    def _end_reentry(self) -> None:
+        if self._reentry is not None:
+            self._reentry.close()
+            self._reentry = None
 
     # The rules.
 

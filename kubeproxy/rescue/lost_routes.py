@@ -11,7 +11,8 @@ from typing import Final
 from typing import Protocol as Interface
 
 from kubeproxy.model import Address, Protocol, Target
-from kubeproxy.netfilter.routing.route_watch import EVERYWHERE, Lost, has_route
+from kubeproxy.netfilter.routing.lookup import has_route
+from kubeproxy.netfilter.routing.route_watch import EVERYWHERE, Lost
 from kubeproxy.rescue.ejector import Ejector
 
 Endpoint = tuple[Protocol, Target]

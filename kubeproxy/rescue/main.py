@@ -1,9 +1,9 @@
 """The rescue process: reads copies and reports of the packet log, and sends first packets again.
 
-It opens the packet log (CAP_NET_ADMIN) and the raw sockets (CAP_NET_RAW), and then drops every capability, for good. It
-keeps no more than these sockets: it can read what the rules send to its group, and send any packet; it can change no
-rule, open no socket and no file of others, execute no program. What it reads comes from the network, so its parser is
-fuzzed. No packet is ever logged.
+It opens the packet log and makes a device (CAP_NET_ADMIN), opens the sockets by which it sends (CAP_NET_RAW), and then
+drops every capability, for good. It keeps no more than these sockets: it can read what the rules send to its group, and
+send any packet; it can change no rule, open no socket and no file of others, execute no program. What it reads comes
+from the network, so its parser is fuzzed. No packet is ever logged.
 
 Without the control process it lives on for a moment, until the rules have become inert: SYNs that are refused meanwhile
 are sent again as before.
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor, Timer
+from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, answers, open_netlink
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S, COPIES_PER_MESSAGE, PACKET_BYTES
 from kubeproxy.rescue import nflog
@@ -46,12 +47,16 @@ _SO_RCVBUFFORCE: Final = 33
 class RescueProcess:
     """The process, from its start to its exit."""
 
-    def __init__(self, channel: socket.socket, log: socket.socket, raw: RawSockets) -> None:
+    def __init__(
+        self, channel: socket.socket, log: socket.socket, raw: RawSockets, entry: reentry.ReentrySocket | None
+    ) -> None:
+        """`entry`: None where clients' packets cannot enter this node again."""
         self._reactor = Reactor()
         self._channel: socket.socket | None = channel
         self._log = log
         self._room = memoryview(bytearray(nflog.READ_BYTES))
         self._raw = raw
+        self._entry = entry
         self._resends = Resends()
         self._resent = self._unsent = self._overflows = 0
         self._timer: Timer | None = None
@@ -151,7 +156,13 @@ class RescueProcess:
 
     def _send(self, packet: Packet) -> None:
         try:
-            self._raw.send(*packet)
+            if not packet.link:
+                self._raw.send(packet.data, packet.by_way_of)
+            elif self._entry is not None:
+                self._entry.send(packet.data, packet.link)
+            else:  # by the raw socket it would pass this node's policies by: the client repeats it
+                self._unsent += 1
+                return
             self._resent += 1
         except OSError:
             self._unsent += 1
@@ -181,22 +192,42 @@ def open_log(preferred: int) -> tuple[socket.socket, int]:
     sock = open_netlink(NETLINK_NETFILTER)
     with contextlib.suppress(PermissionError):  # in a user namespace the buffer stays as it is
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM_BYTES)
-    for sequence, group in enumerate([preferred, *(each for each in nflog.GROUPS if each != preferred)], start=1):
-        request = nflog.bind_request(group, packet_bytes=PACKET_BYTES, threshold=COPIES_PER_MESSAGE, sequence=sequence)
+    for group in [preferred, *(each for each in nflog.GROUPS if each != preferred)]:
         try:
-            sock.send(request)
-            for _ in answers(sock, sequence):
-                pass
-        except OSError as error:
-            # The first of another socket's group. Without the capability all groups answer so.
-            if error.errno in (errno.EPERM, errno.EBUSY):
+            if not _reads(sock, group):
                 continue
+        except OSError:
             sock.close()
             raise
         return sock, group
     sock.close()
     groups = f"{nflog.GROUPS[0]} to {nflog.GROUPS[-1]}"
     raise OSError(errno.EBUSY, f"all groups of the packet log from {groups} are taken, or CAP_NET_ADMIN is missing")
+
+
+def _reads(sock: socket.socket, group: int) -> bool:
+    """Have a socket read a group, unless another one does; OSError. Without CAP_NET_ADMIN all seem to be taken."""
+    sock.send(nflog.bind_request(group, packet_bytes=PACKET_BYTES, threshold=COPIES_PER_MESSAGE, sequence=group))
+    try:
+        for _ in answers(sock, group):
+            pass
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EBUSY):
+            return False
+        raise
+    return True
+
+
+def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]:
+    """The socket by which clients' packets enter this node again, or why there is none."""
+    try:
+        for other in reentry.groups() - {group}:
+            with open_netlink(NETLINK_NETFILTER) as sock:
+                if _reads(sock, other):  # so the device's process was killed
+                    reentry.remove(other)
+        return reentry.ReentrySocket(group), None
+    except OSError as error:
+        return None, error.strerror or str(error)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -210,12 +241,13 @@ def main(arguments: Sequence[str]) -> int:
             signal.signal(ignored, signal.SIG_IGN)
         channel = socket.socket(fileno=fd)
         log, group = open_log(preferred)
-        process = RescueProcess(channel, log, RawSockets())
+        entry, shut_out = _open_reentry(group)
+        process = RescueProcess(channel, log, RawSockets(), entry)
         privileges.drop()
         unfiltered = sandbox.confine(sockets=False)
         gc.collect()
         gc.freeze()
-        process.report(Started(group, unfiltered))
+        process.report(Started(group, unfiltered, shut_out))
         process.live()
     except OSError as error:
         _log(f"cannot work: {error.strerror or error}")

@@ -18,7 +18,7 @@ _PACKET: Final = 4 << 8  # NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_PACKET
 _CONFIG: Final = _PACKET | 1
 _CFG_CMD, _CFG_MODE, _CFG_BUFFER, _CFG_TIMEOUT, _CFG_THRESHOLD = 1, 2, 3, 4, 5  # NFULA_CFG_*
 _BIND, _COPY_PACKET = 1, 2
-_PAYLOAD, _PREFIX = 9, 10  # NFULA_*
+_CAME_BY, _PAYLOAD, _PREFIX = 4, 9, 10  # NFULA_IFINDEX_INDEV, NFULA_*
 _NFGEN_BYTES: Final = 4
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")
 _HEADER_BYTES: Final = 16
@@ -90,8 +90,9 @@ def packets(data: bytes) -> Iterator[Logged]:
             reported = reported or (kind == _PREFIX and value == _REPORTED)
 
 
-def copies(data: bytes) -> Iterator[bytes]:
-    """The packets of one read from the socket that are not reported. As `packets`, for many."""
+def copies(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The packets of one read from the socket that are not reported, each after the number of the interface by which it
+    came; 0: it is this host's own. As `packets`, for many."""
     at, end = 0, len(data) - _HEADER_BYTES
     unpack, attribute = _LENGTH_AND_KIND.unpack_from, ATTRIBUTE_HEADER.unpack_from
     while at <= end:
@@ -102,12 +103,15 @@ def copies(data: bytes) -> Iterator[bytes]:
         at += (length + 3) & ~3
         if kind != _PACKET:
             continue
+        link = 0
         while inside + ATTRIBUTE_HEADER.size <= until:
             size, name = attribute(data, inside)
             value_at, value_end = inside + ATTRIBUTE_HEADER.size, min(inside + size, until)
             if size < ATTRIBUTE_HEADER.size or (name == _PREFIX and data[value_at:value_end] == _REPORTED):
                 break
             if name == _PAYLOAD:
-                yield data[value_at:value_end]
+                yield link, data[value_at:value_end]
                 break
+            if name == _CAME_BY:
+                link = int.from_bytes(data[value_at:value_end], "big")
             inside += (size + 3) & ~3

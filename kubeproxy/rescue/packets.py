@@ -168,8 +168,8 @@ def packed(address: str) -> bytes:
 def again(syn: Syn) -> bytes | None:
     """The SYN as it is sent again; None when its hop limit is used up.
 
-    A router has passed it on, so one hop is taken off, and a loop ends. Its checksum is computed anew: with checksum
-    offload the copy has only a part of it. The kernel fills in that of the IPv4 header.
+    One hop is taken off, so a loop ends also where no router is in it. Its checksums are computed anew: with checksum
+    offload the copy has only a part of TCP's.
     """
     packet = bytearray(syn.packet)
     hops_at = 8 if packet[0] >> 4 == 4 else 7
@@ -177,6 +177,9 @@ def again(syn: Syn) -> bytes | None:
         return None
     packet[hops_at] -= 1
     header = (packet[0] & 0xF) * 4 if packet[0] >> 4 == 4 else 40
+    if packet[0] >> 4 == 4:
+        packet[10:12] = b"\0\0"
+        packet[10:12] = checksum(packet[:header]).to_bytes(2, "big")
     length = int.from_bytes(packet[2:4], "big") if packet[0] >> 4 == 4 else len(packet)
     body = packet[header:length]
     _set_checksum(body, _TCP, syn.client.address, syn.service.address)
@@ -194,7 +197,8 @@ def datagram(client: Side, service: Side, payload: bytes) -> bytes:
     _set_checksum(body, _UDP, client.address, service.address)
     addresses = client.address + service.address
     if len(client.address) == 4:
-        header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(body), 0, 0, _HOPS, _UDP, 0)
+        header = struct.pack("!BBHHHBB", 0x45, 0, 20 + len(body), 0, 0, _HOPS, _UDP)
+        header += checksum(header + b"\0\0" + addresses).to_bytes(2, "big")
     else:
         header = struct.pack("!IHBB", 6 << 28, len(body), _UDP, _HOPS)
     return header + addresses + bytes(body)
@@ -210,10 +214,10 @@ def _set_checksum(body: bytearray, protocol: int, source: bytes, destination: by
     struct.pack_into("!H", body, at, value or (0xFFFF if protocol == _UDP else 0))
 
 
-def checksum(data: bytes) -> int:
+def checksum(data: bytes | bytearray) -> int:
     """The Internet checksum of some bytes (RFC 1071)."""
     if len(data) % 2:
-        data += b"\0"
+        data = data + b"\0"
     # As 2**16 is 1 modulo 65,535, the sum of the words is the number itself.
     value = int.from_bytes(data, "big")
     total = value % 0xFFFF

@@ -51,6 +51,8 @@ class RescueProcess:
         """The group of the packet log that it reads; None: it does not work yet."""
         self.unfiltered: str | None = None
         """Why its system calls are not filtered."""
+        self.shut_out: str | None = None
+        """Why clients' packets cannot enter this node again."""
         self.counts = Counts()
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
@@ -121,8 +123,8 @@ class RescueProcess:
                 return
             self._silent = 0
             match message:
-                case Started(group, unfiltered):
-                    self.group, self.unfiltered = group, unfiltered
+                case Started(group, unfiltered, shut_out):
+                    self.group, self.unfiltered, self.shut_out = group, unfiltered, shut_out
                     if not self.started.done():
                         self.started.set_result(None)
                 case Beat(counts):

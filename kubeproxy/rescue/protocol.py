@@ -64,6 +64,8 @@ class Started(Struct, frozen=True, tag=True, array_like=True):
     group: int
     unfiltered: str | None = None
     """Why its system calls are not filtered; None: they are."""
+    shut_out: str | None = None
+    """Why clients' packets cannot enter this node again, so that only its own are sent again; None: they can."""
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):
@@ -90,6 +92,8 @@ class FreedFlow(NamedTuple):
     peer: Address
     """The client, as the endpoint saw it."""
     peer_port: int
+    link: int | None
+    """The number of the interface that leads to the client; 0: it is this host; None: unknown, or a flow of TCP."""
 
 
 class Freed(Struct, frozen=True, tag=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Sends whole packets, with the client's address as their source.
+"""Sends whole packets of clients on this host. They pass the output hook, as the client's own did.
 
 The sockets are made while the process has CAP_NET_RAW, and used without it. They can send any IP packet of this network
 namespace, and receive none (raw(7), IPPROTO_RAW).

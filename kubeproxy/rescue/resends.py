@@ -34,10 +34,13 @@ DATAGRAMS_MAX, DATAGRAM_S = 1024, 1.0
 
 
 class Packet(NamedTuple):
-    """A packet to send, and an address to which this host has a route: the service address may have none."""
+    """A packet to send."""
 
     data: bytes
     by_way_of: bytes
+    """An address to which this host has a route: the service address may have none."""
+    link: int
+    """The number of the interface by which the client's packet comes; 0: the client is on this host."""
 
 
 class _Waiting(NamedTuple):
@@ -162,7 +165,7 @@ class Resends:
             _, _, copy, by_way_of = heapq.heappop(self._scheduled)
             if (data := again(copy.syn)) is not None:
                 copy.tried_at = now
-                found.append(Packet(data, by_way_of))
+                found.append(Packet(data, by_way_of, copy.link))
         return found
 
     @property
@@ -228,8 +231,11 @@ class Resends:
             if flow is None or error.payload is None or not _is(error.endpoint, freed.endpoint):
                 kept.append(waiting)
                 continue
+            if flow.link is None:
+                self._unknown += 1
+                continue
             client, service = _sides(flow)
-            found.append(Packet(datagram(client, service, error.payload), error.endpoint.address))
+            found.append(Packet(datagram(client, service, error.payload), error.endpoint.address, flow.link))
         self._datagrams = kept
         return found
 

@@ -341,7 +341,7 @@ def packet_log(data: bytes) -> None:
     resends = Resends()
     logged = list(nflog.packets(data))
     assert nflog.may_report(data) or not any(each.reported for each in logged)
-    assert list(nflog.copies(data)) == [each.packet for each in logged if not each.reported]
+    assert [packet for _, packet in nflog.copies(data)] == [each.packet for each in logged if not each.reported]
     resends.copied(data, nflog.count(data), 0.0)
     for number, packet in enumerate([data, *(each.packet for each in logged)]):
         found, now = parse_packet(packet), float(number)

@@ -82,7 +82,7 @@ async def test_many_are_read_together_and_a_tenant_does_not_wait_for_another(mon
     assert POD in kernel.readings[0]
     assert kernel.most_at_once == 1
     assert sorted(target for _, target, _ in kernel.freed) == sorted([*silent(1000), POD]), "each once"
-    flow = FreedFlow(CLIENT, 4000, VIP, 80, CLIENT, 4000)
+    flow = FreedFlow(CLIENT, 4000, VIP, 80, CLIENT, 4000, link=None)
     assert (Protocol.TCP, POD, [flow]) in kernel.freed
 
 

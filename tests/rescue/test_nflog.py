@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.netfilter.nftables.rescue import COPIES_PER_MESSAGE, PACKET_BYTES, REPORT_PREFIX
 from kubeproxy.rescue import nflog
-from tests.rescue.log_messages import message, read, report
+from tests.rescue.log_messages import LINK, message, read, report
 from tests.rescue.test_packets import ACK, CLIENT, CLIENT6, POD, RST, SERVICE, SERVICE6, SYN, ip, tcp
 
 COPY = ip(CLIENT, SERVICE, 6, tcp(SYN, options=bytes(20)))
@@ -17,11 +17,11 @@ RESET = ip(POD, CLIENT, 6, tcp(RST | ACK, sequence=0))
 
 def test_copies_and_a_report_in_one_read() -> None:
     other = ip(CLIENT6, SERVICE6, 6, tcp(SYN) + b"odd")
-    data = read(message(COPY), message(other), report(RESET))
+    data = read(message(COPY), message(other, own=True), report(RESET))
     assert nflog.count(data) == 3
     assert nflog.may_report(data)
     assert list(nflog.packets(data)) == [(False, COPY), (False, other), (True, RESET)]
-    assert list(nflog.copies(data)) == [COPY, other]
+    assert list(nflog.copies(data)) == [(LINK, COPY), (0, other)]
 
 
 def test_copies_alone_have_no_report() -> None:
@@ -38,14 +38,16 @@ def test_a_client_cannot_forge_a_report(text: str) -> None:
     data = read(message(forged), message(COPY, prefix=text if text != REPORT_PREFIX else None))
     assert nflog.may_report(data), "it costs a look"
     assert [each.reported for each in nflog.packets(data)] == [False, False]
-    assert list(nflog.copies(data)) == [forged, COPY]
+    assert list(nflog.copies(data)) == [(LINK, forged), (LINK, COPY)]
 
 
 def test_a_cut_message_is_read_as_far_as_it_goes() -> None:
     data = read(message(COPY), report(RESET))
     for length in range(len(data)):
         found = list(nflog.packets(data[:length]))
-        assert list(nflog.copies(data[:length])) == [each.packet for each in found if not each.reported]
+        assert [packet for _, packet in nflog.copies(data[:length])] == [
+            each.packet for each in found if not each.reported
+        ]
         assert nflog.count(data[:length]) >= len(found)
 
 

@@ -54,11 +54,13 @@ def test_a_client_with_ecn_is_rescued_like_any_other(made: Stage, fails: str) ->
         made.stop(1)
     else:
         made.filter(1, "drop")
-    rule = "tcp flags & (syn | ack | ecn | cwr) == syn | ecn | cwr counter"
+    # One hop less than the client's own.
+    hops = "ip ttl" if made.family is Family.IPV4 else "ip6 hoplimit"
+    rule = f"tcp flags & (syn | ack | ecn | cwr) == syn | ecn | cwr {hops} 63 counter"
     made.network.node.run(
         [
             "nft",
-            f"add table inet seen; add chain inet seen c {{ type filter hook output priority 0; }}; "
+            f"add table inet seen; add chain inet seen c {{ type filter hook prerouting priority 0; }}; "
             f"add rule inet seen c {rule}",
         ]
     )

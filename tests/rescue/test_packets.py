@@ -46,13 +46,14 @@ def tcp(
 
 
 def sound(packet: bytes) -> bool:
-    """Whether the checksum of a packet's TCP or UDP part is right."""
+    """Whether the checksums of an IPv4 header and of a packet's TCP or UDP part are right."""
     v4 = packet[0] >> 4 == 4
     header = (packet[0] & 0xF) * 4 if v4 else 40
     addresses = packet[12:20] if v4 else packet[8:40]
     protocol = packet[9] if v4 else packet[6]
     body = packet[header:]
-    return checksum(addresses + struct.pack("!II", len(body), protocol) + body) == 0
+    whole = checksum(addresses + struct.pack("!II", len(body), protocol) + body) == 0
+    return whole and (not v4 or checksum(packet[:header]) == 0)
 
 
 FAMILIES = pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def test_reports_and_back(message: Started | Beat | Failed) -> None:
 
 def test_the_longest_order_fits() -> None:
     address = Address("fd00:1234:5678:9abc:def0:1234:5678:9abc")
-    order = Freed(Protocol.TCP, POD, (FreedFlow(address, 65535, address, 65535, address, 65535),) * FLOWS_PER_MESSAGE)
+    order = Freed(
+        Protocol.TCP, POD, (FreedFlow(address, 65535, address, 65535, address, 65535, 1 << 31),) * FLOWS_PER_MESSAGE
+    )
     data = encode(order)
     assert len(data) <= MESSAGE_BYTES
     assert decode_order(data) == order

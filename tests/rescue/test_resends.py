@@ -18,7 +18,7 @@ from kubeproxy.rescue.copies import (
 from kubeproxy.rescue.packets import Refusal, Refused, Side, Syn, Unreachable, packed, parse
 from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
 from kubeproxy.rescue.resends import AWAITED_S, DATAGRAM_S, DATAGRAMS_MAX, DELAYS_S, QUIET_S, Packet, Resends
-from tests.rescue.log_messages import message, read
+from tests.rescue.log_messages import LINK, message, read
 from tests.rescue.test_packets import CLIENT, CLIENT6, POD, SERVICE, SERVICE6, SYN, ip, tcp
 
 ENDPOINT = Side(packed(POD), 8080)
@@ -61,7 +61,7 @@ def counts(resends: Resends) -> Counts:
 
 def freed(*of: Syn) -> Freed:
     flows = tuple(
-        FreedFlow(Address(CLIENT), each.client.port, Address(SERVICE), 80, Address(CLIENT), each.client.port)
+        FreedFlow(Address(CLIENT), each.client.port, Address(SERVICE), 80, Address(CLIENT), each.client.port, None)
         for each in of
     )
     return Freed(Protocol.TCP, TARGET, flows)
@@ -79,6 +79,7 @@ def test_a_refused_syn_is_sent_again_at_once() -> None:
     (packet,) = resends.due(100.001)
     assert sequences([packet]) == [first.sequence]
     assert packet.by_way_of == packed(POD)
+    assert packet.link == LINK, "it comes by the interface by which the client's came"
     assert resends.due(101.0) == []
 
 
@@ -175,14 +176,24 @@ def test_datagrams_wait_until_their_flows_are_freed() -> None:
     assert resends.unreachable(Unreachable(Protocol.UDP, client, ENDPOINT, b"one"), 100.0) is not None
     assert resends.unreachable(Unreachable(Protocol.UDP, Side(packed(CLIENT), 4001), ENDPOINT, b"two"), 100.0) is None
     assert resends.unreachable(Unreachable(Protocol.UDP, client, ENDPOINT, None), 100.0) is None
-    flow = FreedFlow(Address("192.0.2.9"), 7777, Address(SERVICE), 53, Address(CLIENT), 4000)
+    flow = FreedFlow(Address("192.0.2.9"), 7777, Address(SERVICE), 53, Address(CLIENT), 4000, link=7)
     (packet,) = resends.freed(Freed(Protocol.UDP, TARGET, (flow,)), 100.1)
     assert packet.data.endswith(b"one")
+    assert packet.link == 7
     assert packet.data[12:20] == packed("192.0.2.9") + packed(SERVICE), "the client's own address, not the masquerade's"
     assert packet.data[20:24] == (7777).to_bytes(2, "big") + (53).to_bytes(2, "big")
     assert resends.freed(Freed(Protocol.UDP, TARGET, (flow,)), 100.1) == [], "once"
     late = flow._replace(peer_port=4001)
     assert resends.freed(Freed(Protocol.UDP, TARGET, (late,)), 100.0 + DATAGRAM_S + 0.1) == [], "too late"
+
+
+def test_a_datagram_of_a_client_without_a_way_is_not_sent() -> None:
+    """By which interface it came is not known, so neither is which policies it has to pass."""
+    resends = Resends()
+    assert resends.unreachable(Unreachable(Protocol.UDP, Side(packed(CLIENT), 4000), ENDPOINT, b"x"), 100.0) is not None
+    flow = FreedFlow(Address(CLIENT), 4000, Address(SERVICE), 53, Address(CLIENT), 4000, link=None)
+    assert resends.freed(Freed(Protocol.UDP, TARGET, (flow,)), 100.1) == []
+    assert counts(resends).unknown == 1
 
 
 def test_floods_do_not_grow_it() -> None:
@@ -196,7 +207,7 @@ def test_floods_do_not_grow_it() -> None:
     for number in range(3 * DATAGRAMS_MAX):
         resends.unreachable(Unreachable(Protocol.UDP, Side(packed(CLIENT), number), ENDPOINT, b"x"), 100.0)
     flows = tuple(
-        FreedFlow(Address(CLIENT), 1, Address(SERVICE), 53, Address(CLIENT), number)
+        FreedFlow(Address(CLIENT), 1, Address(SERVICE), 53, Address(CLIENT), number, 0)
         for number in range(3 * DATAGRAMS_MAX)
     )
     assert len(resends.freed(Freed(Protocol.UDP, TARGET, flows), 100.0)) == DATAGRAMS_MAX

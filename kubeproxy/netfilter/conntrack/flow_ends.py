@@ -11,10 +11,8 @@ net.netfilter.nf_conntrack_events is 1.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -22,13 +20,14 @@ from typing import Final
 from kubeproxy.netfilter.conntrack.flow_records import DELETE, DST_NAT, NFGEN, STATUS, FlowRecord, records
 from kubeproxy.netfilter.netlink.messages import HEADER, NETLINK_NETFILTER
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
+from kubeproxy.netfilter.socket_filter import assembled, attach
 
 BUFFER_BYTES: Final = 8 << 20
 """The room for events asked for; the kernel grants twice as much, for what it needs beside them: some 10,000 events."""
 _GROUP: Final = 3
 """NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
-"""asm-generic/socket.h; Python has no names for them."""
+_SO_RCVBUFFORCE: Final = 33
+"""asm-generic/socket.h"""
 
 
 class FlowEnds:
@@ -70,20 +69,11 @@ class FlowEnds:
 
 def _attach(sock: socket.socket) -> None:
     """Have the kernel leave out events of flows without a translated destination."""
-    program = filter_program()
-    memory = ctypes.create_string_buffer(program, len(program))
-    length = len(program) // _INSTRUCTION.size
-    # struct sock_fprog: a length, and a pointer at its natural place.
-    packed = struct.pack("@HP", length, ctypes.addressof(memory))
     try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, packed)
+        attach(sock, filter_program())
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOPROTOOPT):
             raise  # a kernel without the extension sends all events, and `records` leaves the others out
-
-
-_INSTRUCTION: Final = struct.Struct("=HBBI")
-"""struct sock_filter: code, jump if true, jump if false, operand."""
 
 
 def filter_program() -> bytes:
@@ -102,4 +92,4 @@ def filter_program() -> bytes:
         (end, 0, 0, 0xFFFFFFFF),
         (end, 0, 0, 0),
     ]
-    return b"".join(_INSTRUCTION.pack(*step) for step in steps)
+    return assembled(steps)

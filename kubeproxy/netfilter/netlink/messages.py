@@ -13,7 +13,7 @@ NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
 """linux/netlink.h; Python has no names for them."""
 SOCK_DIAG_BY_FAMILY = 20
 """linux/sock_diag.h"""
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
 ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type

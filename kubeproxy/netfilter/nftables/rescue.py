@@ -20,11 +20,10 @@ have a limited rate; drops have none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kubeproxy.model import Family
-from kubeproxy.netfilter.ruleset import SharedLink
 
 REPORT_PREFIX = "kubeproxy rescue"
 """The text with which the packet log marks reports; copies have none."""
@@ -35,7 +34,7 @@ BRIDGE_S = 10.0
 """How long the rules work while the control process executes its next program, and so how long the rescue process
 outlives the control process: after that nothing is reported any more."""
 STAMP_S = 5
-"""How long ``asked*`` and ``answered*`` remember an endpoint, and ``link_clients*`` a client."""
+"""How long ``asked*`` and ``answered*`` remember an endpoint."""
 STAMPS_MAX = 65_536
 """The most in each of these sets."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
@@ -59,7 +58,6 @@ HOOKS: Mapping[str, Base | None] = {
     # Before the address translation an answer has the address of the endpoint.
     "rescue_prerouting": ("filter", "prerouting", _MANGLE, "accept"),
     "rescue_output": ("filter", "output", _MANGLE, "accept"),
-    "rescue_resent": None,
     "rescue_copy4": None,
     "rescue_copy6": None,
     "rescue_asked": None,
@@ -70,8 +68,6 @@ HOOKS: Mapping[str, Base | None] = {
     "rescue_unreachable": None,
 }
 """The chains; None: one without a hook."""
-RESENT = "rescue_resent"
-"""The chain of translations for what is sent again for clients of other hosts."""
 
 
 class Timed(NamedTuple):
@@ -88,11 +84,11 @@ class Timed(NamedTuple):
 
 _ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 TIMED = tuple(
-    Timed(f"{name}{family.value}", (_ADDRESS[family], second))
-    for name, second in (("asked", "inet_service"), ("answered", "inet_service"), ("link_clients", "iface_index"))
+    Timed(f"{name}{family.value}", (_ADDRESS[family], "inet_service"))
+    for name in ("asked", "answered")
     for family in Family
 )
-"""The last SYN to each endpoint, and its last answer; clients on shared links, and the interface by which they came."""
+"""The last SYN to each endpoint, and its last answer."""
 SETS: Mapping[str, tuple[object, ...]] = {
     ALIVE: ("inet_proto", None, ["timeout"]),
     **{it.name: (list(it.key), None, ["timeout"]) for it in TIMED},
@@ -149,13 +145,12 @@ def deletion(table: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(group: int, tcp_timeouts: Mapping[str, int], links: Collection[SharedLink] = ()) -> dict[str, Rules]:
-    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group. `links`: what is sent again
-    has no interface by which it came, so that of clients of these is kept."""
+def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
+    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
-    first = _first_packets(log, tcp_timeouts, links)
-    return {**_hooks(), **first, **_questions(), **_answers(report), **_errors(report, links)}
+    first = _first_packets(log, tcp_timeouts)
+    return {**_hooks(), **first, **_questions(), **_answers(report), **_errors(report)}
 
 
 def _hooks() -> dict[str, Rules]:
@@ -179,7 +174,7 @@ def _hooks() -> dict[str, Rules]:
     }
 
 
-def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Collection[SharedLink]) -> dict[str, Rules]:
+def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
     """The chains of a client's first SYN: a timeout for its flow, and a copy."""
     # By its comment the rule is recognized, so it says what it sets.
     kept = (
@@ -192,15 +187,6 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int], links: Collection[
                 f"meta l4proto @{ALIVE} limit rate {COPIES_PER_S}/second burst {COPIES_BURST} packets "
                 f"log {log} {COPIES_PER_MESSAGE}",
                 "a copy, to send it again",
-            ),
-            *(
-                (
-                    f"iif {link.number} {_IP[family]} saddr {link.cidr} "
-                    f"update @link_clients{family.value} {{ {_IP[family]} saddr . iif }}",
-                    "the client is on this link",
-                )
-                for link in sorted(links)
-                if link.family is family
             ),
         )
         for family in Family
@@ -263,7 +249,7 @@ def _answers(report: str) -> dict[str, Rules]:
     }
 
 
-def _errors(report: str, links: Collection[SharedLink]) -> dict[str, Rules]:
+def _errors(report: str) -> dict[str, Rules]:
     """The chains of ICMP errors."""
     return {
         "rescue_error": (
@@ -277,17 +263,6 @@ def _errors(report: str, links: Collection[SharedLink]) -> dict[str, Rules]:
             ),
         ),
         "rescue_unreachable": (
-            # No SYN tells the link of a client of datagrams, and its flow may be old. It was masqueraded if the
-            # endpoint is on its link.
-            *(
-                (
-                    f"ct status & snat == snat ct original {_IP[link.family]} saddr {link.cidr} "
-                    f"update @link_clients{link.family.value} "
-                    f"{{ ct original {_IP[link.family]} saddr . {link.number} }}",
-                    "the client is on this link",
-                )
-                for link in sorted(links)
-            ),
             (report, "the endpoint cannot be reached"),
             ("drop", "the packet is sent again"),
         ),
@@ -302,14 +277,6 @@ def copying(family: Family) -> tuple[str, str]:
 def asking() -> tuple[str, str]:
     """The rule, for a chain of first packets after their translation, that remembers the endpoint."""
     return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
-
-
-def on_client_link(family: Family) -> tuple[str, str]:
-    """The condition, for packets after their translation, that one that is sent again leaves by its client's link."""
-    return (
-        f"meta iif 0 {_IP[family]} saddr . oif @link_clients{family.value}",
-        f"{family} sent again, clients on a link with the endpoint",
-    )
 
 
 _CLIENT = "the connection as its client began it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -65,22 +65,10 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         "prerouting": tuple(
             rule for family in Family for rule in _first_packets(content, family, remote[family], from_this_host=False)
         ),
-        "output": (
-            *(
-                (
-                    Rule(
-                        f"meta mark & {MARK:#x} == 0 fib saddr type != local goto {rescue.RESENT}",
-                        "first packets that are sent again",
-                    ),
-                )
-                if wanted.rescue is not None
-                else ()
-            ),
-            *(
-                rule
-                for family in Family
-                for rule in _first_packets(content, family, wanted.bind.get(family), from_this_host=True)
-            ),
+        "output": tuple(
+            rule
+            for family in Family
+            for rule in _first_packets(content, family, wanted.bind.get(family), from_this_host=True)
         ),
         # The only rule that packets of running connections meet; its first match ends it for them.
         "input": (
@@ -112,7 +100,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
         "postrouting": tuple(_leaving(content, wanted.shared_links)),
         "arrived": tuple(_arriving(content)),
         **_masquerading(content, wanted.shared_links),
-        **_rescuing(wanted, content, remote),
+        **_rescuing(wanted),
     }
 
 
@@ -129,20 +117,11 @@ def _diverting() -> dict[str, tuple[Rule, ...]]:
     return {DIVERT: (rule,)}
 
 
-def _rescuing(wanted: RuleSet, content: Content, remote: Mapping[Family, str | None]) -> dict[str, tuple[Rule, ...]]:
+def _rescuing(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     if wanted.rescue is None:
         return {}
-    again = (
-        rule for family in Family for rule in _first_packets(content, family, remote[family], from_this_host=False)
-    )
-    return {
-        **{
-            chain: tuple(Rule(*each) for each in rules)
-            for chain, rules in rescue.rules(wanted.rescue, wanted.tcp_timeouts, wanted.shared_links).items()
-        },
-        # What a client of another host has sent once is treated as it was then.
-        rescue.RESENT: tuple(again),
-    }
+    chains = rescue.rules(wanted.rescue, wanted.tcp_timeouts)
+    return {chain: tuple(Rule(*each) for each in rules) for chain, rules in chains.items()}
 
 
 def _first_packets(content: Content, family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
@@ -243,9 +222,6 @@ def _leaving(content: Content, links: frozenset[SharedLink]) -> Iterator[Rule]:
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
-        if content.rescued and links:
-            text, why = rescue.on_client_link(family)
-            yield Rule(f"{text} jump masquerade_link{family.value}", why)
     # Numbers of interfaces: a comparison of names takes several times as long.
     for number in sorted({link.number for link in links}):
         yield Rule(f"iif {number} oif {number} jump masquerade_links", "the endpoint is where the client came from")

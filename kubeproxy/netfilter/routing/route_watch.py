@@ -8,7 +8,6 @@ own (seen with ``ip monitor``, Linux 6.18). So it is when a pod ends, and a wide
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from collections.abc import Collection, Iterator, Set
@@ -90,20 +89,6 @@ def hides_losses(data: bytes) -> bool:
             if change & IFF_UP and not flags & IFF_UP and change != _NEW:
                 return True
     return False
-
-
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-"""Errors without a route, and with one of the types unreachable, prohibit and blackhole."""
-
-
-def has_route(address: Address) -> bool:
-    """Whether a packet from this host would find a way; without sending one, in some 10 us."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-    except OSError as error:
-        return error.errno not in _NO_ROUTE
-    return True
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 
 from kubeproxy.model import MARK, Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_netlink, parse, request
+from kubeproxy.netfilter.netlink.messages import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    attributes,
+    dump,
+    encode,
+    open_netlink,
+    parse,
+    request,
+)
 
 TABLE = 27504
 """Our routing table: "kp" in ASCII."""
@@ -35,7 +44,6 @@ PROTOCOL = 107
 
 _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
 _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
-_NLM_F_EXCL, _NLM_F_CREATE = 0x200, 0x400
 
 # linux/fib_rules.h: family, lengths of addresses, type of service, table, -, -, action; flags
 _RULE = struct.Struct("=BBBBBxxBI")
@@ -156,7 +164,7 @@ def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -
         request(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
     for it in missing:
         kind = _RTM_NEWRULE if it.is_rule else _RTM_NEWROUTE
-        request(netlink, kind, it.header + encode(it.values), flags=_NLM_F_CREATE | _NLM_F_EXCL)
+        request(netlink, kind, it.header + encode(it.values), flags=NLM_F_CREATE | NLM_F_EXCL)
     return bool(surplus or missing)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import encode, frame
-from kubeproxy.netfilter.routing.route_watch import RouteWatch, among, has_route, lost_ways
+from kubeproxy.netfilter.routing.lookup import has_route, link_to
+from kubeproxy.netfilter.routing.route_watch import RouteWatch, among, lost_ways
 from tests.support.lab import Host
 
 NEW, DELETED = 24, 25
@@ -99,6 +101,16 @@ def test_routes_that_go_without_a_notification(watch: tuple[Host, RouteWatch], l
     assert it.look().more
     assert [pod for pod in pods if not has_route(pod)] == gone
     assert not it.look().more
+
+
+@pytest.mark.netns
+def test_the_link_that_leads_to_an_address(watch: tuple[Host, RouteWatch]) -> None:
+    host, _ = watch
+    pod0 = json.loads(host.ip("-j link show dev pod0"))[0]["ifindex"]
+    assert link_to(Address("10.3.0.2")) == pod0
+    assert link_to(Address("10.3.255.1")) == link_to(Address("::1")) == 0, "this host's own"
+    host.ip("route add blackhole 10.8.0.0/16", "route add unreachable fd00:8::/64")
+    assert [link_to(Address(it)) for it in ("10.8.0.1", "fd00:8::1", "192.0.2.1")] == [None] * 3
 
 
 @pytest.mark.netns

@@ -298,7 +298,7 @@ def raw_socket(host: Host, family: int) -> socket.socket:
 
 
 def test_the_rescue_process_holds_what_the_documents_say(stage: Stage) -> None:
-    """No capability, a filter of system calls, and no descriptor but its packet log, raw sockets and channel."""
+    """No capability, a filter of system calls, and no descriptor but packet log, channel and sockets to send by."""
     daemon = start(stage)
     (pid,) = rescue_pids(daemon)
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -309,7 +309,7 @@ def test_the_rescue_process_holds_what_the_documents_say(stage: Stage) -> None:
     held = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
     sockets = [each for each in held if each.startswith("socket:")]
     others = {each for each in held if not each.startswith("socket:")} - {str(daemon.log_path), "/dev/null"}
-    assert len(sockets) == 4, held
+    assert len(sockets) == 5, held
     assert others <= {"anon_inode:[eventpoll]"}, held
 
 

@@ -138,7 +138,7 @@ def test_a_client_beside_its_endpoint(switched: Switched, family: int, tmp_path:
 @pytest.mark.parametrize("family", VIPS)
 @pytest.mark.parametrize("seen", [False, True], ids=["frames are not seen", "frames are seen"])
 def test_a_client_beside_a_dead_endpoint(switched: Switched, family: int, seen: bool, tmp_path: Path) -> None:
-    """What is sent again for it comes from no interface, and is masqueraded all the same."""
+    """What is sent again for it is masqueraded likewise."""
     with ExitStack() as stack:
         filters_frames(switched.node, on=seen)
         daemon = start(stack, switched.node, tmp_path)
@@ -171,7 +171,7 @@ def test_where_netfilter_sees_the_frames_the_client_keeps_its_address(switched: 
             assert set(asked(switched.hosts[2], family)) == {("host-0", client), ("host-1", client)}
         filters_frames(switched.node, on=False)
         command = ["nft", "list", "chain", "inet", "kubeproxy", "postrouting"]
-        until(lambda: "jump masquerade_link6" in switched.node.run(command).stdout, "rules for the bridge")
+        until(lambda: "jump masquerade_links" in switched.node.run(command).stdout, "rules for the bridge")
         for family in VIPS:
             assert {seen for _, seen in asked(switched.hosts[2], family)} == {NODE[family]}
 

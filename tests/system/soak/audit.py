@@ -251,7 +251,7 @@ def table(node: Host) -> list[dict[str, Any]]:
     return items
 
 
-_TRANSIENT = re.compile(r"(asked|answered|link_clients)[46]|alive|clients[46]-.*")
+_TRANSIENT = re.compile(r"(asked|answered)[46]|alive|clients[46]-.*")
 """Sets that the kernel or a clock fills."""
 
 

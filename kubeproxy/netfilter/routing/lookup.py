@@ -1,0 +1,54 @@
+"""Where the kernel would send a packet of this host."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+
+from kubeproxy.model import Address
+from kubeproxy.netfilter.netlink.messages import answers, attributes, encode, frame, open_netlink
+
+_RTM_GETROUTE = 26
+_ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg: family, length of the destination, 5 more, type; flags
+_RTA_DST, _RTA_OIF = 1, 4
+_RTN_UNICAST, _RTN_LOCAL = 1, 2
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+"""Errors without a route, and with one of the types unreachable, prohibit and blackhole."""
+
+
+def has_route(address: Address) -> bool:
+    """Whether a packet from this host would find a way; without sending one, in some 10 us."""
+    try:
+        with socket.socket(_inet(address), socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))
+    except OSError as error:
+        return error.errno not in _NO_ROUTE
+    return True
+
+
+def link_to(address: Address) -> int | None:
+    """The number of the interface by which a packet to an address would leave this host. OSError.
+
+    0: the address is this host's own; None: there is no way."""
+    destination = socket.inet_pton(_inet(address), address)
+    request = _ROUTE.pack(_inet(address), 8 * len(destination), 0, 0, 0, 0, 0, 0, 0) + encode([(_RTA_DST, destination)])
+    with open_netlink() as netlink:
+        netlink.send(frame(_RTM_GETROUTE, request, flags=0, sequence=1))
+        try:
+            # The kernel answers a request for one route by that route, without another message.
+            found = next(answers(netlink, 1), None)
+        except OSError as error:
+            if error.errno in _NO_ROUTE:
+                return None
+            raise
+    kind = _ROUTE.unpack_from(found.body)[7] if found is not None else None
+    if found is None or kind not in (_RTN_UNICAST, _RTN_LOCAL):
+        return None
+    link = dict(attributes(found.body[_ROUTE.size :])).get(_RTA_OIF, b"")
+    return int.from_bytes(link, sys.byteorder) if kind == _RTN_UNICAST else 0
+
+
+def _inet(address: Address) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
