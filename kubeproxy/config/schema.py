@@ -45,6 +45,7 @@ KubernetesChoice = Literal["auto", "always", "never"]
 PortConflict = Literal["take-unprivileged", "take", "keep"]
 TakeoverChoice = Literal["auto", "force"]
 DataPathChoice = Literal["userspace", "kernel", "auto"]
+FallbackChoice = Literal["always", "never"]
 Preserve = Literal["never", "external-local", "local"]
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -293,6 +294,15 @@ class OwnSettings(Group, frozen=True):
             flag="data-path",
         ),
     ] = "userspace"
+    userspace_fallback: Annotated[
+        FallbackChoice,
+        restart(
+            "What becomes of clients that the kernel path cannot lead: always: a worker serves them, from this node's"
+            " address; never: they are refused, there are no workers, and nothing gets past network policies (only with"
+            " dataPath kernel).",
+            flag="userspace-fallback",
+        ),
+    ] = "always"
     takeover: Annotated[
         TakeoverChoice,
         restart(

@@ -134,6 +134,14 @@ def _check_own(configuration: Configuration, diagnostics: Diagnostics) -> None:
             diagnostics.fault(path, describe(address), "an address at which other hosts reach this node")
         elif address in own.node_addresses[:place]:
             diagnostics.fault(path, f"{describe(address)} again", "every address once")
+    if own.userspace_fallback == "never":
+        if own.data_path != "kernel":
+            # auto goes to user space when failed connections are not rescued.
+            diagnostics.fault("kubeproxy.dataPath", own.data_path, "kernel, as kubeproxy.userspaceFallback is never")
+        if own.netfilter in ("iptables", "none"):
+            diagnostics.fault(
+                "kubeproxy.netfilter", own.netfilter, "nftables or auto, as kubeproxy.userspaceFallback is never"
+            )
     if own.master and not _URL.fullmatch(own.master):
         diagnostics.fault("kubeproxy.master", describe(own.master), "a URL, such as https://192.0.2.1:6443")
 

@@ -15,7 +15,7 @@ import structlog
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.data_paths import DataPaths
-from kubeproxy.daemon.data_plane import make_data_plane
+from kubeproxy.daemon.data_plane import AnyDataPlane, make_data_plane
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.event_reporter import Events, ProxierEvents
 from kubeproxy.daemon.host_state import HostState
@@ -34,9 +34,7 @@ from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
 from kubeproxy.daemon.takeover.takeover import Takeover
-from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.interface import Ended
-from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model import Address
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
@@ -68,7 +66,7 @@ class Parts:
     takeover: Takeover
     rule_transfer: RuleTransfer
     """The `Netfilter` that the proxier uses."""
-    data_plane: LocalDataPlane | WorkerDataPlane
+    data_plane: AnyDataPlane
     tracker: Tracker
     proxier: Proxier
     data_paths: DataPaths

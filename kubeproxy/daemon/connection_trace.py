@@ -26,7 +26,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.cidr import contains
+from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.nftables.client_lookup import Bond, bond_of
 from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
@@ -324,6 +324,12 @@ def _because(
             return _missing(asked.to, rules, snapshot, services_degraded)
     if met.fate in (Fate.PROXIED, Fate.FORWARDED):
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
+    if frontend is not None and frontend.endpoints:  # it has a refusal in place of a listener
+        if is_loopback(asked.to.address):
+            return f"{name} has {_count(frontend)}, but no packet from a loopback address leaves this host"
+        standing = next((it for it in snapshot.frontends if it.frontend.name == frontend.name), None)
+        reason = "its rules are not in force yet" if standing is None else standing.data_path_reason
+        return f"{name} has {_count(frontend)}, but the kernel cannot lead its clients: {reason}"
     no_endpoint = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
     return f"{name} has {no_endpoint}"
 

@@ -9,6 +9,7 @@ import structlog
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Family
+from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.shared_links import bridged_families
@@ -31,11 +32,16 @@ class DataPaths:
         """Called with each new policy."""
 
     async def use(self, configuration: Configuration) -> None:
-        """Use this configuration from now on. The kernel is asked before the first one with a kernel path."""
+        """Use this configuration from now on. The kernel is asked before the first one with a kernel path. KernelError
+        when it refuses, and nothing else is to serve."""
         wanted = Wanted(configuration.kubeproxy.data_path)
         if wanted is not Wanted.USERSPACE and self._refusal is None:
             reason = await self._netfilter.why_not_spreading()
             self._refusal = "" if reason is None else f"{self._netfilter.name}: {reason}"
+            if self._refusal and configuration.kubeproxy.userspace_fallback == "never":
+                raise KernelError(
+                    f"kubeproxy.userspaceFallback is never, but the kernel path is not possible: {self._refusal}"
+                )
             if self._refusal and wanted is Wanted.KERNEL:
                 log.warning("kernel path not possible", reason=self._refusal, effect="userspace serves all Services")
         before = self.policy
@@ -51,6 +57,7 @@ class DataPaths:
                 and wanted is Wanted.KERNEL
                 and not before.rescue
                 and (before.wanted is not Wanted.KERNEL or before.rescue_starts),
+                fallback=configuration.kubeproxy.userspace_fallback == "always",
                 masquerade_all=configuration.masquerade_all,
             )
         )

@@ -1,4 +1,4 @@
-"""Makes the data plane: worker processes, as many as the configuration wants, or none but this process."""
+"""Makes the data plane: worker processes, as many as the configuration wants, this process alone, or none at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.dataplane.ports_only import PortsOnly
 from kubeproxy.dataplane.workers.count import workers_for
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.supervisor import WorkerEnd
 
 log = structlog.get_logger(__name__)
+
+AnyDataPlane = LocalDataPlane | WorkerDataPlane | PortsOnly
 
 
 def make_data_plane(
@@ -22,8 +25,11 @@ def make_data_plane(
     *,
     instance_marker: InstanceMarker,
     on_crash: Callable[[str, BaseException], None],
-) -> LocalDataPlane | WorkerDataPlane:
+) -> AnyDataPlane:
     """Call in a running event loop. Workers start at once, and inherit the instance marker."""
+    if configuration.kubeproxy.userspace_fallback == "never":
+        log.info("data plane", workers=0, effect="what the kernel cannot lead is refused")
+        return PortsOnly()
     count = workers_for(configuration.kubeproxy.workers.number)
     log.info("data plane", workers=count)
     if count == 0:

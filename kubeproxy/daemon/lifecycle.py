@@ -38,7 +38,7 @@ from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover import reexec
 from kubeproxy.daemon.takeover.comparison import TakeoverRefusedError
 from kubeproxy.daemon.takeover.instances import of_other_users
-from kubeproxy.dataplane.workers.pool import WorkerDataPlane
+from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
@@ -334,14 +334,14 @@ class Daemon:
             parts.signals.renew.clear()
             words = reexec.command()
             reason = reexec.obstacle(
-                workers=isinstance(parts.data_plane, WorkerDataPlane),
+                holds_connections=isinstance(parts.data_plane, LocalDataPlane),
                 settled=parts.rule_transfer.taken.is_set() and not parts.takeover.server.superseded.is_set(),
             )
             reason = reason or await parts.reloader.why_not() or await reexec.why_not(words)
             if reason is not None:
                 log.error("re-exec refused", reason=reason)
                 continue
-            log.info("re-executing, workers serve on", command=" ".join(words))
+            log.info("re-executing, clients are served meanwhile", command=" ".join(words))
             parts.notifier.reloading()
             parts.rescue.bridge()
             reexec.renew(words)

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import structlog
 
+from kubeproxy.daemon.data_plane import AnyDataPlane
 from kubeproxy.daemon.process_limits import CONTAINER_INIT
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.server import TakeoverServer
-from kubeproxy.dataplane.in_process import LocalDataPlane
-from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.proxier.proxier import Proxier
@@ -70,7 +69,7 @@ class Shutdown:
         signals: Signals,
         takeover: TakeoverServer,
         proxier: Proxier,
-        data_plane: LocalDataPlane | WorkerDataPlane,
+        data_plane: AnyDataPlane,
         access_log: AccessLog,
         tasks: TaskSet,
     ) -> None:

@@ -59,7 +59,7 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 def device_of(group: int) -> str:
-    """The name of the device that belongs to a group of the packet log; the other end has a `p` behind it."""
+    """The name of the device that belongs to a group of the packet log; the other end has a "p" behind it."""
     return f"kubeproxy{group:05}"
 
 

@@ -27,11 +27,11 @@ class FrontendView(Protocol):
 
     @property
     def data_path(self) -> str:
-        """The way of its new connections: ``userspace``, ``kernel``."""
+        """The way of its new connections: ``userspace``, ``kernel``, ``refused``."""
 
     @property
     def data_path_reason(self) -> str:
-        """Why they take the userspace path; empty on the kernel path."""
+        """Why they do not take the kernel path; otherwise empty."""
 
     @property
     def targets(self) -> Sequence[Target]:

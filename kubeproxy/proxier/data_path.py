@@ -1,7 +1,8 @@
 """The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel. Pure.
 
 The userspace path serves every frontend. The kernel path lies in front of it, so a frontend changes its path by its
-spread alone, and its listener stays. ``docs/data-paths.md`` has the rules for operators.
+spread alone, and its listener stays. Without the fallback to user space (strict kernel path) there is a refusal in the
+listener's place. ``docs/data-paths.md`` has the rules for operators.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class DataPath(StrEnum):
     """Through a worker of this proxy."""
     KERNEL = "kernel"
     """From client to endpoint, translated by netfilter."""
+    REFUSED = "refused"
+    """None: the kernel cannot lead them, and no worker is to serve them."""
 
 
 class Wanted(StrEnum):
@@ -48,6 +51,8 @@ class DataPathPolicy:
     rescue_starts: bool = False
     """Whether the kernel path, just asked for, still waits for the rescue, so that no client meets a dead endpoint
     because it came first."""
+    fallback: bool = True
+    """Whether a worker serves what the kernel cannot lead; otherwise it is refused. It never changes."""
     masquerade_all: bool = False
     """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
 
@@ -58,7 +63,7 @@ _SYSCTLS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.
 
 
 def why_userspace(frontend: Frontend, policy: DataPathPolicy, facts: NodeFacts) -> str:
-    """Why new connections of a frontend go through this proxy; empty: they take the kernel path."""
+    """Why new connections of a frontend cannot take the kernel path; empty: they can."""
     if policy.wanted is Wanted.USERSPACE:
         return "kubeproxy.dataPath is userspace"
     if policy.refusal:

@@ -40,7 +40,7 @@ class _Entry:
     created: int
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What happens to its clients if it has no endpoint; None: it has."""
+    """What happens to clients that the kernel does not lead to an endpoint; None: a worker serves them."""
     affinity_timeout_s: int | None = None
     """Of its spread; None also without one."""
 
@@ -59,6 +59,8 @@ class Rules:
     guard_sockets: bool = False
     generation: int = 0
     claims: AddressClaims = field(default_factory=AddressClaims)
+    unled: dict[FrontendName, str] = field(default_factory=dict)
+    """Frontends with endpoints to which the kernel cannot lead, and why; only where no worker serves these."""
     _rescue: int | None = None
     _tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class Rules:
             claims=frontend.claims,
             created=frontend.created,
             proxy_port=ProxyPort(frontend.protocol, port),
-            verdict=None if frontend.endpoints else frontend.when_empty,
+            verdict=self._verdict(frontend),
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
         self._set_hairpins(frontend)
@@ -137,6 +139,7 @@ class Rules:
             self.generation += 1
             del self._frontends[name]
             self._spread_of.pop(name, None)
+            self.unled.pop(name, None)
             self._budget.release(name)
             self._hairpins.put(name, ())
             self._external.discard(name)
@@ -180,8 +183,9 @@ class Rules:
         """Lead no new connections to these endpoints. `at`: the frontends with an endpoint that is ejected now and was
         not, or was and is not now.
 
-        A frontend without another endpoint keeps its silent ones; without these it takes the userspace path. That dials
-        from this node's address, so a client to which a network policy makes all endpoints silent must not get there.
+        A frontend without another endpoint keeps its silent ones; without these it takes the userspace path, or is
+        refused, as by the endpoints themselves. A worker dials from this node's address, so a client to which a network
+        policy makes all endpoints silent must not get there.
         """
         self._ejected = ejected
         for name in at:
@@ -197,12 +201,13 @@ class Rules:
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
         """The path of a frontend's new connections, why it is not the kernel's, and the endpoints of the kernel's."""
+        otherwise = DataPath.USERSPACE if self._policy.fallback else DataPath.REFUSED
         reason = why_userspace(frontend, self._policy, self.facts) or self._budget.why_refused(frontend.name)
         if reason:
-            return DataPath.USERSPACE, reason, ()
+            return otherwise, reason, ()
         spread = self._spread_of.get(frontend.name)
         if spread is None or not spread.targets:
-            return DataPath.USERSPACE, "all endpoints are ejected" if spread else "there is no rule yet", ()
+            return otherwise, "all endpoints are ejected" if spread else "there is no rule yet", ()
         return DataPath.KERNEL, "", spread.targets
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
@@ -282,18 +287,28 @@ class Rules:
         if not self._ever_kernel:
             return
         name, targets = frontend.name, frontend.endpoints
-        if why_userspace(frontend, self._policy, self.facts):
+        reason = why_userspace(frontend, self._policy, self.facts)
+        if reason:
             self._budget.release(name)
             targets = ()
-        elif self._budget.take(frontend):
+        elif reason := self._budget.take(frontend):
             targets = ()
         elif self._ejected:
             targets = tuple(it for it in targets if (frontend.protocol, it) not in self._ejected)
             targets = targets or tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
             targets = frontend.endpoints if len(targets) == len(frontend.endpoints) else targets
+        if reason and frontend.endpoints and not self._policy.fallback:
+            self.unled[name] = reason
+        else:
+            self.unled.pop(name, None)
         spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s, name.scope)
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
+
+    def _verdict(self, frontend: Frontend) -> Verdict | None:
+        if not frontend.endpoints:
+            return frontend.when_empty
+        return None if self._policy.fallback else Verdict.REFUSE
 
     def _set_hairpins(self, frontend: Frontend) -> None:
         """Set the endpoints that the kernel may lead to themselves."""

@@ -522,6 +522,10 @@ class ProxierState:
         for name, fault in self.faults.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {fault}")
+        for name, reason in self.rules.unled.items():
+            service = name.service_port.service
+            fault = f"{name}: clients are refused, as kubeproxy.userspaceFallback is never: {reason}"
+            found[service] = (*found.get(service, ()), fault)
         for name, looping in self._left_out.items():
             service = name.service_port.service
             found[service] = (*found.get(service, ()), f"{name}: {_looping(looping)}")

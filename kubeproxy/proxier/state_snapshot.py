@@ -19,7 +19,7 @@ class FrontendStatus:
     data_path: DataPath = DataPath.USERSPACE
     """The way of its new connections."""
     data_path_reason: str = ""
-    """Why they take the userspace path; empty on the kernel path."""
+    """Why they do not take the kernel path; otherwise empty."""
     targets: tuple[Target, ...] = ()
     """The endpoints to which the kernel leads them; empty on the userspace path."""
 

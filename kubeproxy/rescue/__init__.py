@@ -7,7 +7,7 @@ nflog         messages of the kernel's packet log
 packets       what a packet is: a SYN, a refusal, an error about another packet; and the packet to send again
 copies        the SYNs of the last seconds
 resends       which packets are sent again, and when
-raw_socket    sends packets with a client's address
+raw_socket    sends packets of clients on this host; those of others enter again (see netfilter/reentry)
 main          the process: it reads, decides, sends; without any privilege
 protocol      the messages between it and the control process
 process       the control process's side: its child process and channel

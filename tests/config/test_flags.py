@@ -37,9 +37,12 @@ SAMPLES = {
     "preserve-client-address": "local", "node-addresses": "192.0.2.7,2001:db8::7", "node-zone": "z",
     "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
-    "takeover": "force", "data-path": "auto", "drain-reports": "true",
+    "takeover": "force", "data-path": "auto", "userspace-fallback": "never", "drain-reports": "true",
 }  # fmt: skip
 """For each flag with a field a value that differs from the default, in its printed form."""
+
+NEEDED = {"userspace-fallback": {"data-path": "kernel"}}
+"""Flags without which another is refused."""
 
 WITH_FIELD = [
     name for name, flag in flags().items() if fields().get(flag.path, None) and fields()[flag.path].flag == name
@@ -59,13 +62,14 @@ def _as_printed(name: str) -> str:
 @pytest.mark.parametrize("name", WITH_FIELD)
 def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
     # Some flags need a matching period; the sample periods match this one.
-    also = {"iptables-sync-period": "30s"}
+    also = {"iptables-sync-period": "30s", **NEEDED.get(name, {})}
     found = flatten(load({**{key: [text] for key, text in also.items()}, name: [SAMPLES[name]]}).configuration)
-    assert _changed(found) == {flags()[name].path: _as_printed(name)}
+    needed = {flags()[key].path: text for key, text in NEEDED.get(name, {}).items()}
+    assert _changed(found) == {flags()[name].path: _as_printed(name), **needed}
 
 
 OVERRIDING = {
-    "takeover", "data-path", "drain-reports",
+    "takeover", "data-path", "userspace-fallback", "drain-reports",
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",
@@ -77,10 +81,13 @@ OVERRIDING = {
 
 @pytest.mark.parametrize("name", WITH_FIELD)
 def test_with_a_file_only_some_flags_have_an_effect(tmp_path: Path, name: str) -> None:
-    found = loaded(tmp_path, "", **{name: SAMPLES[name]})
+    needed = NEEDED.get(name, {})
+    found = loaded(tmp_path, "", **needed, **{name: SAMPLES[name]})
     ignored = f"ignored because of --config: {flags()[name].dashed}"
     if name in OVERRIDING:
-        assert _changed(flatten(found.configuration)) == {flags()[name].path: _as_printed(name)}
+        changed = _changed(flatten(found.configuration))
+        assert changed.pop(flags()[name].path) == _as_printed(name)
+        assert changed == {flags()[key].path: text for key, text in needed.items()}
         assert ignored not in found.warnings
     else:
         assert _changed(flatten(found.configuration)) == {}

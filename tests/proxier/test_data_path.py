@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.model import NODE_PORTS, Claim, Destination, Family, Frontend, FrontendName, Protocol, Scope, Target
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.packet_trace import Fate, trace
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
@@ -75,6 +75,35 @@ def test_a_frontend_takes_the_kernel_path_where_nothing_is_against_it(
     path, why, leading_to = made.data_path(web)
     assert (path is DataPath.KERNEL) is (reason == "") is (leading_to == THREE)
     assert reason in why
+
+
+def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
+    """And only that, with a reason; a Service without endpoints has none that would be new."""
+    strict = replace(KERNEL, fallback=False)
+    loopback = replace(frontend(EXTERNAL, endpoints=targets("127.0.0.1:80")), name=frontend_name("loopback"))
+    empty = replace(frontend(NODE_PORT, endpoints=()), name=frontend_name("empty"))
+    made = rules(frontend(VIP), loopback, empty, policy=strict)
+    fates = [trace(made.ruleset(), each).fate for each in (VIP, EXTERNAL)]
+    assert fates == [Fate.FORWARDED, Fate.REFUSED]
+    assert {port.port for port in made.ruleset().refused} == {40001, 40002, 40003}
+    assert list(made.unled) == [loopback.name]
+    assert "is a loopback address" in made.unled[loopback.name]
+    assert [made.data_path(each)[0] for each in (frontend(VIP), loopback, empty)] == [
+        DataPath.KERNEL,
+        DataPath.REFUSED,
+        DataPath.REFUSED,
+    ]
+    all_refuse: Ejected = {(Protocol.TCP, target): False for target in THREE}
+    made.use_ejected(all_refuse, [frontend_name("web")])
+    assert trace(made.ruleset(), VIP).fate is Fate.REFUSED, "as the endpoints would"
+    made.use_ejected({**all_refuse, (Protocol.TCP, THREE[0]): True}, [frontend_name("web")])
+    assert trace(made.ruleset(), VIP).fate is Fate.FORWARDED, "a silent one may be silent to this node alone"
+    made.put(replace(loopback, endpoints=THREE), 40002)
+    assert not made.unled
+    assert trace(made.ruleset(), EXTERNAL).fate is Fate.FORWARDED
+    made.put(loopback, 40002)
+    made.remove(loopback.name)
+    assert not made.unled
 
 
 def test_without_a_kernel_path_the_rules_are_as_ever() -> None:

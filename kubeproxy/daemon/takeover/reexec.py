@@ -25,9 +25,11 @@ def command() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-def obstacle(*, workers: bool, settled: bool) -> str | None:
-    """Why this process cannot re-exec now; None: it can. `settled`: the rules lead to it alone. Pure."""
-    if not workers:
+def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
+    """Why this process cannot re-exec now; None: it can. Pure.
+
+    `holds_connections`: it serves clients itself, without workers. `settled`: the rules lead to it alone."""
+    if holds_connections:
         return "without workers every connection would be lost; restart it, or start a new instance"
     return None if settled else "a takeover is under way"
 

@@ -256,6 +256,14 @@ def _errors(report: str) -> dict[str, Rules]:
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
             # This node's own policies have refused it: sent again, it would pass them by.
             ("ct status & confirmed == 0 accept", "has not left this node"),
+            # A refusal in place of a listener of ours is not an endpoint's.
+            *(
+                (
+                    f"oif lo {kind} ct original protocol . ct reply proto-src @guarded accept",
+                    f"{family} of a proxy port",
+                )
+                for family, kind in _UNREACHABLE.items()
+            ),
             *(
                 (f"{kind} ct original protocol @{ALIVE} {condition} goto rescue_unreachable", f"{family} {why}")
                 for family, kind in _UNREACHABLE.items()

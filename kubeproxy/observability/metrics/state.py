@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -128,15 +129,15 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
 
 
 def _data_paths(proxier: ProxierView) -> Metric:
-    by_kernel = sum(status.data_path == "kernel" for status in proxier.frontends)
+    counted = Counter(str(status.data_path) for status in proxier.frontends)
     found = GaugeMetricFamily(
         "kubeproxy_data_path_frontends",
-        "Frontends by the way of their new connections: through a worker (userspace), or straight to an endpoint"
-        " (kernel)",
+        "Frontends by the way of their new connections: through a worker (userspace), straight to an endpoint"
+        " (kernel), or none, because the kernel cannot lead them and no worker is to serve them (refused)",
         labels=("data_path",),
     )
-    found.add_metric(("kernel",), by_kernel)
-    found.add_metric(("userspace",), len(proxier.frontends) - by_kernel)
+    for path in ("kernel", "userspace", "refused"):
+        found.add_metric((path,), counted[path])
     return found
 
 

@@ -172,6 +172,7 @@ def _data_paths(index: Index) -> DataPathsStatus:
         wanted=observation.data_path,
         kernel=index.by_kernel,
         userspace=index.by_userspace,
+        refused=index.refused,
         reasons=dict(reasons[:REASONS_SHOWN]),
         rescue=None if observation.rescue is None else _rescue(observation.rescue, observation.now),
         flows=None if observation.kernel_flows is None else _flows(observation.kernel_flows, index.kernel_open),

@@ -106,9 +106,9 @@ class FrontendStatus:
     counters: NamedCounters
     endpoints: tuple[EndpointStatus, ...]
     data_path: str = "userspace"
-    """The way of new connections: ``userspace`` (through a worker), ``kernel`` (straight to an endpoint)."""
+    """The way of new connections: ``userspace`` (by a worker), ``kernel`` (straight to an endpoint), ``refused``."""
     data_path_reason: str = ""
-    """Why they take the userspace path; empty on the kernel path."""
+    """Why they do not take the kernel path; otherwise empty."""
     targets: tuple[str, ...] = ()
     """The endpoints to which the kernel leads them."""
     kernel_bytes: bool = True
@@ -243,8 +243,11 @@ class DataPathsStatus:
     """Frontends with new connections that go straight to an endpoint."""
     userspace: int
     """Frontends with new connections that go through a worker."""
+    refused: int
+    """Frontends with new connections that are refused, because no worker is to serve what the kernel cannot lead."""
     reasons: dict[str, int]
-    """Why the latter do, with the number of frontends, the most frequent first; at most ten."""
+    """Why the latter two do not take the kernel path, with the number of frontends, the most frequent first; at most
+    ten."""
     rescue: RescueStatus | None
     """None: the kernel path is not asked for."""
     flows: KernelFlowsStatus | None = None

@@ -73,12 +73,12 @@ class Index:
         self.by_state: dict[State, int] = dict.fromkeys(State, 0)
         self.ejected_endpoints = 0
         self.traffic = Traffic()
-        self.by_kernel = self.by_userspace = 0
+        self.by_kernel = self.by_userspace = self.refused = 0
         """Frontends by the way of their new connections."""
         self.kernel_open = 0
         """Open connections of the kernel path."""
         self.userspace_reasons: dict[str, int] = {}
-        """Why frontends take the userspace path; at most `REASONS`."""
+        """Why frontends do not take the kernel path; at most `REASONS`."""
         self._ejected: dict[Protocol, frozenset[Target]] = {}
         """The endpoints to which the kernel leads no new connections."""
 
@@ -149,7 +149,10 @@ class Index:
         if view.data_path == "kernel":
             self.by_kernel += 1
             return
-        self.by_userspace += 1
+        if view.data_path == "refused":
+            self.refused += 1
+        else:
+            self.by_userspace += 1
         reasons, reason = self.userspace_reasons, view.data_path_reason
         if reason in reasons or len(reasons) < REASONS:
             reasons[reason] = reasons.get(reason, 0) + 1

@@ -116,8 +116,10 @@ def data_paths(paths: DataPathsStatus) -> str:
     """``120 frontends by the kernel, 3 by userspace (2: there is no endpoint)``."""
     kernel = words.several(paths.kernel, "frontend", "frontends")
     reason, count = next(iter(paths.reasons.items()), ("", 0))
-    why = "" if not reason else f" ({reason})" if count == paths.userspace else f" ({count}: {reason})"
-    return f"{kernel} by the kernel, {paths.userspace} by userspace{why}"
+    others = paths.userspace + paths.refused
+    why = "" if not reason else f" ({reason})" if count == others else f" ({count}: {reason})"
+    rest = f"{paths.refused} refused" if paths.refused else f"{paths.userspace} by userspace"
+    return f"{kernel} by the kernel, {rest}{why}"
 
 
 def worker_status(worker: WorkerStatus, now: float) -> str:
@@ -207,7 +209,7 @@ def data_path(frontend: FrontendStatus) -> Iterator[str]:
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
         yield f"data path   kernel, to {count} in equal shares; {frontend.counters.by_kernel} connections so far"
     elif frontend.data_path_reason and frontend.data_path_reason != NOT_ASKED:
-        yield f"data path   userspace: {frontend.data_path_reason}"
+        yield f"data path   {frontend.data_path}: {frontend.data_path_reason}"
     counters = frontend.counters
     if frontend.data_path == "kernel" or counters.kernel_open or counters.kernel_bytes_in:
         yield f"by kernel   {words.kernel_traffic(frontend)}"

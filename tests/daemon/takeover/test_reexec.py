@@ -10,9 +10,9 @@ from kubeproxy.daemon.takeover import reexec
 
 
 def test_a_process_refuses_to_reexec_when_connections_would_be_lost() -> None:
-    assert reexec.obstacle(workers=True, settled=True) is None
-    assert "every connection would be lost" in (reexec.obstacle(workers=False, settled=True) or "")
-    assert "takeover" in (reexec.obstacle(workers=True, settled=False) or "")
+    assert reexec.obstacle(holds_connections=False, settled=True) is None
+    assert "every connection would be lost" in (reexec.obstacle(holds_connections=True, settled=True) or "")
+    assert "takeover" in (reexec.obstacle(holds_connections=False, settled=False) or "")
 
 
 @pytest.mark.parametrize(("words", "why"), [

@@ -78,6 +78,7 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_frontends state=waiting": 3,
         "kubeproxy_data_path_frontends data_path=kernel": 0,
         "kubeproxy_data_path_frontends data_path=userspace": 5,
+        "kubeproxy_data_path_frontends data_path=refused": 0,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=internal": 2,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv4 traffic_policy=external": 0,
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=internal": 0,

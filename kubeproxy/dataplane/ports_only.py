@@ -1,0 +1,76 @@
+"""The data plane of a strict kernel path: it reserves ports, and neither listens nor dials.
+
+The kernel leads clients to endpoints, or refuses them. A reserved port is the number by which rules refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.messages import Message, RestoreBindings
+from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
+from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
+from kubeproxy.model import Address, FrontendName, Protocol
+
+
+class PortsOnly:
+    """A `DataPlane` that serves no client, and its `PortReserver`."""
+
+    restarts = 0
+    problem: str | None = None
+    open_connections = 0
+
+    def __init__(self) -> None:
+        self._ports = ReservedPorts(DescriptorBudget.of_this_process())
+
+    def reserve(self, protocol: Protocol, address: Address, port: int, *, claim: bool = False) -> ReservedPort:
+        """See `PortReserver.reserve`."""
+        return self._ports.reserve(protocol, address, port, claim=claim)
+
+    def share(self, on: bool) -> None:
+        """See `PortReserver.share`."""
+        self._ports.share(on)
+
+    async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
+        """Nothing listens and nothing dials, so every message is in effect."""
+        return {}
+
+    async def counters(self) -> Mapping[FrontendName, Counters]:
+        """See `DataPlane.counters`."""
+        return {}
+
+    async def worker_status(self) -> Sequence[WorkerStatus]:
+        """See `DataPlane.worker_status`."""
+        return ()
+
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        """See `DataPlane.ejected`."""
+        return {}
+
+    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+        """See `DataPlane.previews`."""
+        return ()
+
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """See `DataPlane.open_to`."""
+        return {}
+
+    async def bindings(self) -> Sequence[RestoreBindings]:
+        """See `DataPlane.bindings`."""
+        return ()
+
+    async def ended(self) -> Sequence[Ended]:
+        """See `DataPlane.ended`."""
+        return ()
+
+    async def retire(self) -> None:
+        """See `DataPlane.retire`."""
+
+    async def drain(self, grace_s: float) -> int:
+        """See `DataPlane.drain`."""
+        return 0
+
+    async def close(self) -> None:
+        """Free all ports."""
+        self._ports.close()
