@@ -15,10 +15,10 @@ from kubeproxy.runtime.output import echo
 def cleanup(dry_run: bool, force: bool) -> int:
     """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
-    It removes rules of nftables and iptables, IPv4 and IPv6, and our routing rules, and prints what it removed. Nothing
-    to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's own --cleanup
-    removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services until it has
-    restored its rules.
+    It removes rules of nftables and iptables, IPv4 and IPv6, our routing rules, and the last state of the sources in
+    the default directory, and prints what it removed. Nothing to remove is no error. Rules of other programs, and of
+    kube-proxy's other modes, stay; kube-proxy's own --cleanup removes the latter. While a kubeproxy runs, nothing is
+    removed: clients would lose their Services until it has restored its rules.
 
     Exit status: 0 done; 1 a kubeproxy runs, or the kernel refused.
     """
@@ -29,6 +29,8 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
     """Remove all rules and print what was removed; returns the exit status."""
     import asyncio
 
+    from kubeproxy.daemon.saved_state import StateFile
+    from kubeproxy.daemon.state_keeper import default_directory
     from kubeproxy.daemon.takeover.instances import running
     from kubeproxy.netfilter.cleanup import cleanup_all
     from kubeproxy.observability.logs import setup
@@ -40,6 +42,9 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
             " removed. Stop it first (systemctl stop kubeproxy), or use --force"
         )
     found = asyncio.run(cleanup_all(dry_run=dry_run))
+    state = StateFile(default_directory(), "")
+    if state.is_of_here() if dry_run else state.remove():
+        found.append(f"{state}, the last state of the sources")
     for line in found or ["nothing to remove"]:
         echo(f"would remove {line}" if dry_run and found else line)
     return 0

@@ -311,6 +311,14 @@ class OwnSettings(Group, frozen=True):
             flag="takeover",
         ),
     ] = "auto"
+    state_directory: Annotated[
+        str,
+        restart(
+            "Directory of the last state of the sources, which a start serves until it has listed them; empty:"
+            " $RUNTIME_DIRECTORY, else /run/kubeproxy; none: it is not kept.",
+            flag="state-dir",
+        ),
+    ] = ""
     workers: Annotated[
         WorkerCount,
         restart(

@@ -29,6 +29,7 @@ from kubeproxy.daemon.settings import conntrack_limits, periods, port_range, res
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names, source_texts
+from kubeproxy.daemon.state_keeper import StateKeeper, state_file
 from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
@@ -74,6 +75,7 @@ class Parts:
     operator: Operator
     kernel_flows: KernelFlows
     sources: Sources
+    state_keeper: StateKeeper
     events: Events
     metrics: Metrics
     health: ProxyHealth
@@ -206,6 +208,12 @@ async def build(
         ),
     )
     events.owner_of = proxier.owner_of
+    state_keeper = StateKeeper(
+        state_file(configuration) if netfilter.name != "none" else None,
+        tracker,
+        owns_rules=lambda: rule_transfer.taken.is_set() and not takeover.server.superseded.is_set(),
+        behind_s=sources.behind_s,
+    )
     rescue = Rescue(
         netfilter=netfilter,
         proxier=proxier,
@@ -288,6 +296,7 @@ async def build(
         operator=operator,
         kernel_flows=kernel_flows,
         sources=sources,
+        state_keeper=state_keeper,
         events=events,
         metrics=metrics,
         health=health,
@@ -301,6 +310,7 @@ async def build(
                 **host_state.complaints,
                 Reason.LOG: setup.writer_problem,
                 Reason.KUBERNETES: sources.complaint,
+                Reason.STALE: state_keeper.complaint,
                 Reason.RESCUE: rescue.complaint,
                 Reason.OPERATOR: operator.complaint,
             },

@@ -195,6 +195,7 @@ class Daemon:
             if not parts.instance_marker.others():
                 log.warning("earlier instances have ended", serving="what is known", within_s=START_GRACE_S)
                 parts.tracker.start_within(START_GRACE_S)
+                await parts.state_keeper.recall()
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
         forget_at = clock()
@@ -205,6 +206,12 @@ class Daemon:
                 forget_at = clock() + max(FORGET_S, FORGET_SHARE * (clock() - began))
             await asyncio.sleep(OTHERS_LOOK_S)
         await parts.proxier.forget_ended(ours=False)
+
+    async def _recall_later(self) -> None:
+        """Serve the state of an earlier run if the sources are not complete soon; a predecessor serves a better one."""
+        await asyncio.sleep(START_GRACE_S)
+        if self._parts.takeover.predecessor is None:
+            await self._parts.state_keeper.recall()
 
     async def _disarm(self) -> None:
         """Remove redirects to ports that no process has any more, or that another may get. What the kernel leads to
@@ -233,10 +240,14 @@ class Daemon:
         if not http_later:
             await self._open_http_servers()
         tasks.start(kept_running("rescue", parts.rescue.run), name="rescue")
-        await parts.sources.start(self._closing)
-        await parts.rescue.ready()
-        parts.reloader.use_access_log()  # before rules lead clients by the kernel path
-        tasks.start(kept_running("proxier", parts.proxier.run), name="proxier")
+        if not parts.instance_marker.others() and await parts.state_keeper.recall(at_once=True):
+            await self._serve()
+            await tasks.first_of(parts.proxier.serving.wait(), parts.signals.stop.wait(), asyncio.sleep(FIRST_S))
+            await parts.sources.start(self._closing)
+        else:
+            await parts.sources.start(self._closing)
+            await self._serve()
+            tasks.start(kept_running("recall", self._recall_later), name="recall")
         if parts.takeover.predecessor is not None:
             tasks.start(self._compare_with_predecessor(), name="comparison")
         tasks.start(kept_running("host_state", self._follow_host_state), name="host_state")
@@ -248,11 +259,18 @@ class Daemon:
         tasks.start(kept_running("access log", parts.access_log.run), name="access log")
         tasks.start(kept_running("operator", parts.operator.run), name="operator")
         tasks.start(kept_running("kernel flows", parts.kernel_flows.run), name="kernel flows")
+        tasks.start(kept_running("state", parts.state_keeper.run), name="state")
         self._reporting = tasks.start(kept_running("drain reports", self._report_drains), name="drain reports")
         tasks.start(self._settle_in(), name="settling in")
         if http_later:
             await tasks.first_of(parts.proxier.serving.wait(), parts.signals.stop.wait(), asyncio.sleep(FIRST_S))
             await self._open_http_servers()
+
+    async def _serve(self) -> None:
+        """Let the rules lead clients here as soon as there is something to serve."""
+        await self._parts.rescue.ready()
+        self._parts.reloader.use_access_log()  # before rules lead clients by the kernel path
+        self._parts.tasks.start(kept_running("proxier", self._parts.proxier.run), name="proxier")
 
     async def _open_http_servers(self) -> None:
         """Start the HTTP servers: health, metrics, status."""
@@ -274,6 +292,7 @@ class Daemon:
             data_path=parts.data_paths.policy.wanted,
             rescue=parts.rescue.state(),
             kernel_flows=parts.kernel_flows.state(),
+            stale=parts.state_keeper.stale,
             conntrack=parts.host_state.conntrack_room,
             reasons=parts.health.at(time.monotonic()).reasons,
         )
@@ -343,6 +362,7 @@ class Daemon:
                 continue
             log.info("re-executing, clients are served meanwhile", command=" ".join(words))
             parts.notifier.reloading()
+            await parts.state_keeper.write()
             parts.rescue.bridge()
             reexec.renew(words)
 
@@ -379,6 +399,7 @@ class Daemon:
             await parts.shutdown.wind_down(grace_s)
         if self._reporting is not None:
             await parts.tasks.end(self._reporting)
+        await parts.state_keeper.write()
         if server.superseded.is_set():
             leaving = parts.tasks.start(kept_running("drain reports", parts.sources.report_leaving), name="leaving")
             await parts.shutdown.drain_after_takeover(max(0.0, ends_at - clock()))

@@ -172,6 +172,12 @@ class Sources:
         """What is wrong with the API server's objects; None: nothing."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None
 
+    def behind_s(self, source: str) -> float:
+        """For how long changes of a source may be missing, in seconds; 0: it is in step."""
+        if source != "kubernetes" or self._kubernetes is None:
+            return 0.0
+        return max(reflector.behind_s for reflector in self._kubernetes.state())
+
     def picture(self, proxier: Snapshot) -> Picture:
         """The state of the proxier and of the sources."""
         return Picture(

@@ -85,5 +85,6 @@ class StatusCollector:
             open_to={} if picture.drain is None else picture.drain.open,
             data_path=picture.data_path,
             rescue=picture.rescue,
+            stale=picture.stale,
             kernel_flows=picture.kernel_flows,
         )

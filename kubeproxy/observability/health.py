@@ -1,8 +1,9 @@
 """Whether the proxy is live, healthy and ready (pure); `routes` answers it over HTTP.
 
 The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice
-the sync period, which happens only if syncs fail or do not end. An idle or starting proxy is healthy. Readiness, which
-kube-proxy does not have, needs a first successful sync.
+the sync period, which happens only if syncs fail or do not end. An idle proxy is healthy. One without a successful sync
+is live, but not healthy: kube-proxy does not even listen until then. Readiness, which kube-proxy does not have, ends
+with the drain.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Reason(StrEnum):
     """A port for health or metrics cannot be opened."""
     OPERATOR = "operator"
     """A person has taken endpoints out by hand."""
+    STALE = "stale"
+    """The state of an earlier run is served, because the sources are not listed."""
     KUBERNETES = "kubernetes"
     CONFIGURATION = "configuration"
     LEFTOVERS = "leftovers"
@@ -49,7 +52,7 @@ class Reason(StrEnum):
 DEGRADES_ONLY: Final = frozenset(
     (
         *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER, Reason.OPERATOR),
-        *(Reason.KUBERNETES, Reason.CONFIGURATION, Reason.LEFTOVERS, Reason.LOG),
+        *(Reason.STALE, Reason.KUBERNETES, Reason.CONFIGURATION, Reason.LEFTOVERS, Reason.LOG),
     )
 )
 """Reasons with which the daemon serves and takes changes all the same."""
@@ -84,8 +87,9 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether /healthz succeeds: load balancers may send new connections to this node."""
-        return self.on_time and self.node_eligible and self.exhausted is None
+        """Whether /healthz succeeds: load balancers may send new connections to this node. Not before the first sync:
+        until then kube-proxy does not even listen."""
+        return self.last_updated is not None and self.on_time and self.node_eligible and self.exhausted is None
 
     @property
     def reasons(self) -> Mapping[Reason, str]:

@@ -343,6 +343,8 @@ class Picture:
     """None: no rule of this process has led a connection by the kernel path."""
     conntrack: ConntrackRoom | None = None
     """None: the kernel does not track connections, or does not report them."""
+    stale: Mapping[str, float] = field(default_factory=dict)
+    """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
     reasons: Mapping[Reason, str] = field(default_factory=dict)
     """Why the daemon is not wholly well (see `Health.reasons`)."""
 

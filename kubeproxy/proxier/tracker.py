@@ -5,7 +5,8 @@ Rules of this module:
 1. It decides one thing: *which source owns a Service*. That is the first source that defines it; other sources that
    define it are refused until the owner removes it. Endpoints count only from the source that owns the Service.
 2. A source is ignored until it has listed both kinds, so that nothing is served with half of its objects.
-3. Before a change, the view of the Service is saved (`_touch`) and kept until the change is taken. So a change that is
+3. Until then the objects of an earlier process may stand for a source (`recall`): all of them until it is complete.
+4. Before a change, the view of the Service is saved (`_touch`) and kept until the change is taken. So a change that is
    reverted meanwhile causes no work. (kube-proxy's change trackers do the same.)
 """
 
@@ -87,6 +88,8 @@ class Tracker:
     def __init__(self, sources: Iterable[str]) -> None:
         self._start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
+        self._recalled: dict[str, _Store] = {}
+        """What stands for sources that are not complete yet."""
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
         """The complete sources that define a Service; the first owns it."""
         self._untaken: dict[ServiceName, View] = {}
@@ -163,15 +166,49 @@ class Tracker:
 
     # Calls of the proxier and the daemon.
 
+    def recall(self, source: str, services: Iterable[Service], slices: Iterable[EndpointSlice]) -> None:
+        """Serve these objects, which an earlier process had from this source, until the source itself is complete."""
+        if source not in self._stores or self._stores[source].complete:
+            return
+        recalled = self._recalled[source] = _Store(complete=True)
+        for service in services:
+            recalled.services[service.name] = service
+        for endpoint_slice in slices:
+            recalled.slices[endpoint_slice.name] = endpoint_slice
+            recalled.slices_of[endpoint_slice.service] = (
+                *recalled.slices_of.get(endpoint_slice.service, ()),
+                endpoint_slice,
+            )
+        for name in sorted(recalled.services):
+            recalled.slices_of[name] = tuple(sorted(recalled.slices_of.get(name, ()), key=_slice_name))
+            self._touch(name)
+            self._claim(source, name)
+        self._on_change()
+
+    def recall_node(self, node: Node) -> None:
+        """Use this Node object of an earlier process until a source reports it."""
+        if not self.node_known:
+            self.node = node
+            self._on_node()
+
+    def served(self) -> dict[str, tuple[list[Service], list[EndpointSlice]]]:
+        """The objects of every source that are served: its own if it is complete, else recalled ones."""
+        served = {source: self._recalled.get(source, store) for source, store in self._stores.items()}
+        return {
+            source: ([*store.services.values()], [*store.slices.values()])
+            for source, store in served.items()
+            if store.complete
+        }
+
     def start_within(self, grace_s: float) -> None:
         """Set how long complete sources wait for the others, instead of `START_GRACE_S`; infinity: until all are."""
         self._start_grace_s = grace_s
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """When serving may begin: at once when all sources are complete; after the start grace, counted from the first
-        call of this with a complete source; never (infinity) while none is complete."""
-        complete = sum(store.complete for store in self._stores.values())
+        """When serving may begin: at once when all sources are complete or recalled; after the start grace, counted
+        from the first call of this with such a source; never (infinity) while there is none."""
+        complete = sum(store.complete or source in self._recalled for source, store in self._stores.items())
         if not complete:
             return math.inf
         self._complete_at = min(self._complete_at, now)
@@ -183,7 +220,7 @@ class Tracker:
 
     @property
     def services(self) -> int:
-        """The number of Services that complete sources define."""
+        """The number of Services that complete and recalled sources define."""
         return len(self._claims)
 
     @property
@@ -223,7 +260,7 @@ class Tracker:
         claims = self._claims.get(name)
         if not claims:
             return NOTHING
-        owner = self._stores[claims[0]]
+        owner = self._recalled.get(claims[0]) or self._stores[claims[0]]
         return View(owner.services[name], owner.slices_of.get(name, ()), claims[0], claims[1:])
 
     def _touch(self, name: ServiceName) -> None:
@@ -247,9 +284,7 @@ class Tracker:
         self.service_changes.count()
         if store.complete:
             self._touch(name)
-            claims = tuple(claimant for claimant in self._claims.pop(name) if claimant != source)
-            if claims:
-                self._claims[name] = claims
+            self._disclaim(source, name)
         del store.services[name]
 
     def _put_slice(self, source: str, endpoint_slice: EndpointSlice) -> None:
@@ -294,8 +329,13 @@ class Tracker:
         store = self._stores[source]
         if store.complete or not (store.services_listed and store.slices_listed):
             return
-        for name in sorted(store.services):
+        recalled = self._recalled.get(source, _Store())
+        for name in sorted(store.services.keys() | recalled.services.keys()):
             self._touch(name)
+        self._recalled.pop(source, None)
+        for name in recalled.services.keys() - store.services.keys():
+            self._disclaim(source, name)
+        for name in sorted(store.services):
             self._claim(source, name)
         store.complete = True
 
@@ -303,6 +343,11 @@ class Tracker:
         claims = self._claims.get(name, ())
         if source not in claims:
             self._claims[name] = (*claims, source)
+
+    def _disclaim(self, source: str, name: ServiceName) -> None:
+        claims = tuple(claimant for claimant in self._claims.pop(name) if claimant != source)
+        if claims:
+            self._claims[name] = claims
 
 
 def _slice_name(endpoint_slice: EndpointSlice) -> SliceName:

@@ -41,8 +41,8 @@ def draining(health: ProxyHealth) -> None:
 @pytest.mark.parametrize(
     ("steps", "now", "healthy", "live", "ready"),
     [
-        pytest.param([], 1000.0, True, True, False, id="starting"),
-        pytest.param([queued(0.0)], 1000.0, True, True, False, id="never synced, though asked long ago"),
+        pytest.param([], 1000.0, False, True, False, id="starting"),
+        pytest.param([queued(0.0)], 1000.0, False, True, False, id="never synced, though asked long ago"),
         pytest.param([queued(0.0), updated(1.0)], 1000.0, True, True, True, id="synced, nothing to do since"),
         pytest.param([updated(1.0), queued(10.0)], 69.9, True, True, True, id="a change waits, not too long"),
         pytest.param([updated(1.0), queued(10.0)], 70.0, False, False, True, id="a change waits for too long"),
@@ -52,7 +52,7 @@ def draining(health: ProxyHealth) -> None:
         pytest.param([updated(1.0), queued(10.0), progressed(60.0)], 119.9, True, True, True, id="changes never cease"),
         pytest.param([updated(1.0), queued(10.0), progressed(60.0)], 120.0, False, False, True, id="and then stuck"),
         pytest.param([updated(1.0), progressed(2.0)], 100.0, True, True, True, id="progress without a change"),
-        pytest.param([queued(0.0), progressed(2.0)], 3.0, True, True, False, id="progress is not the first sync"),
+        pytest.param([queued(0.0), progressed(2.0)], 3.0, False, True, False, id="progress is not the first sync"),
         pytest.param([updated(1.0), leaving], 2.0, False, True, True, id="the node leaves"),
         pytest.param([leaving], 2.0, False, True, False, id="the node leaves before the first sync"),
         pytest.param([updated(1.0), leaving, staying], 2.0, True, True, True, id="the node stays after all"),

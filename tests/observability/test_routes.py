@@ -78,16 +78,16 @@ async def node(state: State) -> AsyncIterator[Node]:
     await node.metrics_server.close()
 
 
-async def test_before_the_first_sync_the_proxy_is_healthy_but_not_ready(node: Node) -> None:
+async def test_before_the_first_sync_the_proxy_is_live_but_neither_healthy_nor_ready(node: Node) -> None:
     status, headers, body = await node.healthz()
-    assert status == 200
+    assert status == 503
     assert headers["Content-Type"] == "application/json"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert json.loads(body) == {
-        "lastUpdated": "2027-01-15T08:00:00.5Z",
+        "lastUpdated": "0001-01-01T00:00:00Z",
         "currentTime": "2027-01-15T08:00:00.5Z",
         "nodeEligible": True,
-        "healthy": True,
+        "healthy": False,
         "status": {},
         "reasons": ["starting: the first sync is not complete"],
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kubeproxy.model import EndpointSlice, Service, SliceName
+from kubeproxy.model import EndpointSlice, Node, Service, SliceName
 from kubeproxy.proxier.tracker import NOTHING, START_GRACE_S, Change, Tracker, View
 from tests.proxier.builders import endpoint_slice, name, service
 
@@ -257,3 +257,62 @@ def test_that_there_is_no_such_node_is_news_too() -> None:
     assert [*known, tracker.node_known] == [False, True]
     tracker.set_node(None)
     assert calls == [None]
+
+
+def test_recalled_objects_are_served_until_the_source_is_complete() -> None:
+    """Then the source's own, all at once: a list without the other kind is half of a state."""
+    tracker = Tracker([API])
+    stays, goes, comes = service("stays"), service("goes"), service("comes")
+    ports, elsewhere = endpoint_slice("stays", "10.0.0.1"), endpoint_slice("stays", "10.0.0.2")
+    tracker.recall(API, [stays, goes], [ports])
+    assert tracker.ready_at(5.0) == 5.0
+    assert taken(tracker) == [(None, goes), (None, stays)]
+    assert not any(tracker.sources().values())
+    assert tracker.served() == {API: ([stays, goes], [ports])}
+    tracker.replace_services(API, [stays, comes])
+    tracker.put_slice(API, elsewhere)
+    assert tracker.take(1000) == []
+    tracker.replace_slices(API, [elsewhere])
+    changes = {change.name.name: change for change in tracker.take(1000)}
+    assert changes.keys() == {"stays", "goes", "comes"}
+    assert changes["goes"].after == NOTHING
+    assert (changes["stays"].before.slices, changes["stays"].after.slices) == ((ports,), (elsewhere,))
+    assert all(tracker.sources().values())
+    assert tracker.services == 2
+    tracker.recall(API, [goes], [])
+    assert tracker.take(1000) == []
+
+
+def test_an_equal_list_changes_nothing_that_was_recalled() -> None:
+    tracker = Tracker([API])
+    wanted, ports = service("web"), endpoint_slice("web", "10.0.0.1")
+    tracker.recall(API, [wanted], [ports])
+    tracker.take(1000)
+    tracker.replace_services(API, [service("web")])
+    tracker.replace_slices(API, [endpoint_slice("web", "10.0.0.1")])
+    assert tracker.take(1000) == []
+
+
+def test_each_source_has_its_own_recalled_objects() -> None:
+    tracker = Tracker([FILES, API])
+    web, dns = service("web"), service("dns")
+    tracker.recall(FILES, [web], [])
+    tracker.recall("unknown", [dns], [])
+    assert tracker.ready_at(5.0) == 5.0 + START_GRACE_S, "the other is waited for"
+    tracker.recall(API, [web, dns], [])
+    assert tracker.ready_at(6.0) == 5.0
+    assert {change.name.name: change.after.owner for change in tracker.take(1000)} == {"web": FILES, "dns": API}
+    tracker.replace_services(FILES, [])
+    tracker.replace_slices(FILES, [])
+    (change,) = tracker.take(1000)
+    assert (change.before.owner, change.after.owner) == (FILES, API)
+
+
+def test_a_recalled_node_counts_until_one_is_reported() -> None:
+    tracker = Tracker([API])
+    seen: list[Node | None] = []
+    tracker.notify_node(lambda: seen.append(tracker.node))
+    tracker.recall_node(Node("node-1"))
+    tracker.set_node(None)
+    tracker.recall_node(Node("node-1"))
+    assert seen == [Node("node-1"), None]

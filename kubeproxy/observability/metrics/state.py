@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
@@ -36,7 +37,7 @@ class StateCollector(Collector):
 
     def read(self, picture: Picture) -> None:
         """Read the numbers; no reference to the picture is kept."""
-        families = [*_proxier(picture.proxier), _degraded(picture.reasons), _suppressed_lines()]
+        families = [*_proxier(picture.proxier), _degraded(picture.reasons), _stale(picture), _suppressed_lines()]
         if picture.conntrack is not None:
             families += _conntrack(picture.conntrack)
         if picture.watches:
@@ -76,6 +77,18 @@ def _degraded(reasons: Collection[Reason]) -> Metric:
     )
     for reason in Reason:
         found.add_metric((reason,), reason in reasons)
+    return found
+
+
+def _stale(picture: Picture) -> Metric:
+    now = time.time()
+    found = GaugeMetricFamily(
+        "kubeproxy_source_stale_seconds",
+        "Age of the state of an earlier run that is served because a source is not listed yet; 0: its own is served",
+        labels=("source",),
+    )
+    for source in picture.proxier.sources:
+        found.add_metric((source,), max(0.0, now - picture.stale[source]) if source in picture.stale else 0.0)
     return found
 
 

@@ -234,6 +234,7 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
         shown.add("kubernetes")
         failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
         listed = watch.lists > 0
+        stale_since = None if listed else observation.stale.get("kubernetes")
         if watch.left_out:
             failures = (f"{watch.left_out} objects left out because of the memory limit", *failures)
         yield SourceStatus(
@@ -244,6 +245,7 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
             watch.faulty,
             failures,
             watch.left_out,
+            stale_since,
         )
     if observation.manifests is not None:
         shown.add("manifests")
@@ -255,7 +257,8 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
             observation.manifests.last_change or None,
             sum(not problem.skipped for problem in problems),
             tuple(redact(str(problem)) for problem in problems[:PROBLEMS_SHOWN]),
+            stale_since=observation.stale.get("manifests"),
         )
     for name, listed in observation.proxier.sources.items():
         if name not in shown:
-            yield SourceStatus(name, listed, 0.0, None, 0)
+            yield SourceStatus(name, listed, 0.0, None, 0, stale_since=observation.stale.get(name))

@@ -183,6 +183,9 @@ class SourceStatus:
     """The faults, or failed lists and watches, one line each."""
     left_out: int = 0
     """Objects that are not served because of the memory limit."""
+    stale_since: float | None = None
+    """Since when the state of an earlier run, which stands for the source, may be wrong, in Unix seconds; None: the
+    source's own is served, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

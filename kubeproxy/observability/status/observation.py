@@ -44,6 +44,8 @@ class Observation:
     configuration: ConfigurationState | None = None
     why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
     """Why a Service that a source has is none of this proxy's, by namespace (empty: any) and name; empty: unknown."""
+    stale: Mapping[str, float] = field(default_factory=dict)
+    """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
     """Open connections to endpoints that drain."""
     data_path: str = "userspace"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from kubeproxy.dataplane.interface import WorkerStatus
@@ -85,11 +84,11 @@ def configuration(state: ConfigurationStatus) -> Iterator[tuple[str, str]]:
     file = state.file or "flags"
     if state.faults:
         first, more = state.faults[0], f" (and {len(state.faults) - 1} more)" if len(state.faults) > 1 else ""
-        since = moment(state.refused_at or state.loaded_at)
+        since = words.moment(state.refused_at or state.loaded_at)
         yield "config", f"{file}: INVALID since {since}, the previous one is in effect"
         yield "", f"  {first}{more}"
     elif state.file or state.needs_restart:
-        yield "config", f"{file}: in effect since {moment(state.loaded_at)}"
+        yield "config", f"{file}: in effect since {words.moment(state.loaded_at)}"
     if state.needs_restart:
         yield "", f"  restart needed for: {', '.join(state.needs_restart)}"
 
@@ -218,12 +217,7 @@ def data_path(frontend: FrontendStatus) -> Iterator[str]:
 def recent_warning(one: RecentWarning) -> str:
     """``04:05:06 warning watch ended source=kubernetes``."""
     times = f" ({one.times} times)" if one.times > 1 else ""
-    return f"{moment(one.at)} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
-
-
-def moment(at: float) -> str:
-    """``2026-01-02T04:05:06Z``."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{words.moment(one.at)} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
 
 
 def verdict(status: Status) -> str | None:

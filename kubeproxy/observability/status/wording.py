@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Final
 
 from kubeproxy.observability.status.document import (
@@ -197,9 +198,16 @@ def listener(status: FrontendStatus) -> str:
     return f"{status.port + ' ' if status.port else ''}{status.protocol} IPv{status.family}{scope}"
 
 
+def moment(at: float) -> str:
+    """``2026-01-02T04:05:06Z``."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def source(status: SourceStatus) -> str:
     """``up to date``, ``behind by 12s``, ``not listed yet``, and the number of faults."""
-    if not status.listed:
+    if status.stale_since is not None:
+        text = f"not listed yet, serving the state of an earlier run, stale since {moment(status.stale_since)}"
+    elif not status.listed:
         text = "not listed yet"
     else:
         text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "up to date"

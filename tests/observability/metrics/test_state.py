@@ -85,11 +85,16 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total ip_family=IPv6 traffic_policy=external": 1,
         "kubeproxy_source_listed source=kubernetes": 0,
         "kubeproxy_source_listed source=manifests": 1,
+        "kubeproxy_source_stale_seconds source=kubernetes": 0,
+        "kubeproxy_source_stale_seconds source=manifests": 0,
         **{f"kubeproxy_degraded reason={reason}": 0 for reason in Reason},
         "kubeproxy_log_suppressed_lines_total": TENANTS.suppressed,
     }
     assert values(collector) == expected
     assert values(collector) == expected
+    collector.read(Picture(state, stale={"kubernetes": 1.0}))
+    assert values(collector)["kubeproxy_source_stale_seconds source=kubernetes"] > 1_700_000_000
+    assert values(collector)["kubeproxy_source_stale_seconds source=manifests"] == 0
     state.frontends = []
     collector.read(Picture(state))
     assert values(collector)["kubeproxy_frontends state=serving"] == 0

@@ -264,7 +264,11 @@ def test_it_has_few_privileges(complete: Path, legacy: bool) -> None:
     assert "privileged" not in security
     pod = objects["DaemonSet/kubeproxy"]["spec"]["template"]["spec"]
     shared = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
-    assert shared == ([{"path": "/run/xtables.lock", "type": "FileOrCreate"}] if legacy else [])
+    state, lock = (
+        {"path": "/run/kubeproxy", "type": "DirectoryOrCreate"},
+        {"path": "/run/xtables.lock", "type": "FileOrCreate"},
+    )
+    assert shared == ([lock, state] if legacy else [state])
 
 
 @kubectl

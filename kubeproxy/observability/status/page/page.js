@@ -176,7 +176,8 @@ function configurationLine(configuration) {
 
 function sourceLine(source, now) {
   const current = source.listed && source.behind_s === 0;
-  const state = !source.listed ? "not listed yet" : source.behind_s > 0 ? `behind by ${seconds(source.behind_s)}` : "up to date";
+  const earlier = source.stale_since === null ? "" : `: state of an earlier run, ${seconds(Math.max(0, now - source.stale_since))} old`;
+  const state = !source.listed ? `not listed yet${earlier}` : source.behind_s > 0 ? `behind by ${seconds(source.behind_s)}` : "up to date";
   const last = source.last_event === null ? "" : `last event ${seconds(Math.max(0, now - source.last_event))} ago`;
   const more = source.faults > PROBLEMS ? "; …" : "";
   const text = `${count(source.faults)} faulty: ${source.problems.slice(0, PROBLEMS).join("; ")}${more}`;

@@ -1,0 +1,240 @@
+"""The file of the last state: what the sources had, for a start that cannot list them yet.
+
+It holds values of `kubeproxy.model`. These have no secrets, but they name every Service of the cluster, so the file's
+owner alone may read it. A file that is not this node's own, of this boot, of these sources and of this version's model
+is refused as a whole (`UnusableStateError`). It is replaced at once, so a reader finds the old one or the new one. It
+is not synced to a disk: after a power failure the node has booted again, and a state of another boot is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import socket
+import stat
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from kubeproxy.model import (
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    Node,
+    Service,
+    ServicePort,
+)
+from kubeproxy.model.errors import KubeproxyError
+
+FILE: Final = "state"
+SIZE_MAX: Final = 256 << 20
+"""Bytes: ten times those of 10,000 Services of 10 endpoints, before they are compressed."""
+_PART: Final = 100
+"""Objects encoded at once: less than a millisecond, during which no other thread runs."""
+_PART_MAX: Final = 64 << 20
+"""Bytes of one part, decompressed."""
+_MAGIC: Final = b"kubeproxy state\n"
+_LENGTH: Final = struct.Struct(">I")
+_NETNS_COOKIE: Final = 71
+"""SO_NETNS_COOKIE of Linux 5.14 (asm-generic/socket.h)."""
+
+
+class UnusableStateError(KubeproxyError):
+    """The file cannot be used, or not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What one source had."""
+
+    name: str
+    services: Sequence[Service]
+    slices: Sequence[EndpointSlice]
+    since: float | None = None
+    """Unix seconds since when changes may be missing; None: none was when this was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What all complete sources had, and the Node object."""
+
+    sources: Sequence[SourceState]
+    node: Node | None = None
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    shape: str
+    place: str
+    identity: str
+    node: Node | None
+    sources: list[tuple[str, float | None, int, int]]
+    """Name, since when changes may be missing, numbers of Services and EndpointSlices."""
+
+
+class StateFile:
+    """The file in a directory. `identity` names the node and the configuration; another one's state is refused.
+
+    Its methods block: they belong in a thread."""
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        self._directory = directory
+        self._path = directory / FILE
+        self._identity = identity
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def write(self, state: SavedState) -> None:
+        """Replace the file; UnusableStateError if that is not possible."""
+        temporary = self._directory / f".{FILE}.{os.getpid()}"
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_unfinished()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(_MAGIC)
+                for part in self._parts(state):
+                    data = zlib.compress(part, 1)
+                    if file.tell() + len(data) > SIZE_MAX:
+                        raise UnusableStateError(f"{self}: more than {SIZE_MAX >> 20} MiB")
+                    file.write(_LENGTH.pack(len(data)) + data)
+            temporary.replace(self._path)
+        except OSError as error:
+            raise UnusableStateError(f"{self}: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+    def confirm(self) -> None:
+        """Note that nothing has changed since the file was written."""
+        with contextlib.suppress(OSError):  # the next write reports what is wrong
+            os.utime(self._path)
+
+    def read(self) -> SavedState | None:
+        """The state in the file, `since` of each source given; None: there is none. UnusableStateError otherwise."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._remove_unfinished()
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UnusableStateError(f"{self}: {error.strerror or error}") from error
+        try:
+            with open(descriptor, "rb") as file:
+                found = os.fstat(file.fileno())
+                self._check(found)
+                return self._decoded(file, found.st_mtime)
+        except (OSError, zlib.error, struct.error, ValueError, TypeError, RecursionError) as error:
+            # msgspec's errors are ValueErrors.
+            raise UnusableStateError(f"{self}: not a state: {error}") from error
+
+    def is_of_here(self) -> bool:
+        """Whether there is a file of this network namespace."""
+        with contextlib.suppress(OSError, ValueError, zlib.error, struct.error), self._path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC and _header(file).place == _place()
+        return False
+
+    def remove(self) -> bool:
+        """Remove the file if it is of this network namespace; whether it was."""
+        with contextlib.suppress(OSError):
+            if self.is_of_here():
+                self._path.unlink()
+                return True
+        return False
+
+    def _remove_unfinished(self) -> None:
+        """Remove what writers have left that were killed."""
+        for path in self._directory.glob(f".{FILE}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _check(self, found: os.stat_result) -> None:
+        directory = self._directory.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableStateError(f"{self}: not a regular file")
+        if found.st_uid != os.geteuid() or directory.st_uid not in (0, os.geteuid()):
+            raise UnusableStateError(f"{self}: belongs to another user")
+        if found.st_mode & 0o077 or directory.st_mode & 0o022:
+            raise UnusableStateError(f"{self}: open to other users")
+        if found.st_size > SIZE_MAX:
+            raise UnusableStateError(f"{self}: more than {SIZE_MAX >> 20} MiB")
+
+    def _parts(self, state: SavedState) -> Iterator[bytes]:
+        encode = msgspec.msgpack.Encoder().encode
+        sources = [(it.name, it.since, len(it.services), len(it.slices)) for it in state.sources]
+        yield encode(_Header(_shape(), _place(), self._identity, state.node, sources))
+        for source in state.sources:
+            for objects in (source.services, source.slices):
+                for start in range(0, len(objects), _PART):
+                    yield encode(objects[start : start + _PART])
+
+    def _decoded(self, file: BinaryIO, confirmed_at: float) -> SavedState:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UnusableStateError(f"{self}: not a state")
+        header = _header(file)
+        if header.place != _place():
+            raise UnusableStateError(f"{self}: of another boot, or of another network namespace")
+        if header.identity != self._identity:
+            raise UnusableStateError(f"{self}: of another node, or of other sources")
+        services = msgspec.msgpack.Decoder(list[Service])
+        slices = msgspec.msgpack.Decoder(list[EndpointSlice])
+        sources = [
+            SourceState(
+                name,
+                list(_objects(file, services, of_services)),
+                list(_objects(file, slices, of_slices)),
+                confirmed_at if since is None else since,
+            )
+            for name, since, of_services, of_slices in header.sources
+        ]
+        return SavedState(sources, header.node)
+
+
+def _header(file: BinaryIO) -> _Header:
+    header = msgspec.msgpack.decode(_part(file), type=_Header)
+    if header.shape != _shape():
+        raise ValueError("written by another version")
+    return header
+
+
+def _objects(file: BinaryIO, decoder: msgspec.msgpack.Decoder[list[Any]], count: int) -> Iterator[Any]:
+    while count > 0:
+        part = decoder.decode(_part(file))
+        if not 0 < len(part) <= count:
+            raise ValueError(f"a part of {len(part)} objects")
+        count -= len(part)
+        yield from part
+
+
+def _part(file: BinaryIO) -> bytes:
+    """The next part; zlib's checksum notices if a bit is wrong."""
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    unpacking = zlib.decompressobj()
+    part = unpacking.decompress(file.read(min(length, SIZE_MAX)), _PART_MAX)
+    if not unpacking.eof:
+        raise ValueError("incomplete")
+    return part
+
+
+def _place() -> str:
+    """This boot, and this network namespace: the addresses of another one mean other hosts."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        cookie = sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8)
+        return f"{boot} {int.from_bytes(cookie, 'little'):x}"
+    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+
+
+def _shape() -> str:
+    """A digest of the fields of the model: a version with others does not understand what is written here."""
+    kinds: Iterable[type[Any]] = (Service, ServicePort, EndpointSlice, EndpointPort, Endpoint, Node)
+    fields = [(kind.__name__, [(it.name, str(it.type)) for it in dataclasses.fields(kind)]) for kind in kinds]
+    return hashlib.sha256(repr(fields).encode()).hexdigest()
