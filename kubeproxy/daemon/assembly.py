@@ -7,7 +7,7 @@ and imports take most of the time until the first answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -36,7 +36,6 @@ from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.interface import Ended
-from kubeproxy.model import Address
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack
@@ -155,7 +154,7 @@ async def build(
         host_state.node_name,
         data_plane=data_plane,
         node=lambda: tracker.node,
-        translated_to=lambda addresses: translated_to(addresses),
+        translated_to=lambda addresses: kernel_flows.open_to(addresses),
         on_written=metrics.drain_report_written,
     )
     sources = Sources(
@@ -245,10 +244,6 @@ async def build(
     data_paths.on_change = on_policy
     if data_paths.policy.wanted is not Wanted.USERSPACE:
         kernel_flows.expect()
-
-    async def translated_to(addresses: Collection[Address]) -> Mapping[Address, int]:
-        """Connections that the kernel leads to endpoints by itself; nothing is read before there are any."""
-        return await conntrack.translated_to(addresses) if kernel_flows.has_spread() else {}
 
     def on_taken() -> None:
         """The rules lead to us, and the predecessor has released everything."""

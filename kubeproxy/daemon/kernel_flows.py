@@ -1,18 +1,20 @@
 """Counts the connections of the kernel path and their bytes, and gives their ends to the access log.
 
-Both come from connection tracking. The whole table is read when a status or a scrape asks (`KernelTraffic`), the ends
-twice a second while there is an access log. Both run in a thread that waits for the kernel in short intervals, in which
-the event loop runs, and one at a time: a flow that has ended is taken from the sums before its count is forgotten.
+Both come from connection tracking. The whole table is read when a status or a scrape asks (`KernelTraffic`), and while
+rollouts wait for the ends of connections (`DrainReporter`); the ends twice a second while there is an access log. Both
+run in a thread that waits for the kernel in short intervals, in which the event loop runs, and one at a time: a flow
+that has ended is taken from the sums before its count is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,7 +30,7 @@ from kubeproxy.netfilter.conntrack.flow_outcomes import lingering_s, outcome, sp
 from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners, Holder, text
 from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord
 from kubeproxy.netfilter.conntrack.flow_table import translated_flows
-from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
+from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals, is_open
 from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -41,6 +43,10 @@ ENDS_CPU_S: Final = 0.1
 """Processor time for ends at a time; with two fetches a second a fifth of a core. The rest waits in the kernel."""
 LINES_MAX: Final = 4096
 """Lines of the access log at a time, as many as of a worker."""
+READ_SHARE: Final = 0.05
+"""The most of the time that readings of the table may take, whoever asks for them."""
+READ_PAUSE_LIMIT_S: Final = 30.0
+"""The longest time between two of them."""
 BASE_LOOK_S: Final = 0.2
 """How often the first rules with a kernel path are looked for."""
 
@@ -92,6 +98,10 @@ class KernelFlows:
         self._ends_seen = self._overflows = 0
         self._problem = ""
         self._reading_s = 0.0
+        self._read_at = self._next_at = -math.inf
+        """When the last reading began, and when the next one may, by `time.monotonic`."""
+        self._open_to: Counter[bytes] = Counter()
+        """TCP connections by endpoint, as of the last reading."""
         self._one_at_a_time = threading.Lock()
         """Held by the thread that works: a task that was cancelled does not end its thread."""
         self._log = RateLimitedLog(log, interval_s=math.inf)
@@ -130,6 +140,23 @@ class KernelFlows:
         finally:
             self._one_at_a_time.release()
 
+    async def refresh(self) -> None:
+        """Read the flows, for `counts`, unless readings have had their share of the time."""
+        if time.monotonic() >= self._next_at:
+            await self.read()
+
+    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
+        """The number of open TCP connections that the kernel leads to each of these, without zeros.
+
+        As of a reading that began after this call: it waits for its turn. KernelError when the flows cannot be read."""
+        asked = time.monotonic()
+        while self.has_spread() and self._rules() is not None and self._read_at < asked:
+            await asyncio.sleep(self._next_at - time.monotonic())
+            await self.refresh()
+        if self._problem:
+            raise KernelError(self._problem)
+        return {each: count for each in addresses if (count := self._open_to[ipaddress.ip_address(each).packed])}
+
     async def read(self) -> None:
         """Read the flows, for `counts`. A failure is logged once, and the last counts stay."""
         if not self.has_spread() or (rules := self._rules()) is None:
@@ -144,6 +171,8 @@ class KernelFlows:
             self._problem = ""
             self._log.reset("read")
         self._reading_s = time.monotonic() - began
+        self._read_at = max(self._read_at, began)
+        self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, self._reading_s / READ_SHARE)
         self._report_losses()
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
@@ -216,12 +245,16 @@ class KernelFlows:
         with self._one_at_a_time:
             self._owners.use(rules)
             self._totals.begin()
+            open_to = Counter[bytes]()
             for flow in translated_flows():
+                if flow.tcp_state is not None and is_open(flow):
+                    open_to[flow.route[3]] += 1
                 if (name := self._owners.of(flow)) is not None:
                     self._totals.seen(name, flow)
             if self._ends is not None:
                 self._note_ends(self._ends, cpu_s=math.inf)  # the kernel reports an end before it removes the flow
             self._totals.finish()
+            self._open_to = open_to
             self._owners.forget_unused()
 
     def _take_ends(self, rules: RuleSet | None) -> None:

@@ -32,8 +32,8 @@ SLICE_S: Final = 0.002
 class Flows(Protocol):
     """The flows of the kernel path (`KernelFlows`)."""
 
-    async def read(self) -> None:
-        """Read them from the kernel."""
+    async def refresh(self) -> None:
+        """Read them from the kernel, unless that was done too often."""
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
         """Open connections and bytes of these frontends."""
@@ -86,7 +86,7 @@ class KernelTraffic:
                 belongs.update((Counted(each, True), frontend.name) for each in frontend.own_destinations)
             await time_slice.offer()
         known = {status.frontend.name for status in shown}
-        await self._flows.read()
+        await self._flows.refresh()
         self._flow_counts = self._flows.counts(known)
         self._sums = {name: count for name, count in self._sums.items() if name in known}
         if not belongs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,41 @@ async def test_a_failed_reading_keeps_the_counts_and_is_logged_once(bench: Bench
     state = bench.flows.state()
     assert state is not None
     assert state.problem == ""
+
+
+async def test_connections_are_counted_by_their_endpoint(bench: Bench) -> None:
+    bench.kernel.flows = [live(1, (1, 1)), live(2, (1, 1))]
+    pod, other = POD.address, Address("10.3.0.9")
+    assert await bench.flows.open_to({pod, other}) == {pod: 2}
+    bench.kernel.flows = []
+    assert await bench.flows.open_to({pod}) == {}, "each call waits for a reading of its own"
+    bench.kernel.fails = True
+    with pytest.raises(KernelError, match="the table is away"):
+        await bench.flows.open_to({pod})
+
+
+async def test_readings_have_a_twentieth_of_the_time_whoever_asks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, began = 100.0, list[float]()
+
+    async def reading() -> None:
+        nonlocal now
+        began.append(now)
+        now += 0.5  # a table of hundreds of thousands of flows
+
+    async def sleep(delay_s: float) -> None:
+        nonlocal now
+        now += max(0.0, delay_s)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(bench.flows, "_in_thread", lambda work: reading())
+    for _ in range(5):
+        await bench.flows.refresh()
+        await bench.flows.open_to({POD.address})
+    assert len(began) == 6
+    assert min(after - before for before, after in itertools.pairwise(began)) >= 0.5 / 0.05
 
 
 async def test_an_end_that_a_reading_meets_is_counted_and_logged_once(bench: Bench) -> None:

@@ -24,7 +24,7 @@ class Flows:
     def __init__(self) -> None:
         self.now: dict[FrontendName, FlowCounts] = {}
 
-    async def read(self) -> None:
+    async def refresh(self) -> None:
         self.seen = dict(self.now)
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:

@@ -7,13 +7,12 @@ import errno
 import itertools
 import os
 import typing
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
 
-from kubeproxy.model import Address, Family, Protocol, family_of
+from kubeproxy.model import Address, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
@@ -71,21 +70,6 @@ class KernelConntrack:
         return self._delete(
             "TCP flows to closed proxy ports", Protocol.TCP, landings.families, partial(_ended, landings, ours=ours)
         )
-
-    async def translated_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """The number of open TCP connections that the kernel has translated to each of these, without zeros.
-
-        KernelError when it does not list its flows."""
-        return await asyncio.to_thread(self._translated_to, frozenset(addresses))
-
-    def _translated_to(self, addresses: frozenset[Address]) -> Mapping[Address, int]:
-        families = sorted({family_of(address) for address in addresses})
-        try:
-            with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
-                flows = itertools.chain.from_iterable(ctnetlink.dump(family, Protocol.TCP) for family in families)
-                return Counter(f.target for f in flows if f.target in addresses and f.is_translated and wire.is_open(f))
-        except OSError as error:
-            raise explained("cannot count TCP flows by ctnetlink", error.errno, str(error)) from error
 
     def _delete(
         self,

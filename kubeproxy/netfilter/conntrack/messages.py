@@ -34,7 +34,7 @@ _TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _PROTOINFO, _ID, _FILTER, _STATUS_MASK = 1, 
 _SEEN_REPLY, _DST_NAT = 1 << 1, 1 << 5
 """IPS_SEEN_REPLY and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)."""
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
-_SYN_SENT, _ESTABLISHED, _LAST_ACK, _CLOSE = 1, 3, 6, 8
+_SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
 """TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the server has not answered; the first state after the
 handshake; the last state before the flow may begin anew."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
@@ -152,11 +152,6 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
 def has_begun(flow: Flow) -> bool:
     """Whether the kernel has seen the end of a TCP flow's handshake."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
-
-
-def is_open(flow: Flow) -> bool:
-    """Whether a TCP flow has begun, and not both of its ends have closed."""
-    return _ESTABLISHED <= _tcp_state(flow) <= _LAST_ACK
 
 
 def is_unanswered(flow: Flow) -> bool:

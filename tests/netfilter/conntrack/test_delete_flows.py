@@ -571,26 +571,6 @@ async def test_failed_deletions_are_reported_after_the_others(stage: Stage, monk
     assert other.port != spoilt.port
 
 
-async def test_open_translated_connections_are_counted_by_their_target(stage: Stage) -> None:
-    node, client = stage.node, stage.network.client
-    table = "table ip counted { chain prerouting { type nat hook prerouting priority -101; ip daddr 10.96.99.9"
-    node.run(["nft", "-f", "-"], input=f"{table} tcp dport 80 dnat to 10.3.0.2:8099; }}; }}\n")
-    stage._stack.callback(node.run, ["nft", "delete", "table", "ip", "counted"])
-    pod = Address(POD[Family.IPV4])
-    with stage.network.pods[0].listen((POD[Family.IPV4], 8099)) as listening:
-        translated = [client.connect(("10.96.99.9", 80)) for _ in range(3)]
-        direct = node.connect((POD[Family.IPV4], 8099))
-        accepted = [listening.accept()[0] for _ in range(4)]
-        assert await stage.conntrack.translated_to({pod}) == {pod: 3}, "a dial of the node itself is none of them"
-        assert await stage.conntrack.translated_to({Address("10.3.0.9")}) == {}
-        for sock in (*translated, direct, *accepted):
-            sock.close()
-        deadline = time.monotonic() + 20
-        while await stage.conntrack.translated_to({pod}) and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        assert await stage.conntrack.translated_to({pod}) == {}
-
-
 def test_without_privilege_the_error_names_it_and_nothing_is_asked_needlessly(network: Network) -> None:
     program = """
 import asyncio
