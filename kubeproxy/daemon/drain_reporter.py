@@ -1,37 +1,38 @@
-"""Writes this node's drain report: which requests are in effect, and connections that are still open.
+"""Reports to rollouts which of their drain requests are in effect on this node, and connections that are still open.
 
-The report is a Lease. Nothing waits for it here: while the API server is away the proxy serves on, and
-the newest report is written when it is back.
+Nothing waits for it here: while the API server is away the proxy serves on, and the newest report is written when it is
+back. How often, and how much, is the node's own decision: what tenants ask for may not cost the API server more than
+`report_room` and `report_schedule` grant.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kubeproxy.daemon.report_schedule import HEARTBEAT_S, LEASE_S, ReportSchedule
+from kubeproxy.daemon.cluster_size import ClusterSize
+from kubeproxy.daemon.report_lease import ReportLease
+from kubeproxy.daemon.report_room import Fitting, fitting, pause_s, room, size_of
+from kubeproxy.daemon.report_schedule import ReportSchedule
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Address, Node, ServiceName
 from kubeproxy.model.drain import DrainRequests, Want
 from kubeproxy.model.drain_report import (
+    LEASE_S,
     LEAVING,
     NODE,
-    REPORT,
-    REPORT_NAMESPACE,
     DrainState,
     NodeReport,
     ServiceReport,
     encode_report,
-    lease_name,
 )
 from kubeproxy.model.errors import KernelError
 
@@ -45,11 +46,14 @@ Count = Callable[[Collection[Address]], Awaitable[Mapping[Address, int]]]
 
 LOOK_S: Final = 1.0
 """How often connections are counted while any are asked for."""
+LOOK_SHARE: Final = 0.05
+"""The most of the time that counting may take."""
 LEAVING_LOOK_S: Final = 2.0
 """The same after a takeover: for as long as shutdownGrace at most."""
+NODE_LOOK_S: Final = 1.0
+"""How often the Node object is looked for while it is not known."""
 END_S: Final = 2.0
 """How long the last write at the end may take."""
-PATH: Final = f"/apis/coordination.k8s.io/v1/namespaces/{REPORT_NAMESPACE}/leases"
 
 
 class DrainReporter:
@@ -66,24 +70,27 @@ class DrainReporter:
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
         """`node` returns the Node object, if it is known. `translated_to` counts the connections that the kernel leads
-        to endpoints without the data plane; KernelError when it cannot. `on_written` is called after each write, with
-        its success."""
-        self._node_name = node_name
+        to endpoints without the data plane, by a reading that began after its call; KernelError when it cannot.
+        `on_written` is called after each write, with its success."""
         self._data_plane = data_plane
         self._node = node
         self._translated_to = translated_to
-        self._on_written = on_written
         self._unix_clock = unix_clock
+        self._make_lease = partial(ReportLease, node_name, node=node, on_written=on_written, unix_clock=unix_clock)
+        self._lease = self._make_lease(NODE)
+        self._size = ClusterSize()
         self._on = False
         self._drains: Mapping[ServiceName, DrainState] = {}
+        self._sizes: Mapping[ServiceName, int] = {}
+        """What each of them takes in a report. They may be many, so each is measured once."""
+        self._fits = Fitting()
+        self._room = 0
+        """The room for which `_fits` was made; 0: the drains have changed since."""
         self._changed = asyncio.Event()
-        self._exists = False
-        """Whether the Lease was written, and is not ended."""
-        self._role = NODE
-        self._complaint = ""
-        """The failure of the last write; empty: it succeeded."""
         self._uncounted = False
         """Whether the last count failed."""
+        self._count_s = 0.0
+        """How long it took."""
         self.open: Mapping[Address, int] = {}
         """Open connections to the endpoints that drain, and those that rollouts ask for, as last counted."""
 
@@ -94,7 +101,11 @@ class DrainReporter:
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
         """What is in effect of the drain requests has changed."""
-        self._drains = drains
+        before, sizes = self._drains, self._sizes
+        self._sizes = {
+            name: sizes[name] if before.get(name) is state else size_of(name, state) for name, state in drains.items()
+        }
+        self._drains, self._room = drains, 0
         self._changed.set()
 
     @property
@@ -115,72 +126,84 @@ class DrainReporter:
             schedule = ReportSchedule(random.random)
             while self._on:
                 self._changed.clear()
-                report, spread_s = await self._report()
-                due = schedule.due(report, spread_s, clock())
-                if due <= clock():
-                    succeeded = await self._write(client, report, LEASE_S)
-                    if succeeded:
-                        schedule.written(report, clock())
-                    else:
-                        schedule.failed(clock())
+                if self._node() is None:
+                    await self._pause(NODE_LOOK_S)
                     continue
-                await self._pause(due - clock())
+                await self._size.refresh(client, clock())
+                shown, omitted = self._fitting()
+                counted = _addresses(shown)
+                await self._count(counted)
+                due = await self._write_if_due(client, schedule, NodeReport(reports(shown, self.open), omitted))
+                if (left_s := due - clock()) > 0:
+                    await self._pause(min(left_s, max(LOOK_S, self._count_s / LOOK_SHARE)) if counted else left_s)
 
     async def leave(self, client: Client, requests: Callable[[], Mapping[ServiceName, DrainRequests]]) -> None:
         """Count the connections that this instance still has, after another has taken over, until cancelled.
 
         It reports in a Lease of its own, and only what rollouts may wait for. `requests`: those of all Services."""
-        self._role, self._exists = LEAVING, False
-        clock = asyncio.get_running_loop().time
-        written, expires_soon_at = NodeReport(), math.inf
+        self._lease, schedule, before = self._make_lease(LEAVING), ReportSchedule(random.random), NodeReport()
         while self._on:
-            now, found = self._unix_clock(), dict[ServiceName, ServiceReport]()
-            for name, of_service in requests().items():
-                counted = of_service.addresses(now, Want.DRAIN, Want.COUNT)
-                if counted and (open_ := await self._data_plane.open_to(counted)):
-                    found[name] = ServiceReport(of_service.generation, open=open_)
-            report = NodeReport(found)
-            if (report != written or clock() >= expires_soon_at) and await self._write(
-                client, report, LEASE_S if found else 1
-            ):
-                written, expires_soon_at = report, clock() + HEARTBEAT_S if found else math.inf
+            await self._size.refresh(client, asyncio.get_running_loop().time())
+            now = self._unix_clock()
+            self.drains_changed({name: _leaving(each, now) for name, each in requests().items()})
+            shown, omitted = self._fitting()
+            open_ = await self._data_plane.open_to(_addresses(shown))
+            # One without connections is reported once: that they have ended is what a rollout waits for.
+            found = {
+                name: report
+                for name, report in reports(shown, open_).items()
+                if report.open or (name in before.services and before.services[name].open)
+            }
+            is_open = any(report.open for report in found.values())
+            if is_open or self._lease.lasts:
+                before = NodeReport(found, omitted)
+                await self._write_if_due(client, schedule, before, last=not is_open)
             await asyncio.sleep(LEAVING_LOOK_S)
 
     async def end(self, client: Client) -> None:
         """Let the report expire at once: rollouts need not wait for this node any more."""
-        if not self._exists:
+        if not self._lease.lasts:
             return
-        self._exists = False
         try:
             async with asyncio.timeout(END_S):
-                await self._write(client, NodeReport(), 1)
+                await self._lease.write(client, encode_report(NodeReport()), last=True)
         except TimeoutError:
             log.info("drain report not ended", expires_in_s=LEASE_S)
-        self._exists = False
+        self._lease.lasts = False
+
+    async def _write_if_due(
+        self, client: Client, schedule: ReportSchedule, report: NodeReport, *, last: bool = False
+    ) -> float:
+        """Write the report if it is time; when to come again."""
+        clock, text = asyncio.get_running_loop().time, encode_report(report)
+        due = schedule.due(report, pause_s(self._size.nodes, len(text)), clock())
+        if due <= clock():
+            if await self._lease.write(client, text, last=last):
+                schedule.written(report, clock())
+            else:
+                schedule.failed(clock())
+        return due
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait for the next write, for a change, or for the next count."""
-        counted = any(state.counted for state in self._drains.values())
+        """Wait so long, or for a change."""
         try:
-            async with asyncio.timeout(min(pause_s, LOOK_S) if counted else pause_s):
+            async with asyncio.timeout(pause_s):
                 await self._changed.wait()
         except TimeoutError:
             return
 
-    async def _report(self) -> tuple[NodeReport, float]:
-        """The report now, and the longest spread that any request grants."""
-        drains = self._drains
-        counted = frozenset(address for state in drains.values() for address in state.counted)
-        await self._count(counted)
-        services = {
-            name: replace(state.report, open={a: self.open[a] for a in state.counted if self.open.get(a)})
-            for name, state in drains.items()
-        }
-        return NodeReport(services), max((state.spread_s for state in drains.values()), default=0.0)
+    def _fitting(self) -> tuple[Mapping[ServiceName, DrainState], Mapping[str, int]]:
+        """The Services that have room in a report, and by namespace the number of the others."""
+        if (now := room(self._size.nodes)) != self._room:
+            self._fits, self._room = fitting(self._sizes, now), now
+        return {name: self._drains[name] for name in self._fits.services}, self._fits.omitted
 
     async def _count(self, counted: frozenset[Address]) -> None:
         """Count the open connections. Where that fails the last counts stay: fewer would let a rollout go on."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
         counts = Counter(await self._data_plane.open_to(counted)) if counted else Counter[Address]()
+        self._count_s = clock() - began
         if counted and self._translated_to is not None:
             try:
                 counts.update(await self._translated_to(counted))
@@ -194,72 +217,20 @@ class DrainReporter:
         self._uncounted = False
         self.open = counts
 
-    async def _write(self, client: Client, report: NodeReport, lease_s: int) -> bool:
-        """Write the report; whether the API server took it. A failure is logged once, until it changes."""
-        from kubeproxy.kubernetes.client.errors import ApiError
-        from kubeproxy.kubernetes.object_client import is_not_found
 
-        try:
-            try:
-                await self._patch(client, report, lease_s)
-            except ApiError as error:
-                if not is_not_found(error):
-                    raise
-                await self._create(client, report, lease_s)
-        except ApiError as error:
-            self._on_written(False)
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning(
-                    "drain report not written, retrying",
-                    source="kubernetes",
-                    error=str(error),
-                    effect="rollouts wait for this node until their time-outs",
-                )
-            return False
-        self._exists = True
-        self._on_written(True)
-        if self._complaint:
-            self._complaint = ""
-            log.info("drain report written again", source="kubernetes")
-        return True
+def _leaving(requests: DrainRequests, now: float) -> DrainState:
+    """What is reported of requests by an instance that another has replaced."""
+    counted = requests.addresses(now, Want.DRAIN, Want.COUNT)
+    return DrainState(ServiceReport(requests.generation), counted=counted, draining=frozenset())
 
-    async def _patch(self, client: Client, report: NodeReport, lease_s: int) -> None:
-        import msgspec
 
-        from kubeproxy.kubernetes.object_client import MERGE
+def _addresses(states: Mapping[ServiceName, DrainState]) -> frozenset[Address]:
+    return frozenset(address for state in states.values() for address in state.counted)
 
-        body = msgspec.json.encode(self._lease(report, lease_s))
-        await client.send_json(
-            "PATCH", f"{PATH}/{quote(lease_name(self._node_name, self._role))}", body, content_type=MERGE
-        )
 
-    async def _create(self, client: Client, report: NodeReport, lease_s: int) -> None:
-        import msgspec
-
-        lease = self._lease(report, lease_s)
-        lease["metadata"]["name"] = lease_name(self._node_name, self._role)
-        await client.send_json("POST", PATH, msgspec.json.encode(lease))
-
-    def _lease(self, report: NodeReport, lease_s: int) -> dict[str, Any]:
-        """The fields that this node sets. The Node owns the Lease, so it is deleted with it."""
-        from kubeproxy.kubernetes import timestamps
-
-        metadata: dict[str, Any] = {
-            "labels": {REPORT: self._role},
-            "annotations": {REPORT: encode_report(report)},
-        }
-        node = self._node()
-        if node is not None and node.uid:
-            owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-            metadata["ownerReferences"] = [owner]
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": self._node_name,
-                "leaseDurationSeconds": lease_s,
-                "renewTime": timestamps.microseconds(self._unix_clock()),
-            },
-        }
+def reports(states: Mapping[ServiceName, DrainState], open_: Mapping[Address, int]) -> dict[ServiceName, ServiceReport]:
+    """What is reported of Services, with these connections."""
+    return {
+        name: replace(state.report, open={a: open_[a] for a in state.counted if open_.get(a)})
+        for name, state in states.items()
+    }

@@ -1,6 +1,6 @@
 """When a node writes its drain report: rarely, spread over nodes, and soon where a rollout waits for it. Pure.
 
-Times are of any monotonic clock. docs/rollouts.md has the numbers of writes for 5,000 nodes.
+The pace is the node's own, whatever rollouts ask for. Times are of any monotonic clock. docs/rollouts.md has figures.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kubeproxy.model.drain_report import NodeReport, ServiceReport
 
 HEARTBEAT_S: Final = 60.0
 """The longest time between two writes: with jitter a fifth of the kubelets' writes of Leases, which are 10 s apart."""
-LEASE_S: Final = 150
-"""How long a report counts as one of a live node: two heartbeats, one of them late, and some skew of clocks."""
-PAUSE_S: Final = 0.2
-"""The shortest time between two writes."""
 COUNTS_S: Final = 5.0
 """The shortest time between two writes of which the second has only other counts of connections."""
+NAMESPACE_S: Final = 5.0
+"""The time between two writes for the news of one namespace, in the long run."""
+BURST: Final = 10
+"""So many writes a namespace has at once: an ordinary rollout needs no more."""
 RETRY_FIRST_S, RETRY_LIMIT_S = 1.0, 30.0
 
 
@@ -30,31 +30,32 @@ class ReportSchedule:
         self._written: NodeReport | None = None
         self._written_at = -math.inf
         self._beat_at = -math.inf
-        self._news: NodeReport | None = None
-        """The report with news, due at `_news_at`."""
-        self._news_at = math.inf
+        self._news: dict[str, float] = {}
+        """Namespaces with news, and when a node that has nothing else to wait for writes them."""
+        self._paid_until: dict[str, float] = {}
+        """By namespace, until when its writes so far last at one in `NAMESPACE_S`."""
         self._failures = 0
         self._retry_at = -math.inf
 
-    def due(self, report: NodeReport, spread_s: float, now: float) -> float:
-        """When to write this report. `spread_s`: the longest that any request grants."""
+    def due(self, report: NodeReport, pause_s: float, now: float) -> float:
+        """When to write this report. `pause_s`: the shortest time between two writes, and the one over which all nodes
+        spread theirs."""
         if self._written is None:
             return self._retry_at
-        if is_news(self._written, report):
-            if self._news_at == math.inf:
-                self._news_at = max(now + spread_s * self._random(), self._written_at + PAUSE_S)
-            news_at = self._news_at
-        else:
-            self._news_at = news_at = math.inf
+        found = news(self._written, report)
+        self._news = {each: self._news.get(each, now + pause_s * self._random()) for each in found}
+        at = min((max(at, self._allowed_at(each)) for each, at in self._news.items()), default=math.inf)
         if report != self._written:
-            news_at = min(news_at, self._written_at + max(COUNTS_S, COUNTS_S * spread_s))
-        return max(self._retry_at, min(news_at, self._beat_at))
+            at = min(at, self._written_at + COUNTS_S * max(1.0, pause_s))
+        return max(self._retry_at, min(max(at, self._written_at + pause_s), self._beat_at))
 
     def written(self, report: NodeReport, now: float) -> None:
         """The API server has taken a report."""
         self._written, self._written_at = report, now
         self._beat_at = now + HEARTBEAT_S * (0.8 + 0.2 * self._random())
-        self._news_at = math.inf
+        paid = {each: until for each, until in self._paid_until.items() if until > now}
+        self._paid_until = paid | {each: paid.get(each, now) + NAMESPACE_S for each in self._news}
+        self._news = {}
         self._failures, self._retry_at = 0, -math.inf
 
     def failed(self, now: float) -> None:
@@ -63,12 +64,15 @@ class ReportSchedule:
         self._failures += 1
         self._retry_at = now + limit_s * (0.5 + 0.5 * self._random())
 
+    def _allowed_at(self, namespace: str) -> float:
+        return self._paid_until.get(namespace, -math.inf) - (BURST - 1) * NAMESPACE_S
 
-def is_news(before: NodeReport, now: NodeReport) -> bool:
-    """Whether a rollout may wait for what is new: everything but other numbers of open connections.
+
+def news(before: NodeReport, now: NodeReport) -> set[str]:
+    """The namespaces in which a rollout may wait for what is new: everything but other numbers of open connections.
 
     A Service without requests any more is no news."""
-    return any(_is_news(before.services.get(name), report) for name, report in now.services.items())
+    return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}
 
 
 def _is_news(before: ServiceReport | None, now: ServiceReport) -> bool:

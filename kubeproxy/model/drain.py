@@ -2,7 +2,7 @@
 
 They stand in an annotation of the Service, as JSON:
 
-    {"generation": 1763827200123, "spreadSeconds": 0.2, "requests": [
+    {"generation": 1763827200123, "requests": [
         {"owner": "rolling-update/web-1", "pod": "web-1-x8k2p", "uid": "6f1c1c9e-2f0e-4c43-9c62-0d0f8f1d7a55",
          "addresses": ["10.244.1.7"], "want": "drain", "since": 1763827200123, "until": 1763827290}]}
 
@@ -23,7 +23,10 @@ REQUESTS: Final = "kubeproxy/drain-requests"
 """The annotation of a Service."""
 MAX_REQUESTS: Final = 1000
 """Requests of one Service, about 200 bytes each: an object's annotations may have 256 KiB in all."""
-MAX_SPREAD_S: Final = 60.0
+MAX_ADDRESSES: Final = 2
+"""Addresses of one request: a pod has one of each family."""
+MAX_AHEAD_S: Final = 600.0
+"""A request counts in the last ten minutes before its `until`. Rollouts ask for two, and renew."""
 
 
 class Want(StrEnum):
@@ -65,20 +68,24 @@ class DrainRequests:
     generation: int
     """Grows with every change; milliseconds, so that it grows even when the annotation was removed in between."""
     requests: tuple[DrainRequest, ...] = ()
-    spread_s: float = 0.0
-    """Seconds over which nodes spread their reports: many nodes must not write at once."""
 
     def active(self, now: float) -> tuple[DrainRequest, ...]:
-        """The requests that have not expired; `now` in Unix seconds."""
-        return tuple(request for request in self.requests if request.until > now)
+        """The requests that count; `now` in Unix seconds."""
+        return tuple(request for request in self.requests if now < request.until <= now + MAX_AHEAD_S)
 
     def addresses(self, now: float, *wants: Want) -> frozenset[Address]:
         """The addresses of active requests of these kinds."""
         return frozenset(a for request in self.active(now) if request.want in wants for a in request.addresses)
 
-    def next_expiry(self, now: float) -> float | None:
-        """When the next request expires; None: none will."""
-        return min((request.until for request in self.requests if request.until > now), default=None)
+    def followed(self, now: float) -> int:
+        """The newest generation of which every request counts, or has counted."""
+        ahead = (request.since - 1 for request in self.requests if request.until > now + MAX_AHEAD_S)
+        return max(0, min((self.generation, *ahead)))
+
+    def next_change(self, now: float) -> float | None:
+        """When the next request begins or ceases to count; None: none will."""
+        changes = (at for request in self.requests for at in (request.until - MAX_AHEAD_S, request.until) if at > now)
+        return min(changes, default=None)
 
 
 def encode_requests(requests: DrainRequests) -> str:
@@ -86,7 +93,6 @@ def encode_requests(requests: DrainRequests) -> str:
     return to_text(
         {
             "generation": requests.generation,
-            "spreadSeconds": round(requests.spread_s, 3),
             "requests": [
                 {
                     "owner": request.owner,
@@ -114,19 +120,20 @@ def decode_requests(text: str) -> DrainRequests:
     return DrainRequests(
         generation=whole_in(root.get("generation"), "generation"),
         requests=tuple(_request(each, f"requests[{index}]") for index, each in enumerate(listed)),
-        spread_s=min(MAX_SPREAD_S, number_in(root.get("spreadSeconds", 0), "spreadSeconds")),
     )
 
 
 def _request(value: object, where: str) -> DrainRequest:
     entry = object_in(value, where)
-    want = entry.get("want")
+    want, addresses = entry.get("want"), entry.get("addresses")
+    if isinstance(addresses, list) and len(addresses) > MAX_ADDRESSES:
+        raise ValueError(f"{where}.addresses: found {len(addresses)}; allowed are at most {MAX_ADDRESSES}")
     if want not in list(Want):
         raise ValueError(f"{where}.want: found {shown(want)}; allowed are {', '.join(Want)}")
     return DrainRequest(
         owner=word_in(entry.get("owner"), f"{where}.owner"),
         pod=word_in(entry.get("pod"), f"{where}.pod"),
-        addresses=tuple(addresses_in(entry.get("addresses"), f"{where}.addresses")),
+        addresses=tuple(addresses_in(addresses, f"{where}.addresses")),
         want=Want(want),
         since=whole_in(entry.get("since"), f"{where}.since"),
         until=number_in(entry.get("until"), f"{where}.until"),

@@ -2,7 +2,8 @@
 
 A report stands in an annotation of a Lease for each node, as JSON:
 
-    {"services": {"shop/web": {"generation": 1763827200123, "unused": ["10.244.2.9"], "open": {"10.244.1.7": 3}}}}
+    {"services": {"shop/web": {"generation": 1763827200123, "unused": ["10.244.2.9"], "open": {"10.244.1.7": 3}}},
+     "omitted": {"crowd": 12}}
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kubeproxy.model.address import Address
-from kubeproxy.model.json_values import addresses_in, object_in, parsed, shown, to_text, whole_in
+from kubeproxy.model.json_values import object_in, parsed, shown, to_text, whole_in, word_in
 from kubeproxy.model.service import ServiceName
 
 REPORT: Final = "kubeproxy/drain-report"
@@ -26,6 +27,10 @@ REPORT_NAMESPACE: Final = "kubeproxy-reports"
 """A namespace of nothing else: a node's token may write Leases in it."""
 REPORT_PREFIX: Final = "kubeproxy-drain-"
 """A node's Lease is named by this and the node."""
+REPORT_BYTES: Final = 65_536
+"""The longest report: that of a node with many rollouts. A longer one is of no proxy, and not read."""
+LEASE_S: Final = 150
+"""How long a report counts as one of a live node: two heartbeats, one of them late, and some skew of clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,6 @@ class DrainState:
     """The addresses for which open connections are asked."""
     draining: frozenset[Address]
     """The endpoints that drain."""
-    spread_s: float
-    """See `DrainRequests.spread_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class NodeReport:
 
     services: Mapping[ServiceName, ServiceReport] = field(default_factory=dict)
     """Services with requests."""
+    omitted: Mapping[str, int] = field(default_factory=dict)
+    """By namespace the number of Services without room here; those of the empty name are of namespaces not named."""
 
 
 def lease_name(node: str, role: str = NODE) -> str:
@@ -82,12 +87,16 @@ def encode_report(report: NodeReport) -> str:
         if of_service.open:
             entry["open"] = dict(sorted(of_service.open.items()))
         services[str(name)] = entry
-    return to_text({"services": services})
+    omitted = {"omitted": dict(sorted(report.omitted.items()))} if report.omitted else {}
+    return to_text({"services": services, **omitted})
 
 
 def decode_report(text: str) -> NodeReport:
     """The report of an annotation. ValueError, with what is wrong, for anything else."""
-    services = object_in(object_in(parsed(text), "").get("services", {}), "services")
+    if len(text) > REPORT_BYTES:
+        raise ValueError(f"found {len(text)} characters; allowed are at most {REPORT_BYTES}")
+    root = object_in(parsed(text), "")
+    services = object_in(root.get("services", {}), "services")
     found: dict[ServiceName, ServiceReport] = {}
     for name, value in services.items():
         namespace, separator, own = name.partition("/")
@@ -97,14 +106,20 @@ def decode_report(text: str) -> NodeReport:
         entry = object_in(value, where)
         found[ServiceName(namespace, own)] = ServiceReport(
             generation=whole_in(entry.get("generation"), f"{where}.generation"),
-            unused=frozenset(addresses_in(entry.get("unused", []), f"{where}.unused")),
-            kept=frozenset(addresses_in(entry.get("kept", []), f"{where}.kept")),
-            open=_counts(entry.get("open", {}), f"{where}.open"),
+            unused=frozenset(_addresses(entry.get("unused", []), f"{where}.unused")),
+            kept=frozenset(_addresses(entry.get("kept", []), f"{where}.kept")),
+            open={Address(a): n for a, n in _counts(entry.get("open", {}), f"{where}.open").items()},
         )
-    return NodeReport(found)
+    return NodeReport(found, _counts(root.get("omitted", {}), "omitted"))
 
 
-def _counts(value: object, where: str) -> dict[Address, int]:
-    counts = object_in(value, where)
-    addresses = addresses_in(list(counts), where)
-    return {a: whole_in(count, f"{where}[{a}]") for a, count in zip(addresses, counts.values(), strict=True)}
+def _addresses(value: object, where: str) -> list[Address]:
+    """Addresses as texts: they are compared with those of requests, and nothing else is done with them. Parsing them
+    would be most of the work of a controller that reads the reports of a thousand nodes."""
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: found {shown(value)}; allowed is a list of IP addresses")
+    return [Address(word_in(text, where)) for text in value]
+
+
+def _counts(value: object, where: str) -> dict[str, int]:
+    return {name: whole_in(count, f"{where}[{name}]") for name, count in object_in(value, where).items()}

@@ -8,6 +8,7 @@ frontends           one Service and its slices -> its frontends, one per family 
 endpoint_policy     endpoints, addresses and ports that the configuration withholds, by `cidr_set`
 loops               endpoints that lead back to this proxy
 draining            the drain requests of a Service, applied to its endpoints
+drains              the requests of all Services and what is in effect of them; `expiries` has their ends
 endpoint_selection  which endpoints may serve: ready or terminating, on this node or on any, by topology
 state               wanted frontends, existing listeners, their ports; it decides what may be done next
 plan                compares wanted and existing -> what to open, update, add to the rules, remove from them, close

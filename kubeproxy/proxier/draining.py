@@ -14,27 +14,43 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend, Target
-from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
+from kubeproxy.model.drain import DrainRequests, Want
 from kubeproxy.model.drain_report import DrainState, ServiceReport
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
     """The slices with the endpoints that are to drain as ones that do; `now` in Unix seconds."""
-    asked: dict[Address, list[DrainRequest]] = {}
+    pods = _pods_to_drain(requests, now)
+
+    def after(endpoint: Endpoint) -> Endpoint:
+        if endpoint.address not in pods:
+            return endpoint
+        known = pods[endpoint.address]
+        is_meant = known is None or not endpoint.pod or endpoint.pod in known
+        return _drained(endpoint) if is_meant else endpoint
+
+    found = []
+    for it in slices:
+        endpoints = tuple(map(after, it.endpoints))
+        found.append(it if endpoints == it.endpoints else replace(it, endpoints=endpoints))
+    return tuple(found)
+
+
+def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
+    """By address the names and UIDs of the pods that are to drain; None: whatever pod has the address.
+
+    So each endpoint costs one look, however many requests name its address."""
+    pods: dict[Address, set[str]] = {}
+    whichever: dict[Address, None] = {}
     for request in requests.active(now):
-        if request.want is Want.DRAIN:
-            for address in request.addresses:
-                asked.setdefault(address, []).append(request)
-
-    def drains(endpoint: Endpoint) -> bool:
-        return any(request.is_about(endpoint.pod) for request in asked.get(endpoint.address, ()))
-
-    return tuple(
-        replace(it, endpoints=tuple(_drained(e) if drains(e) else e for e in it.endpoints))
-        if any(drains(e) for e in it.endpoints)
-        else it
-        for it in slices
-    )
+        if request.want is not Want.DRAIN:
+            continue
+        for address in request.addresses:
+            if request.uid:
+                pods.setdefault(address, set()).update((request.uid, request.pod))
+            else:
+                whichever[address] = None
+    return {**{address: frozenset(names) for address, names in pods.items()}, **whichever}
 
 
 def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> tuple[EndpointSlice, ...]:
@@ -78,13 +94,12 @@ def drain_state(
     chosen = {target.address for frontend in frontends for target in frontend.endpoints} if draining else set()
     return DrainState(
         report=ServiceReport(
-            generation=requests.generation,
+            generation=requests.followed(now),
             unused=_unused(requests, now, endpoints),
             kept=draining.intersection(chosen),
         ),
         counted=requests.addresses(now, Want.DRAIN, Want.COUNT),
         draining=draining,
-        spread_s=requests.spread_s,
     )
 
 

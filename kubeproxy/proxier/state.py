@@ -29,10 +29,10 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
-from kubeproxy.model.drain import DrainRequests
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.proxier.data_path import Ejected
-from kubeproxy.proxier.draining import drain_state, drained, set_aside
+from kubeproxy.proxier.draining import set_aside
+from kubeproxy.proxier.drains import Drains
 from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
@@ -109,14 +109,7 @@ class ProxierState:
         self._applied = 0
         self._aside: frozenset[Target] = frozenset()
         """Endpoints that a person has taken out by hand."""
-        self._drains_on = False
-        self._unix_now = 0.0
-        self._drains: dict[ServiceName, DrainRequests] = {}
-        """The Services with drain requests that have not expired."""
-        self._drain_states: dict[ServiceName, DrainState] = {}
-        """What was last in effect of each."""
-        self._undetermined: dict[ServiceName, None] = {}
-        """Of `_drains`, those that have changed since they were last in effect."""
+        self._drains = Drains()
 
     @property
     def rules_pending(self) -> bool:
@@ -155,17 +148,15 @@ class ProxierState:
         port = next((port for port in ports if port.name == name.service_port.port), None)
         if view is None or port is None:
             return {}
-        slices = self._admit(view.service, view).slices if view.service is not None else ()
+        slices = self._drains.slices(name.service_port.service)
+        if slices is None:
+            slices = () if view.service is None else self._admit(view.service, view).slices
         return {it.target: it.endpoint for it in candidates(slices, port, name.family)}
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        """What is left of a Service after restrictions, and its endpoints after drain requests."""
+        """What is left of a Service after restrictions, and its endpoints without those that are taken out by hand."""
         admitted = admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
-        admitted = admitted._replace(slices=set_aside(admitted.slices, self._aside))
-        requests = self._drains.get(service.name)
-        if requests is None:
-            return admitted
-        return admitted._replace(slices=drained(admitted.slices, requests, self._unix_now))
+        return admitted._replace(slices=set_aside(admitted.slices, self._aside))
 
     def set_aside(self, targets: frozenset[Target]) -> None:
         """Have these endpoints get no new clients, and no others. `refresh` resolves their Services again."""
@@ -179,36 +170,24 @@ class ProxierState:
 
     def use_drains(self, on: bool) -> None:
         """Whether drain requests count. `refresh` resolves the Services again that have any."""
-        self._drains_on = on
+        self._drains.use(on)
         asked = (name for name, view in self._views.items() if view.service is not None and view.service.drain)
         self._stale.update(dict.fromkeys(asked))
 
     def expire_drains(self, unix_now: float) -> None:
         """Set the time by which drain requests expire; `refresh` resolves those Services again that have such."""
-        for name, requests in self._drains.items():
-            expiry = requests.next_expiry(self._unix_now)
-            if expiry is not None and expiry <= unix_now:
-                self._stale[name] = None
-        self._unix_now = unix_now
+        self._stale.update(dict.fromkeys(self._drains.expire(unix_now)))
 
     @property
     def next_drain_expiry(self) -> float | None:
         """When the next drain request expires, in Unix seconds; None: there is none."""
-        expiries = (requests.next_expiry(self._unix_now) for requests in self._drains.values())
-        return min((expiry for expiry in expiries if expiry is not None), default=None)
+        return self._drains.next_expiry
 
     def drain_states(self) -> dict[ServiceName, DrainState]:
         """What is in effect of each Service's drain requests."""
-        for name in [name for name in self._undetermined if self._in_effect(name)]:
-            del self._undetermined[name]
-            view = self._views[name]
-            self._drain_states[name] = drain_state(
-                self._drains[name],
-                self._unix_now,
-                slices=() if view.service is None else self._admit(view.service, view).slices,
-                frontends=[self.wanted[frontend] for frontend in self._frontends_of.get(name, ())],
-            )
-        return self._drain_states.copy()
+        return self._drains.states(
+            self._in_effect, lambda name: [self.wanted[frontend] for frontend in self._frontends_of.get(name, ())]
+        )
 
     def _in_effect(self, name: ServiceName) -> bool:
         """Whether data plane and kernel serve a Service as it was last absorbed. A listener without a port serves no
@@ -223,16 +202,6 @@ class ProxierState:
             return name in self.faults
         known = listener.in_rules == wanted and self._applied >= listener.rules_generation
         return known and listener.confirmed and listener.sent == endpoints_of(wanted)
-
-    def _note_drain(self, name: ServiceName, service: Service | None) -> None:
-        requests = None if service is None or not self._drains_on else service.drain
-        if requests is None or not requests.active(self._unix_now):
-            self._drains.pop(name, None)
-            self._drain_states.pop(name, None)
-            self._undetermined.pop(name, None)
-        else:
-            self._drains[name] = requests
-            self._undetermined[name] = None
 
     # Wanted frontends.
 
@@ -279,10 +248,10 @@ class ProxierState:
     def _resolve(self, name: ServiceName, view: View) -> None:
         self._stale.pop(name, None)
         service, resolved, remarks = view.service, NOT_SERVED, list[str]()
-        self._note_drain(name, service)
+        self._drains.note(name, service)
         if service is not None:
             service, slices, withheld = self._admit(service, view)
-            resolved = resolve(service, slices, self._facts)
+            resolved = resolve(service, self._drains.applied(name, slices), self._facts)
             remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
         served = tuple(
             f for f in resolved.frontends if f.protocol in self._protocols and f.name.family in self._families

@@ -22,7 +22,7 @@ from kubeproxy.kubernetes.object_client import ObjectClient, Requests, is_confli
 from kubeproxy.model.drain import Want
 from kubeproxy.model.drain_report import NodeReport
 from kubeproxy.model.errors import ClusterError
-from kubeproxy.workloads.drain_reports import PodDrain, Reports, is_live, report_of, reports_of
+from kubeproxy.workloads.drain_reports import PodDrain, Reports, changed_namespaces, is_live, report_of, reports_of
 from kubeproxy.workloads.drain_requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.workloads.objects import Deployment, Lease, Pod, Service
 from kubeproxy.workloads.proxy_drain import request_patch
@@ -143,7 +143,7 @@ class DeploymentDrains:
         self._waiting.add(key_of(deployment))
 
     async def ask(
-        self, deployment: Deployment, uses: Sequence[Pod], drains: Sequence[Pod], withdrawn: Collection[str], nodes: int
+        self, deployment: Deployment, uses: Sequence[Pod], drains: Sequence[Pod], withdrawn: Collection[str]
     ) -> None:
         """Bring the requests of a Deployment up to date on every Service of its pods."""
         wanted = [*((pod, Want.USE) for pod in uses), *((pod, Want.DRAIN) for pod in drains)]
@@ -157,7 +157,7 @@ class DeploymentDrains:
         for key, of_service in wishes.items():
             service_now = self._services.get(key)
             if service_now is not None:
-                await self._write(service_now, owner_of(deployment), of_service, withdrawn, nodes)
+                await self._write(service_now, owner_of(deployment), of_service, withdrawn)
 
     async def tidy(self, namespace: str, owner: str) -> float | None:
         """Remove expired requests; when to look again, in Unix seconds, for those that have not expired yet."""
@@ -170,7 +170,7 @@ class DeploymentDrains:
             if ends_at > self._clock():
                 later.append(ends_at)
             else:
-                await self._write(service, owner, [], (), 0)
+                await self._write(service, owner, [], ())
         return min(later, default=None)
 
     def forget(self, key: str) -> None:
@@ -204,18 +204,23 @@ class DeploymentDrains:
         for pod in pods:
             await self._annotate(pod, {MARK: None, COST: pod.metadata.annotations.draining or None})
 
-    def reports_changed(self) -> None:
-        """Look at the Deployments that wait for reports."""
-        for key in self._waiting:
-            self._on_reports(key, SOON_S)
-
     def put_report(self, lease: Lease) -> None:
-        """A node has reported."""
-        self._leases[key_of(lease)] = lease, report_of(lease)
+        """A node has reported: look at the Deployments for which it says something new."""
+        key, report = key_of(lease), report_of(lease)
+        _, before = self._leases.get(key, (lease, None))
+        self._leases[key] = lease, report
+        self._look_again(None if before is None else changed_namespaces(before, report))
 
     def drop_report(self, lease: Lease) -> None:
         """A node's Lease is gone."""
         self._leases.pop(key_of(lease), None)
+        self._look_again(None)
+
+    def _look_again(self, namespaces: Collection[str] | None) -> None:
+        """Look at the Deployments of these namespaces that wait for reports; None: at all that wait."""
+        for key in self._waiting:
+            if namespaces is None or key.partition("/")[0] in namespaces:
+                self._on_reports(key, SOON_S)
 
     def _selecting(self, pod: Pod) -> Iterable[Service]:
         return (
@@ -230,12 +235,10 @@ class DeploymentDrains:
         found = (self._services.get(key) for key in self._asked if key.startswith(prefix))
         return [service for service in found if service is not None]
 
-    async def _write(
-        self, service: Service, owner: str, wishes: Sequence[Wish], withdrawn: Collection[str], nodes: int
-    ) -> None:
+    async def _write(self, service: Service, owner: str, wishes: Sequence[Wish], withdrawn: Collection[str]) -> None:
         current = requests_of(service)
         try:
-            found = merged(current, owner, wishes, withdrawn=withdrawn, nodes=nodes, now=self._clock())
+            found = merged(current, owner, wishes, withdrawn=withdrawn, now=self._clock())
         except ValueError as error:  # more than one Service has room for
             raise NotAskedError(f"the proxies cannot be asked: {error}") from None
         if found is current:
@@ -314,13 +317,9 @@ class _LeaseHandler:
 
     def added(self, item: Lease) -> None:
         self._owner.put_report(item)
-        self._owner.reports_changed()
 
     def updated(self, old: Lease, new: Lease) -> None:
         self._owner.put_report(new)
-        if old.metadata.annotations.report != new.metadata.annotations.report:
-            self._owner.reports_changed()
 
     def deleted(self, item: Lease) -> None:
         self._owner.drop_report(item)
-        self._owner.reports_changed()

@@ -201,7 +201,7 @@ class DeploymentSync:
         with suppress(NotAskedError):  # requests that cannot be removed expire
             if marked:
                 await drains.unmark(marked)
-                await drains.ask(deployment, (), (), {pod.metadata.name for pod in marked}, 0)
+                await drains.ask(deployment, (), (), {pod.metadata.name for pod in marked})
             again = await drains.tidy(deployment.metadata.namespace, owner_of(deployment))
             if again is not None:
                 self._around.enqueue_after(max(1.0, again - self._around.clock() + 1))

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
-from kubeproxy.model.drain_report import LEAVING, REPORT, NodeReport, ServiceReport, decode_report
+from kubeproxy.model.drain_report import (
+    LEASE_S,
+    LEAVING,
+    NODE,
+    REPORT,
+    NodeReport,
+    ServiceReport,
+    decode_report,
+    lease_name,
+)
 from kubeproxy.workloads.objects import Lease
 
 NODES_NAMED = 3
@@ -28,6 +37,8 @@ class PodDrain:
     """Nodes with such connections."""
     kept: frozenset[str] = frozenset()
     """Nodes that go on using the pod, because they have no other endpoint."""
+    omitted: frozenset[str] = frozenset()
+    """Of `waiting`, nodes whose reports have no room for all Services of the namespace."""
     since: float | None = None
     """Unix seconds at which it was asked for; None: no Service selects the pod, or it was not asked for."""
 
@@ -59,12 +70,14 @@ class Reports:
         ]
         if not asked:
             return NOTHING
-        waiting, kept = set(), set()
+        waiting, kept, omitted = set(), set(), set()
         for node, report in self.nodes.items():
             for name, request in asked:
                 of_service = report.services.get(name, ServiceReport())
                 if not _follows(of_service, request):
                     waiting.add(node)
+                    if name not in report.services and name.namespace in report.omitted:
+                        omitted.add(node)
                 if not of_service.kept.isdisjoint(request.addresses):
                     kept.add(node)
         open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want is not Want.USE])
@@ -73,6 +86,7 @@ class Reports:
             connections=sum(open_on.values()),
             busy=frozenset(open_on),
             kept=frozenset(kept),
+            omitted=frozenset(omitted),
             since=max(request.since for _, request in asked) / 1000,
         )
 
@@ -112,11 +126,17 @@ def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
 
 
 def is_live(lease: Lease, now: float) -> bool:
-    """Whether a node's report has not expired."""
-    renewed = timestamps.parse(lease.spec.renew_time)
-    return (
-        bool(lease.spec.holder_identity) and renewed is not None and renewed + lease.spec.lease_duration_seconds > now
-    )
+    """Whether it is the report of a node, and has not expired.
+
+    The Lease must be owned by the Node: then the garbage collector deletes those of nodes that do not exist, for which
+    rollouts would wait. No report is believed for longer than proxies write."""
+    node, spec = lease.spec.holder_identity, lease.spec
+    role = LEAVING if lease.metadata.labels.get(REPORT) == LEAVING else NODE
+    owned = any(owner.kind == "Node" and owner.name == node for owner in lease.metadata.owner_references)
+    if not node or not owned or lease.metadata.name != lease_name(node, role):
+        return False
+    renewed = timestamps.parse(spec.renew_time)
+    return renewed is not None and now < renewed + min(spec.lease_duration_seconds, LEASE_S) <= now + 2 * LEASE_S
 
 
 def report_of(lease: Lease) -> NodeReport:
@@ -125,6 +145,15 @@ def report_of(lease: Lease) -> NodeReport:
         return decode_report(lease.metadata.annotations.report or "")
     except ValueError:
         return NodeReport()
+
+
+def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
+    """The namespaces about which two reports of a node differ."""
+    return {
+        name.namespace
+        for name in before.services.keys() | now.services.keys()
+        if before.services.get(name) != now.services.get(name)
+    }
 
 
 def named(nodes: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from kubeproxy.model import Address, ServiceName, family_of, parse_address
-from kubeproxy.model.drain import MAX_REQUESTS, DrainRequest, DrainRequests, Want, decode_requests
+from kubeproxy.model.drain import MAX_AHEAD_S, MAX_REQUESTS, DrainRequest, DrainRequests, Want, decode_requests
 from kubeproxy.workloads.objects import Pod, Service
 
 log = structlog.get_logger(__name__)
@@ -22,8 +22,6 @@ LIFETIME_S: Final = 120.0
 """How long a request of a killed client stays."""
 RENEW_S: Final = 60.0
 """A request with less time left is renewed; so a rollout writes once a minute at most while it only waits."""
-REPORTS_PER_S: Final = 500.0
-"""Reports of all nodes together after one request: as many writes as 5,000 kubelets make to renew their Leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,6 @@ def merged(
     wishes: Sequence[Wish],
     *,
     withdrawn: Collection[str] = (),
-    nodes: int,
     now: float,
 ) -> DrainRequests:
     """The requests with these wishes of an owner; `current` itself where nothing has to be written.
@@ -94,7 +91,8 @@ def merged(
     taken = {address for wish in wishes for address in wish.addresses}
     kept: list[DrainRequest] = []
     known: dict[tuple[str, Want], DrainRequest] = {}
-    for request in current.active(now):
+    lasting = [request for request in current.requests if request.until > now]
+    for request in lasting:
         if request.owner != owner:
             kept.append(request)
         elif (wish := wanted.get((request.pod, request.want))) is not None and wish.is_stated_by(request):
@@ -116,13 +114,8 @@ def merged(
         raise ValueError(f"found {len(found)} drain requests for one Service; allowed are at most {MAX_REQUESTS}")
     if set(found) == set(current.requests):
         return current
-    changed = {_content(request) for request in found} != {_content(request) for request in current.active(now)}
-    return DrainRequests(generation if changed else current.generation, found, spread_s(nodes))
-
-
-def spread_s(nodes: int) -> float:
-    """The seconds over which so many nodes spread their reports."""
-    return nodes / REPORTS_PER_S
+    changed = {_content(request) for request in found} != {_content(request) for request in lasting}
+    return DrainRequests(generation if changed else current.generation, found)
 
 
 def _superseded(request: DrainRequest, wishes: Iterable[Wish]) -> bool:
@@ -136,7 +129,7 @@ def _new(owner: str, wish: Wish, generation: int, now: float) -> DrainRequest:
 
 
 def _renewed(request: DrainRequest, now: float) -> DrainRequest:
-    if request.until - now >= RENEW_S:
+    if RENEW_S <= request.until - now <= MAX_AHEAD_S:
         return request
     return replace(request, until=round(now + LIFETIME_S, 3))
 

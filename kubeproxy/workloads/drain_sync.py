@@ -114,7 +114,6 @@ class DrainStep:
             self.plan.awaited,
             [pod for pod in marked if needs_drain(pod, self.view)],
             {pod.metadata.name for pod in self.plan.put_back},
-            len(self.reports.nodes),
         )
 
     async def shrink(self) -> list[ReplicaSet]:

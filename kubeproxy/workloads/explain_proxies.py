@@ -52,7 +52,7 @@ def _use(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> ProxyW
         f"pod {pod.metadata.name} is ready, but the proxies of {_nodes(state.waiting)} do not use it; it counts"
         f" {_until(state.since + options.use_s, now)} in any case"
     )
-    return ProxyWait(Waiting(text, state.since), _remedy(USE_TIMEOUT))
+    return ProxyWait(Waiting(text, state.since), _remedy(USE_TIMEOUT, state))
 
 
 def _drain(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> ProxyWait | None:
@@ -66,11 +66,16 @@ def _drain(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> Prox
     if state.kept:
         why += f", and {_nodes(state.kept)} {'has' if len(state.kept) == 1 else 'have'} no other endpoint"
     text = f"pod {pod.metadata.name} drains: {why}; it goes {_until(state.since + options.drain_s, now)} in any case"
-    remedy = _remedy(DRAIN_TIMEOUT) if state.waiting else f"end the connections, or lower {DRAIN_TIMEOUT}"
+    remedy = _remedy(DRAIN_TIMEOUT, state) if state.waiting else f"end the connections, or lower {DRAIN_TIMEOUT}"
     return ProxyWait(Waiting(text, state.since), remedy)
 
 
-def _remedy(timeout: str) -> str:
+def _remedy(timeout: str, state: PodDrain) -> str:
+    if state.omitted:
+        return (
+            f"have fewer pods and Services of this namespace rolled at once: the reports of {_nodes(state.omitted)}"
+            " have no room for all"
+        )
     return f"read kubeproxy's log and status on these nodes, or lower {timeout}"
 
 

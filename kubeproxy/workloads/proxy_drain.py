@@ -73,7 +73,7 @@ class ProxyDrain:
 
     async def start(self, pods: Sequence[Pod]) -> None:
         """Ask every node to send these pods no new connections."""
-        await self._ask(pods, Want.DRAIN, await self._reports())
+        await self._ask(pods, Want.DRAIN)
 
     async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
         """What the nodes report about the last request for each pod, by pod name."""
@@ -90,9 +90,9 @@ class ProxyDrain:
 
     async def withdraw(self, pods: Sequence[Pod]) -> None:
         """Take the requests for these pods back: those that run get connections again, at once."""
-        names, reports = {pod.metadata.name for pod in pods}, await self._reports()
+        names = {pod.metadata.name for pod in pods}
         for service in await self._selecting(pods):
-            await self._change(service, [], reports, withdrawn=names)
+            await self._change(service, [], withdrawn=names)
 
     async def clean_up(self, timeout_s: float = CLEAN_UP_S) -> None:
         """Remove what this rollout has left on Services, as soon as no EndpointSlice has its deleted pods as ready.
@@ -100,13 +100,12 @@ class ProxyDrain:
         Only for a tidy end: what stays after `timeout_s` seconds expires by itself."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + timeout_s
-        reports = await self._reports()
         for service in await self._services.list_namespace(self._namespace):
             while owned := [each for each in requests_of(service).requests if each.owner == self._owner]:
                 ready = await self._ready_endpoints(service)
                 gone = {each.pod for each in owned if each.want is not Want.DRAIN or not _is_ready(each, ready)}
                 if gone:
-                    service = await self._change(service, [], reports, withdrawn=gone)
+                    service = await self._change(service, [], withdrawn=gone)
                 if len(gone) == len({each.pod for each in owned}) or clock() >= ends_at:
                     break
                 await asyncio.sleep(POLL_S)
@@ -145,7 +144,7 @@ class ProxyDrain:
         ends_at, seen = clock() + timeout_s, None
         while True:
             reports = await self._reports()
-            states = self._states(pods, await self._ask(pods, want, reports), reports)
+            states = self._states(pods, await self._ask(pods, want), reports)
             if on_change is not None and states != seen:
                 on_change(states)
             seen = states
@@ -160,7 +159,7 @@ class ProxyDrain:
         requests = {name_of(service): requests_of(service) for service in services}
         return {pod.metadata.name: reports.state(pod.metadata.name, self._owner, requests) for pod in pods}
 
-    async def _ask(self, pods: Sequence[Pod], want: Want, reports: Reports) -> list[Service]:
+    async def _ask(self, pods: Sequence[Pod], want: Want) -> list[Service]:
         """Put requests for these pods on every Service that selects them; the Services afterwards."""
         asked = []
         for service in await self._selecting(pods):
@@ -169,18 +168,14 @@ class ProxyDrain:
                 for pod in pods
                 if selects(service, pod) and (addresses := addresses_for(service, pod))
             ]
-            asked.append(await self._change(service, wishes, reports))
+            asked.append(await self._change(service, wishes))
         return asked
 
-    async def _change(
-        self, service: Service, wishes: Sequence[Wish], reports: Reports, withdrawn: Collection[str] = ()
-    ) -> Service:
+    async def _change(self, service: Service, wishes: Sequence[Wish], withdrawn: Collection[str] = ()) -> Service:
         """Write the requests of a Service, if they differ; again if another writer was faster."""
         for last in (*[False] * (CONFLICTS - 1), True):
             current = requests_of(service)
-            found = merged(
-                current, self._owner, wishes, withdrawn=withdrawn, nodes=len(reports.nodes), now=self._clock()
-            )
+            found = merged(current, self._owner, wishes, withdrawn=withdrawn, now=self._clock())
             if found is current:
                 break
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -11,8 +12,9 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from kubeproxy.daemon import drain_reporter
+from kubeproxy.daemon import drain_reporter, report_schedule
 from kubeproxy.daemon.drain_reporter import DrainReporter
+from kubeproxy.daemon.report_room import size_of
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.model import Address, Node, ServiceName
@@ -24,7 +26,8 @@ from tests.support.doubles.data_plane import FakeDataPlane
 
 A = Address("10.0.0.1")
 WEB = ServiceName("shop", "web")
-DRAINING = {WEB: DrainState(ServiceReport(7), counted=frozenset({A}), draining=frozenset({A}), spread_s=0.0)}
+NODE = Node("node-a", uid="u1")
+DRAINING = {WEB: DrainState(ServiceReport(7), counted=frozenset({A}), draining=frozenset({A}))}
 
 
 class FakeLeases:
@@ -34,6 +37,10 @@ class FakeLeases:
         self.leases: dict[str, dict[str, Any]] = {}
         self.writes: list[str] = []
         self.fault: ApiError | None = None
+
+    async def get_json(self, path: str, query: object = None) -> bytearray:
+        assert path == "/api/v1/nodes"
+        return bytearray(b'{"metadata":{},"items":[{}]}')
 
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
@@ -56,10 +63,10 @@ class FakeLeases:
 
 @asynccontextmanager
 async def running(
-    leases: FakeLeases, plane: FakeDataPlane, node: Node | None = None
+    leases: FakeLeases, plane: FakeDataPlane, node: Callable[[], Node | None] = lambda: NODE
 ) -> AsyncIterator[tuple[DrainReporter, list[bool]]]:
     written: list[bool] = []
-    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: node, on_written=written.append)
+    reporter = DrainReporter("node-a", data_plane=plane, node=node, on_written=written.append)
     crashes: list[BaseException] = []
     tasks = TaskSet(lambda _, error: crashes.append(error))
     client = cast(Client, leases)
@@ -93,13 +100,58 @@ async def test_nothing_is_written_while_reports_are_off() -> None:
 
 async def test_first_report_creates_the_lease_owned_by_the_node() -> None:
     leases = FakeLeases()
-    async with running(leases, FakeDataPlane(), Node("node-a", uid="u1")) as (reporter, written):
+    async with running(leases, FakeDataPlane()) as (reporter, written):
         reporter.use(True)
         await until(lambda: written == [True])
     assert leases.writes == ["PATCH", "POST", "PATCH"]
     metadata = leases.leases["kubeproxy-drain-node-a"]["metadata"]
     assert metadata["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u1"}]
     assert metadata["labels"] == {REPORT: "node"}
+
+
+async def test_nothing_is_written_before_the_node_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_reporter, "NODE_LOOK_S", 0.01)
+    leases, known, looks = FakeLeases(), list[Node](), 0
+
+    def node() -> Node | None:
+        nonlocal looks
+        looks += 1
+        return known[0] if known else None
+
+    async with running(leases, FakeDataPlane(), node) as (reporter, written):
+        reporter.use(True)
+        await until(lambda: looks > 3)
+        assert leases.writes == []
+        known.append(NODE)
+        await until(lambda: written == [True])
+
+
+async def test_what_has_no_room_is_left_out_and_said() -> None:
+    leases, many = FakeLeases(), frozenset(Address(f"10.9.{n // 250}.{n % 250}") for n in range(17_500))
+    evil = DrainState(ServiceReport(9, unused=many), counted=many, draining=frozenset())
+    crowd = {ServiceName("evil", f"b{number}"): evil for number in range(2)}
+    async with running(leases, FakeDataPlane()) as (reporter, written):
+        reporter.use(True)
+        reporter.drains_changed({**DRAINING, **crowd})
+        await until(lambda: True in written)
+        await until(lambda: WEB in leases.report.services)
+        assert leases.report == NodeReport({WEB: ServiceReport(7)}, {"evil": 2})
+
+
+async def test_only_what_has_changed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[ServiceName] = []
+
+    def noted(name: ServiceName, state: DrainState) -> int:
+        measured.append(name)
+        return size_of(name, state)
+
+    monkeypatch.setattr(drain_reporter, "size_of", noted)
+    reporter = DrainReporter("node-a", data_plane=FakeDataPlane(), node=lambda: NODE)
+    crowd = {ServiceName("evil", f"b{number}"): DRAINING[WEB] for number in range(100)}
+    for generation in range(10):
+        changed = DrainState(ServiceReport(generation), counted=frozenset(), draining=frozenset())
+        reporter.drains_changed({**crowd, WEB: changed})
+    assert len(measured) == 100 + 10
 
 
 async def test_generation_and_open_connections_are_reported_until_the_last_one_ends() -> None:
@@ -157,16 +209,20 @@ async def test_connections_of_the_kernel_count_and_a_failed_count_keeps_the_last
 
     plane = FakeDataPlane()
     plane.open_counts = {A: 3}
-    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None, translated_to=translated_to)
-    reporter.drains_changed(DRAINING)
-    assert (await reporter._report())[0].services[WEB].open == {A: 5}
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: NODE, translated_to=translated_to)
+
+    async def counted() -> Mapping[Address, int]:
+        await reporter._count(frozenset({A}))
+        return reporter.open
+
+    assert await counted() == {A: 5}
     counts, plane.open_counts = None, {}
     with structlog.testing.capture_logs() as entries:
         for _ in range(3):
-            assert (await reporter._report())[0].services[WEB].open == {A: 5}
+            assert await counted() == {A: 5}
     assert [entry["event"] for entry in entries] == ["connections not counted"]
     counts = {}
-    assert (await reporter._report())[0].services[WEB].open == {}
+    assert await counted() == {}
 
 
 async def test_replaced_instance_reports_what_it_still_has_in_a_lease_of_its_own(
@@ -174,9 +230,9 @@ async def test_replaced_instance_reports_what_it_still_has_in_a_lease_of_its_own
 ) -> None:
     monkeypatch.setattr(drain_reporter, "LEAVING_LOOK_S", 0.02)
     leases, plane = FakeLeases(), FakeDataPlane()
-    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None)
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: NODE)
     reporter.use(True)
-    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=4e9)
+    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=time.time() + 300)
     client = cast(Client, leases)
     tasks = TaskSet(lambda _, error: None)
     task = tasks.start(reporter.leave(client, lambda: {WEB: DrainRequests(5, (request,))}), name="leaving")
@@ -194,12 +250,12 @@ async def test_replaced_instance_reports_what_it_still_has_in_a_lease_of_its_own
 
 async def test_replaced_instance_renews_its_lease_while_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain_reporter, "LEAVING_LOOK_S", 0.01)
-    monkeypatch.setattr(drain_reporter, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(report_schedule, "HEARTBEAT_S", 0.02)
     leases, plane = FakeLeases(), FakeDataPlane()
     plane.open_counts = {A: 2}
-    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: None)
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: NODE)
     reporter.use(True)
-    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=4e9)
+    request = DrainRequest("me", "a", (A,), Want.DRAIN, since=5, until=time.time() + 300)
     tasks = TaskSet(lambda _, error: None)
     task = tasks.start(
         reporter.leave(cast(Client, leases), lambda: {WEB: DrainRequests(5, (request,))}), name="leaving"

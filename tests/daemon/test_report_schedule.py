@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kubeproxy.daemon.report_schedule import COUNTS_S, HEARTBEAT_S, PAUSE_S, ReportSchedule, is_news
+import pytest
+
+from kubeproxy.daemon.report_schedule import BURST, COUNTS_S, HEARTBEAT_S, NAMESPACE_S, ReportSchedule, news
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.model.drain_report import NodeReport, ServiceReport
 
@@ -30,18 +32,42 @@ def test_without_news_only_the_heartbeat_is_due() -> None:
 
 
 def test_new_generation_is_due_within_the_spread() -> None:
-    assert written(NOTHING, 0.0).due(report(), 10.0, 105.0) == 105.0
-    assert written(NOTHING, 0.5).due(report(), 10.0, 105.0) == 110.0
+    assert written(NOTHING, 0.0).due(report(), 10.0, 120.0) == 120.0
+    assert written(NOTHING, 0.5).due(report(), 10.0, 120.0) == 125.0
 
 
 def test_news_keep_their_time_while_more_of_them_come() -> None:
     schedule = written(NOTHING, 0.5)
-    assert schedule.due(report(1), 10.0, 105.0) == 110.0
-    assert schedule.due(report(2), 10.0, 109.0) == 110.0
+    assert schedule.due(report(1), 10.0, 120.0) == 125.0
+    assert schedule.due(report(2), 10.0, 124.0) == 125.0
 
 
 def test_two_writes_have_a_pause_between_them() -> None:
-    assert written(NOTHING, 0.0).due(report(), 0.0, 100.0) == 100 + PAUSE_S
+    assert written(NOTHING, 0.0).due(report(), 2.0, 100.0) == 102.0
+
+
+def test_news_of_one_namespace_are_written_at_a_pace_and_do_not_hold_up_those_of_another() -> None:
+    """A tenant has its Service changed all the time; the rollout of another is reported as if it were alone."""
+    schedule, now, generation, writes = written(NOTHING, 0.0), 100.0, 1, list[float]()
+    while now < 400.0:
+        generation += 1
+        current = report(generation)
+        if schedule.due(current, 0.2, now) <= now:
+            schedule.written(current, now)
+            writes.append(now)
+        now += 0.1
+    assert len(writes) == pytest.approx(BURST + 300 / NAMESPACE_S, abs=2)
+    other = NodeReport({**report(generation + 1).services, ServiceName("victim", "web"): ServiceReport(1)})
+    assert schedule.due(other, 0.2, now) <= now
+
+
+def test_namespace_that_was_quiet_may_write_at_once_again() -> None:
+    schedule = written(NOTHING, 0.0)
+    for generation in range(2, BURST + 3):
+        schedule.due(report(generation), 0.0, 101.0)
+        schedule.written(report(generation), 101.0)
+    assert schedule.due(report(100), 0.0, 101.0) > 101.0
+    assert schedule.due(report(101), 0.0, 200.0) <= 200.0
 
 
 def test_other_counts_wait_longer_but_the_last_connection_is_news() -> None:
@@ -52,12 +78,12 @@ def test_other_counts_wait_longer_but_the_last_connection_is_news() -> None:
 
 
 def test_ended_requests_wait_for_the_next_write() -> None:
-    assert not is_news(report(), NOTHING)
+    assert not news(report(), NOTHING)
     assert written(report()).due(NOTHING, 0.0, 101.0) == 100 + COUNTS_S
 
 
 def test_pod_in_use_is_news() -> None:
-    assert is_news(report(unused=True), report())
+    assert news(report(unused=True), report()) == {"shop"}
 
 
 def test_failed_writes_are_tried_again_ever_later_up_to_a_limit() -> None:

@@ -30,7 +30,7 @@ from kubeproxy.model import (
 from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
 
 WEB = ServiceName("default", "web")
-DRAIN = DrainRequests(7, (DrainRequest("rollout/web", "web-1", (Address("10.0.0.1"),), Want.DRAIN, 7, 99.5),), 0.5)
+DRAIN = DrainRequests(7, (DrainRequest("rollout/web", "web-1", (Address("10.0.0.1"),), Want.DRAIN, 7, 99.5),))
 
 
 def service(name: str) -> Service:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
@@ -11,6 +13,7 @@ from kubeproxy.model import Address, Endpoint, EndpointSlice, Service, ServiceNa
 from kubeproxy.model.drain import DrainRequest, DrainRequests, Want, decode_requests, encode_requests
 from kubeproxy.model.drain_report import NodeReport, ServiceReport, decode_report, encode_report
 from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.proxier.draining import drained
 from tests.proxier.builders import endpoint_slice, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 
@@ -18,16 +21,16 @@ A, B, C = (Address(f"10.0.0.{number}") for number in (1, 2, 3))
 WEB = "10.96.0.1:80"
 
 
-def asking(want: Want, *addresses: Address, until: float = 2000.0, generation: int = 7) -> Service:
+def asking(want: Want, *addresses: Address, until: float = 1500.0, generation: int = 7) -> Service:
     """The Service ``web`` with one request for each address."""
     requests = tuple(DrainRequest("test", f"pod-{each}", (each,), want, generation, until) for each in addresses)
-    return replace(service("web"), drain=DrainRequests(generation, requests, spread_s=0.5))
+    return replace(service("web"), drain=DrainRequests(generation, requests))
 
 
 def asking_about(*requests: tuple[Want, str], at: Address = A) -> Service:
     """The Service ``web`` with requests about pods, the newest last, that all have or had one address."""
     listed = tuple(
-        DrainRequest("test", pod, (at,), want, since, 2000.0, uid=f"uid-of-{pod}")
+        DrainRequest("test", pod, (at,), want, since, 1500.0, uid=f"uid-of-{pod}")
         for since, (want, pod) in enumerate(requests, start=1)
     )
     return replace(service("web"), drain=DrainRequests(len(listed), listed))
@@ -95,6 +98,48 @@ async def test_expired_request_ends_by_itself(node: Node) -> None:
     await node.pass_time(1.0)
     assert node.answers(WEB) == targets("10.0.0.1:8080 10.0.0.2:8080")
     assert node.diary.drains == {}
+
+
+async def test_request_counts_in_the_last_ten_minutes_before_its_end(node: Node) -> None:
+    node.tracker.put_service(SOURCE, asking(Want.DRAIN, A, until=1000.0 + 3600.0))
+    await node.rest()
+    assert node.answers(WEB) == targets("10.0.0.1:8080 10.0.0.2:8080")
+    assert node.diary.drains == {}, "no rollout may believe that this node follows"
+    await node.pass_time(3000.0)
+    assert node.answers(WEB) == targets("10.0.0.2:8080")
+    assert report(node).generation == 7
+    await node.pass_time(600.0)
+    assert node.answers(WEB) == targets("10.0.0.1:8080 10.0.0.2:8080")
+    assert node.diary.drains == {}
+
+
+async def test_generation_of_a_request_that_does_not_count_yet_is_not_reported(node: Node) -> None:
+    soon, ahead = (
+        DrainRequest("test", pod, (address,), Want.DRAIN, since, until)
+        for pod, address, since, until in (("a", A, 5, 1500.0), ("b", B, 7, 1000.0 + 3600.0))
+    )
+    node.tracker.put_service(SOURCE, replace(service("web"), drain=DrainRequests(7, (soon, ahead))))
+    await node.rest()
+    assert node.answers(WEB) == targets("10.0.0.2:8080")
+    assert report(node).generation == 6
+
+
+async def test_requests_that_end_one_after_the_other_resolve_their_service_rarely(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved: list[float] = []
+
+    def noted(slices: tuple[EndpointSlice, ...], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
+        resolved.append(now)
+        return drained(slices, requests, now)
+
+    monkeypatch.setattr("kubeproxy.proxier.drains.drained", noted)
+    listed = tuple(DrainRequest("test", f"p{n}", (A,), Want.DRAIN, 7, 1001.0 + n / 100, f"u{n}") for n in range(1000))
+    node.tracker.put_service(SOURCE, replace(service("web"), drain=DrainRequests(7, listed)))
+    await node.rest()
+    await node.pass_time(15.0)
+    assert node.diary.drains == {}
+    assert len(resolved) <= 4
 
 
 async def test_expired_request_does_not_count_at_the_start(node: Node) -> None:
@@ -228,6 +273,26 @@ async def test_newest_request_decides_whether_an_address_is_used(node: Node, lis
     assert report(node).unused == (set() if listed == "new" else {A})
 
 
+def test_many_requests_for_one_address_cost_one_look_for_each_endpoint() -> None:
+    """With as many requests as endpoints the calls are in proportion to the sum, not to the product."""
+    many = 400
+    listed = tuple(DrainRequest("test", f"p{n}", (A,), Want.DRAIN, 7, 1500.0, f"u{n}") for n in range(many))
+    slices = (endpoint_slice("web", tuple(Endpoint(A, pod=f"uid-{n}") for n in range(many))),)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        found = drained(slices, DrainRequests(7, listed), 1000.0)
+    finally:
+        sys.setprofile(None)
+    assert found == slices
+    assert calls < 20 * many
+
+
 # The texts of annotations
 
 
@@ -269,7 +334,14 @@ def test_unknown_fields_are_ignored() -> None:
         ('{"generation": -1}', "generation: found -1"),
         ('{"generation": true}', "generation: found true"),
         ('{"generation": 1, "requests": {}}', "requests: found {}"),
-        ('{"generation": 1, "spreadSeconds": NaN}', "spreadSeconds: found NaN"),
+        (
+            '{"generation":1,"requests":[{"want":"use","owner":"a","pod":"b","addresses":[],"since":1,"until":NaN}]}',
+            "requests[0].until: found NaN",
+        ),
+        (
+            '{"generation":1,"requests":[{"want":"use","addresses":["10.0.0.1","10.0.0.2","fd00::1"]}]}',
+            "requests[0].addresses: found 3; allowed are at most 2",
+        ),
         ('{"generation": 1, "requests": [{"want": "stop"}]}', "allowed are drain, use, count"),
         (
             '{"generation":1,"requests":[{"want":"use","owner":"a","pod":"b","addresses":["x"],"since":1,"until":1}]}',

@@ -33,6 +33,7 @@ _KINDS = {
     "replicasets": ("ReplicaSet", "apps/v1"),
     "replicationcontrollers": ("ReplicationController", "v1"),
     "pods": ("Pod", "v1"),
+    "nodes": ("Node", "v1"),
     "leases": ("Lease", "coordination.k8s.io/v1"),
     "events": ("Event", "v1"),
     "services": ("Service", "v1"),

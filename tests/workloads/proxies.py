@@ -48,6 +48,9 @@ class Proxies:
         """Pods that were deleted with connections open."""
         self.reports = 0
         self._nodes = [f"node-{number}" for number in range(nodes)]
+        objects = [api.create("nodes", "", {"metadata": {"name": node}}) for node in self._nodes]
+        self._uids = {node["metadata"]["name"]: node["metadata"]["uid"] for node in objects}
+        """A Lease goes with its Node, and the garbage collector deletes one without."""
         self._leases: dict[str, str] = {}
         self._renewed: dict[str, float] = {}
         self._undrained_at: dict[str, float] = {}
@@ -138,7 +141,12 @@ class Proxies:
 
     def _write(self, node: str, report: str) -> None:
         self.reports += 1
-        metadata = {"name": lease_name(node), "labels": {REPORT: NODE}, "annotations": {REPORT: report}}
+        metadata = {
+            "name": lease_name(node),
+            "labels": {REPORT: NODE},
+            "annotations": {REPORT: report},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": self._uids[node]}],
+        }
         renewed = timestamps.microseconds(self.api.clock())
         spec = {"holderIdentity": node, "leaseDurationSeconds": 150, "renewTime": renewed}
         if ("leases", REPORT_NAMESPACE, lease_name(node)) in self.api.objects:

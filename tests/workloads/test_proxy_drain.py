@@ -15,7 +15,7 @@ from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.decode import error_of
 from kubeproxy.model import Address
-from kubeproxy.model.drain import MAX_REQUESTS, REQUESTS, DrainRequests, Want, decode_requests
+from kubeproxy.model.drain import MAX_AHEAD_S, MAX_REQUESTS, REQUESTS, DrainRequests, Want, decode_requests
 from kubeproxy.workloads.drain_requests import LIFETIME_S, Wish, addresses_for, merged, selects
 from kubeproxy.workloads.objects import Pod, Service
 from kubeproxy.workloads.proxy_drain import ProxyDrain
@@ -267,7 +267,7 @@ def wish(pod: str, address: Address, want: Want = Want.DRAIN, uid: str = "") -> 
 
 
 def ask(current: DrainRequests, *wishes: Wish, owner: str = "me", now: float = NOW, **more: object) -> DrainRequests:
-    return merged(current, owner, wishes, nodes=10, now=now, **more)  # type: ignore[arg-type]
+    return merged(current, owner, wishes, now=now, **more)  # type: ignore[arg-type]
 
 
 def test_same_wishes_write_nothing_until_they_have_to_be_renewed() -> None:
@@ -340,8 +340,10 @@ def test_requests_of_other_rollouts_never_make_room() -> None:
         ask(others, *_crowd("b", 900, 101))
 
 
-def test_reports_of_many_nodes_are_spread() -> None:
-    assert merged(DrainRequests(0), "me", [wish("a", A)], nodes=5000, now=NOW).spread_s == 10.0
+def test_request_that_would_count_too_late_is_made_again() -> None:
+    first = ask(DrainRequests(0), wish("a", A))
+    (late,) = ask(first, wish("a", A), now=NOW - MAX_AHEAD_S).requests
+    assert late.until == NOW - MAX_AHEAD_S + LIFETIME_S
 
 
 @pytest.mark.parametrize(

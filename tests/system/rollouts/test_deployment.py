@@ -6,8 +6,10 @@ Skipped unless KUBERNETES_BINARIES names a directory with its programs (docs/rel
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from kubeproxy.model import Address
 from kubeproxy.model.drain import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
-from kubeproxy.model.drain_report import REPORT
+from kubeproxy.model.drain_report import REPORT, REPORT_BYTES
 from kubeproxy.workloads.deployment_drains import MARK
 from tests.support.lab.daemon import METRICS
 from tests.system.e2e.control_plane import BINARIES, binaries
@@ -177,14 +179,56 @@ def test_pod_with_the_address_of_one_that_drained_gets_connections(cluster: Roll
 
 
 def asking(want: Want, pod: str, address: str, *, uid: str = "") -> str:
-    """An annotation with one request that does not expire."""
-    request = DrainRequest("hand", pod, (Address(address),), want, since=7, until=4_000_000_000.0, uid=uid)
+    """An annotation with one request that outlives the test."""
+    request = DrainRequest("hand", pod, (Address(address),), want, since=7, until=time.time() + 550, uid=uid)
     return encode_requests(DrainRequests(7, (request,)))
 
 
 def annotate(cluster: Rollouts, path: str, text: str | None) -> None:
     body = {"metadata": {"annotations": {REQUESTS: text}}}
     cluster.cluster.ask("PATCH", path, body, content_type="application/merge-patch+json")
+
+
+def test_tenant_who_asks_for_all_that_may_be_asked_takes_nothing_from_others(cluster: Rollouts) -> None:
+    """Two Services with the most requests, and 60,000 endpoints that each of them is about."""
+    cluster.deploy(OPTED_IN)
+    path, until_s = "/api/v1/namespaces/default/services/web", time.time() + 550
+    slices = "/apis/discovery.k8s.io/v1beta1/namespaces/evil/endpointslices"
+    every = [
+        DrainRequest(
+            "evil", f"p{n}", (Address("10.9.9.9"), Address(f"10.8.{n // 250}.{n % 250}")), want, 7, until_s, f"u{n}"
+        )
+        for n, want in zip(range(1000), itertools.cycle((Want.DRAIN, Want.USE)), strict=False)
+    ]
+    text = encode_requests(DrainRequests(7, tuple(every)))
+    cluster.cluster.put({"kind": "Namespace", "metadata": {"name": "evil"}})
+    with cluster.ours() as daemon:
+        for name in ("b1", "b2"):
+            metadata = {"name": name, "namespace": "evil", "annotations": {REQUESTS: text}}
+            cluster.cluster.put({"kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}})
+        endpoint = {
+            "addresses": ["10.9.9.9"],
+            "targetRef": {"kind": "Pod", "name": "x", "namespace": "evil", "uid": "x"},
+        }
+        for number in range(60):
+            labels = {"kubernetes.io/service-name": "b1"}
+            item = {"metadata": {"name": f"b1-{number}", "labels": labels}, "addressType": "IPv4"}
+            cluster.cluster.ask("POST", slices, {**item, "ports": [{"port": 80}], "endpoints": [endpoint] * 1000})
+        pod = cluster.cluster.ask("GET", PODS)["items"][0]
+        annotate(cluster, path, asking(Want.DRAIN, pod["metadata"]["name"], pod["status"]["podIP"]))
+
+        def report() -> str:
+            (lease,) = cluster.leases()
+            return str(lease["metadata"]["annotations"]["kubeproxy/drain-report"])
+
+        until(lambda: '"default/web":{"generation":7' in report(), "another tenant's request is in effect")
+        until(lambda: '"omitted":{"evil":' in report(), "what has no room is said")
+        assert len(report()) <= REPORT_BYTES
+        until(lambda: daemon.get("/livez").status == 200, "the control process answers")
+        annotate(cluster, path, None)
+    for name in ("b1", "b2"):
+        cluster.cluster.delete({"kind": "Service", "metadata": {"name": name, "namespace": "evil"}})
+    cluster.cluster.ask("DELETE", slices)
 
 
 def test_report_ends_with_the_daemon_and_with_the_setting(cluster: Rollouts) -> None:

@@ -1,0 +1,55 @@
+"""About how many nodes the cluster has: by that each node paces what all of them do."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+if TYPE_CHECKING:
+    from kubeproxy.kubernetes.client.client import Client
+
+log = structlog.get_logger(__name__)
+
+ASSUMED: Final = 1000
+"""As long as it is not known."""
+FRESH_S, RETRY_S = 600.0, 60.0
+"""How long an answer counts, and a failure, with half of it as jitter."""
+
+
+class _Metadata(msgspec.Struct):
+    remaining: int = msgspec.field(name="remainingItemCount", default=0)
+    more: str = msgspec.field(name="continue", default="")
+
+
+class _Nodes(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    items: list[msgspec.Raw] | None = None
+
+
+class ClusterSize:
+    """The number of nodes, read every ten minutes: by one Node, and by how many more the server says there are."""
+
+    def __init__(self) -> None:
+        self.nodes = ASSUMED
+        self._next_at = float("-inf")
+
+    async def refresh(self, client: Client, now: float) -> None:
+        """Read the number if it is time; `now` of any monotonic clock. A failure leaves it as it is."""
+        from kubeproxy.kubernetes.client.errors import ApiError
+
+        if now < self._next_at:
+            return
+        wait_s = FRESH_S
+        try:
+            found = msgspec.json.decode(await client.get_json("/api/v1/nodes", {"limit": "1"}), type=_Nodes)
+        except (ApiError, msgspec.DecodeError) as error:
+            log.debug("nodes not counted", assumed=self.nodes, error=str(error))
+            wait_s = RETRY_S
+        else:
+            known = len(found.items or ()) + found.metadata.remaining
+            # A server that says that there are more, and not how many, may have many.
+            self.nodes = max(1, known if found.metadata.remaining or not found.metadata.more else ASSUMED)
+        self._next_at = now + wait_s * (1.0 + 0.5 * random.random())

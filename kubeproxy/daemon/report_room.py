@@ -1,0 +1,99 @@
+"""How large a node's drain report may be, how much of it each namespace may have, and what fits. Pure.
+
+Every node writes a report, and the API server keeps its history for some minutes. So all nodes together have a rate of
+bytes, and a report has the size that they can write in `PAUSE_LIMIT_S`. A namespace gets what it needs as long as all
+needs fit; otherwise those that need the most get less. A Service that does not fit is left out, and its rollout waits
+for its time-outs: the report says of which namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kubeproxy.model import ServiceName
+from kubeproxy.model.drain_report import REPORT_BYTES, DrainState
+
+WRITES_PER_S: Final = 500.0
+"""Reports of all nodes together: as many writes as 5,000 kubelets make to renew their Leases."""
+BYTES_PER_S: Final = 4_000_000.0
+"""The same in bytes: 1.2 GB in the five minutes for which etcd keeps them, of the 2 GB that it holds by default."""
+PAUSE_S: Final = 0.2
+"""The shortest time between two reports of one node."""
+PAUSE_LIMIT_S: Final = 15.0
+"""How long the largest report may keep a node from writing the next one: half of a rollout's time-out."""
+LEAST_BYTES: Final = 24_576
+"""The room of a report in a cluster of any size: half of it is enough for the largest step of a Deployment."""
+LEASE_BYTES: Final = 1_000
+"""A Lease without its report."""
+PART: Final = 2
+"""A namespace may have one of so many parts of a report."""
+NOTES: Final = 8
+"""One of so many parts is for the names of namespaces with Services that are left out."""
+
+
+def pause_s(nodes: int, size: int) -> float:
+    """The shortest time between two reports of a node, of which one has so many bytes."""
+    return max(PAUSE_S, nodes / WRITES_PER_S, nodes * (size + LEASE_BYTES) / BYTES_PER_S)
+
+
+def room(nodes: int) -> int:
+    """The bytes that a report may have in a cluster of so many nodes."""
+    return min(REPORT_BYTES, max(LEAST_BYTES, int(PAUSE_LIMIT_S * BYTES_PER_S / nodes) - LEASE_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What has room in a report."""
+
+    services: Collection[ServiceName] = ()
+    omitted: Mapping[str, int] = field(default_factory=dict)
+    """By namespace the number of Services without room; those of the empty name are of namespaces not named here."""
+
+
+def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
+    """The Services that fit into so many bytes. `sizes`: see `size_of`."""
+    by_namespace: dict[str, list[tuple[int, ServiceName]]] = {}
+    for name, size in sizes.items():
+        by_namespace.setdefault(name.namespace, []).append((size, name))
+    needs = sorted((sum(size for size, _ in each), namespace) for namespace, each in by_namespace.items())
+    notes = room // NOTES
+    most, left = room // PART, room - notes
+    shown: list[ServiceName] = []
+    left_out: dict[str, int] = {}
+    for number, (_, namespace) in enumerate(needs):
+        part, taken = min(most, left // (len(needs) - number)), 0
+        # The smallest first: most Services fit so, and a large one keeps no other out. One fits in any case, as long as
+        # there is room: where all parts are too small, those that need the least are served.
+        for size, name in sorted(by_namespace[namespace]):
+            if taken + size <= part or (not taken and size <= min(most, left)):
+                taken += size
+                shown.append(name)
+            else:
+                left_out[namespace] = left_out.get(namespace, 0) + 1
+        left -= taken
+    return Fitting(shown, _named(left_out, notes))
+
+
+def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
+    """As many namespaces as have room, and the sum of the others."""
+    found: dict[str, int] = {}
+    left = room - 2 * _NOTE_BYTES
+    for namespace, number in sorted(left_out.items(), key=lambda each: (len(each[0]), each[0])):
+        fits = len(namespace) + _NOTE_BYTES <= left
+        left -= len(namespace) + _NOTE_BYTES if fits else 0
+        name = namespace if fits else ""
+        found[name] = found.get(name, 0) + number
+    return found
+
+
+_NOTE_BYTES: Final = 12
+"""What it takes to say of a namespace how many of its Services are left out, without its name."""
+
+
+def size_of(name: ServiceName, state: DrainState) -> int:
+    """The bytes of a Service in a report, whatever is counted for it."""
+    listed = sum(len(address) + 3 for address in (*state.report.unused, *state.report.kept))
+    counts = sum(len(address) + 12 for address in state.counted)
+    return len(str(name)) + 72 + listed + counts

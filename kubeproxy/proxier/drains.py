@@ -1,0 +1,86 @@
+"""The drain requests of all Services: which count now, and what was last in effect of them.
+
+`ProxierState` owns it. A Service's endpoints are drained once, when the Service is resolved; all else reads that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kubeproxy.model import EndpointSlice, Frontend, Service, ServiceName
+from kubeproxy.model.drain import DrainRequests
+from kubeproxy.model.drain_report import DrainState
+from kubeproxy.proxier.draining import drain_state, drained
+from kubeproxy.proxier.expiries import Expiries
+
+EXPIRY_STEP_S: Final = 10.0
+"""Requests expire at multiples of this: a thousand that end one after the other must not resolve their Service a
+thousand times. Clients of the protocol withdraw what they no longer want, at once."""
+
+
+class Drains:
+    """What is asked, and what is in effect. Times are Unix seconds."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self._now = 0.0
+        self._requests: dict[ServiceName, DrainRequests] = {}
+        """The Services with requests that count."""
+        self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
+        """Of each the slices with its draining endpoints."""
+        self._states: dict[ServiceName, DrainState] = {}
+        """What was last in effect of each."""
+        self._undetermined: dict[ServiceName, None] = {}
+        """Those that have changed since they were last in effect."""
+        self._expiries = Expiries()
+
+    def use(self, on: bool) -> None:
+        """Whether requests count. The caller resolves the Services again that have any."""
+        self._on = on
+
+    def expire(self, now: float) -> list[ServiceName]:
+        """Set the time; the Services that have to be resolved again, because requests have expired."""
+        self._now = now
+        return self._expiries.take(now)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expire` finds something next; None: it does not."""
+        return self._expiries.next
+
+    def note(self, name: ServiceName, service: Service | None) -> None:
+        """Take note of the requests of a Service that is resolved; None: it is gone."""
+        requests = None if service is None or not self._on else service.drain
+        change = None if requests is None else requests.next_change(self._now)
+        self._expiries.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)
+        if requests is None or not requests.active(self._now):
+            for book in (self._requests, self._slices, self._states, self._undetermined):
+                book.pop(name, None)
+        else:
+            self._requests[name] = requests
+            self._undetermined[name] = None
+
+    def applied(self, name: ServiceName, slices: tuple[EndpointSlice, ...]) -> tuple[EndpointSlice, ...]:
+        """The slices of a Service that is resolved, with its draining endpoints."""
+        requests = self._requests.get(name)
+        if requests is None:
+            return slices
+        self._slices[name] = drained(slices, requests, self._now)
+        return self._slices[name]
+
+    def slices(self, name: ServiceName) -> tuple[EndpointSlice, ...] | None:
+        """The slices as `applied` has returned them last; None: the Service has no requests."""
+        return self._slices.get(name)
+
+    def states(
+        self, in_effect: Callable[[ServiceName], bool], frontends: Callable[[ServiceName], Iterable[Frontend]]
+    ) -> dict[ServiceName, DrainState]:
+        """What is in effect of each Service's requests."""
+        for name in [name for name in self._undetermined if in_effect(name)]:
+            del self._undetermined[name]
+            self._states[name] = drain_state(
+                self._requests[name], self._now, slices=self._slices.get(name, ()), frontends=frontends(name)
+            )
+        return self._states.copy()

@@ -1,0 +1,48 @@
+"""When Services have to be looked at again: a heap with one time for each. Pure."""
+
+from __future__ import annotations
+
+import heapq
+
+from kubeproxy.model import ServiceName
+
+
+class Expiries:
+    """The next time of each Service. Times are of any clock."""
+
+    def __init__(self) -> None:
+        self._at: dict[ServiceName, float] = {}
+        self._heap: list[tuple[float, ServiceName]] = []
+        """Among its entries are those whose time in `_at` is another one by now, or none."""
+
+    def set(self, name: ServiceName, at: float | None) -> None:
+        """Set the time of a Service; None: it has none."""
+        if self._at.get(name) == at:
+            return
+        if at is None:
+            del self._at[name]
+        else:
+            self._at[name] = at
+            heapq.heappush(self._heap, (at, name))
+        if len(self._heap) > 2 * len(self._at) + 64:
+            self._heap = [(at, name) for name, at in self._at.items()]
+            heapq.heapify(self._heap)
+
+    def take(self, now: float) -> list[ServiceName]:
+        """Remove the Services whose time has come, the earliest first."""
+        taken = []
+        while (at := self.next) is not None and at <= now:
+            _, name = heapq.heappop(self._heap)
+            del self._at[name]
+            taken.append(name)
+        return taken
+
+    @property
+    def next(self) -> float | None:
+        """The earliest time; None: there is none."""
+        while self._heap:
+            at, name = self._heap[0]
+            if self._at.get(name) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
