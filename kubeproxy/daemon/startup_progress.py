@@ -18,13 +18,15 @@ from typing import Final, TextIO
 import structlog
 
 from kubeproxy.proxier.state_snapshot import Summary
+from kubeproxy.runtime.backoff import DoublingBackoff
 
 log = structlog.get_logger(__name__)
 
 LINE_S: Final = 0.2
 """How often the line on a terminal is drawn."""
 LOG_S: Final = 5.0
-"""How often a line is logged."""
+MOST_LOG_S: Final = 300.0
+"""When the first line is logged; each pause after it is twice as long as the one before, up to this."""
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -65,7 +67,8 @@ async def show(
             while not await _is_set(serving, within_s=LINE_S):
                 draw(f"starting: {words(summary())}")
         return
-    while not await _is_set(serving, within_s=LOG_S):
+    pause = DoublingBackoff(first_s=LOG_S, limit_s=MOST_LOG_S)
+    while not await _is_set(serving, within_s=pause.next()):
         now = summary()
         log.info("starting", progress=words(now), services=now.services, waiting=now.waiting, listeners=now.listeners)
 

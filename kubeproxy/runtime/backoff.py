@@ -36,16 +36,18 @@ class DecorrelatedJitter:
     """
 
     def __init__(self, *, base_s: float, cap_s: float, random: Random) -> None:
-        self._base_s = base_s
-        self._cap_s = cap_s
+        self._first_s = base_s
+        self.range_s = base_s, cap_s
+        """May be changed between two draws."""
         self._random = random
         self._last_s = base_s
 
     def next(self) -> float:
         """The delay before the next try, in seconds."""
-        self._last_s = self._random.uniform(self._base_s, min(self._cap_s, 3 * self._last_s))
+        least_s, most_s = self.range_s
+        self._last_s = self._random.uniform(least_s, max(least_s, min(most_s, 3 * self._last_s)))
         return self._last_s
 
     def reset(self) -> None:
         """Start from the base again, after a success."""
-        self._last_s = self._base_s
+        self._last_s = self._first_s

@@ -23,6 +23,10 @@ MAX_REFUSALS = 3
 """Watches that the server refused in a row before a new list; those that did not reach it do not count."""
 
 
+QUICK_TRIES = 40
+"""Failures in a row with short delays: a minute or so, in which a server is restarted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """The time limits and intervals of a reflector, in seconds."""
@@ -40,6 +44,9 @@ class Pace:
     retry_s: tuple[float, float] = (0.2, 3.0)
     """Back-off: shortest delay, longest delay. The longest, and the rest of a running attempt, bound how late a
     returning server is noticed."""
+    patient_retry_s: tuple[float, float] = (5.0, 30.0)
+    """The same after `QUICK_TRIES` failures in a row of a server that is away, or that refuses (the longest is
+    client-go's): thousands of nodes that ask every second keep a server from coming up."""
     retry_after_s: float = 30.0
     """The longest Retry-After that is honoured."""
     relist_s: float = 2.0
@@ -63,6 +70,7 @@ class ListWatchPolicy:
         self._backoff = DecorrelatedJitter(base_s=pace.retry_s[0], cap_s=pace.retry_s[1], random=random)
         self._from_storage = False
         self._refusals = 0
+        self._in_vain = 0
         self._patience_s = pace.patience_s[0]
         self._page = pace.page
         self._breaks = 0
@@ -145,7 +153,8 @@ class ListWatchPolicy:
     def settled(self) -> None:
         """Note that a watch works."""
         self._backoff.reset()
-        self._refusals = 0
+        self._backoff.range_s = self._pace.retry_s
+        self._refusals = self._in_vain = 0
         self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
@@ -179,6 +188,9 @@ class ListWatchPolicy:
     def _delay(self, error: ApiError) -> float:
         if error.cause == "timeout":
             self._patience_s = min(2 * self._patience_s, self._pace.patience_s[2])
+        self._in_vain += 1
+        if self._in_vain > QUICK_TRIES and not isinstance(error, Expired | Ahead | Garbage):
+            self._backoff.range_s = max(self._pace.retry_s, self._pace.patient_retry_s)
         delay_s = self._backoff.next()
         if error.retry_after_s is None:
             return delay_s

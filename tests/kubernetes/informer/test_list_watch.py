@@ -6,8 +6,17 @@ from random import Random
 
 import pytest
 
-from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Garbage, Overloaded, Unreachable
-from kubeproxy.kubernetes.informer.list_watch import MAX_REFUSALS, ListWatchPolicy, Pace
+from kubeproxy.kubernetes.client.errors import (
+    Ahead,
+    ApiError,
+    Expired,
+    Forbidden,
+    Garbage,
+    Overloaded,
+    Unauthorized,
+    Unreachable,
+)
+from kubeproxy.kubernetes.informer.list_watch import MAX_REFUSALS, QUICK_TRIES, ListWatchPolicy, Pace
 
 PACE = Pace()
 LOST = Unreachable("gone", cause="refused")
@@ -101,9 +110,9 @@ def test_delays_are_random_grow_to_a_bound_and_reset() -> None:
     assert len(firsts) > 40
     assert all(0.2 <= delay <= 0.6 for delay in firsts)
     found = listed()
-    delays = [found.watch_failed(LOST) for _ in range(50)]
+    delays = [found.watch_failed(LOST) for _ in range(QUICK_TRIES)]
     assert max(delays) <= PACE.retry_s[1]
-    assert sum(delays[10:]) / 40 > 1
+    assert sum(delays[10:]) / 30 > 0.8
     found.settled()
     assert found.watch_failed(LOST) <= 0.6
 
@@ -158,3 +167,41 @@ def test_an_older_version_is_garbage() -> None:
     assert found.version == "1000"
     found.seen("not-a-number")
     found.seen("1")
+
+
+def refused(error: ApiError, count: int) -> list[float]:
+    found = course()
+    return [found.list_failed(error) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("away", cause="refused"),
+        Unauthorized("no", cause="unauthorized", status=401),
+        Forbidden("no", cause="forbidden", status=403),
+        Overloaded("later", cause="status 503", status=503),
+    ],
+    ids=lambda error: error.cause,
+)
+def test_a_server_that_stays_away_is_asked_less_and_less(error: ApiError) -> None:
+    """Quickly for a minute, in which a server is restarted; then as client-go."""
+    delays = refused(error, 400)
+    assert max(delays[:QUICK_TRIES]) <= PACE.retry_s[1]
+    assert sum(delays[:QUICK_TRIES]) > 30
+    late = delays[QUICK_TRIES + 5 :]
+    assert max(late) <= PACE.patient_retry_s[1]
+    assert sum(late) / len(late) > 10
+    assert len(set(late)) > 300, "each is drawn anew"
+
+
+def test_a_working_watch_makes_it_quick_again() -> None:
+    found = course()
+    for _ in range(2 * QUICK_TRIES):
+        found.watch_failed(Unreachable("away", cause="refused"))
+    found.settled()
+    assert found.watch_failed(Unreachable("away", cause="refused")) <= PACE.retry_s[1]
+
+
+def test_a_server_that_answers_garbage_is_no_absent_one() -> None:
+    assert max(refused(Garbage("?", cause="garbage"), 200)) <= PACE.retry_s[1]
