@@ -124,6 +124,9 @@ class Controller:
         elif isinstance(error, Unreachable):
             log.info("sync could not reach the server", controller=self.name, key=key, error=str(error))
         elif isinstance(error, ApiError):
-            log.info("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
+            write = (
+                log.warning if error.status == 403 else log.info
+            )  # a right or a quota is missing: somebody has to act
+            write("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
         else:
             log.warning("sync failed", controller=self.name, key=key, retries=retries, exc_info=error)

@@ -17,6 +17,7 @@ FIELDS: Final = {
     "parts of object not served": "name",
     "service has a problem": "service",
     "service problem resolved": "service",
+    "sync failed": "key",
 }
 """Messages about objects of tenants, and the field that has NAMESPACE/NAME."""
 INTERVAL_S: Final = 60.0
