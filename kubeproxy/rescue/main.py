@@ -243,6 +243,7 @@ def main(arguments: Sequence[str]) -> int:
         log, group = open_log(preferred)
         entry, shut_out = _open_reentry(group)
         process = RescueProcess(channel, log, RawSockets(), entry)
+        sandbox.leave_file_system()
         privileges.drop()
         unfiltered = sandbox.confine(sockets=False)
         gc.collect()

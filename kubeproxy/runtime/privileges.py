@@ -22,6 +22,8 @@ class Capability(IntEnum):
     """Rules, routes, dialing from a client's address."""
     NET_RAW = 13
     """The legacy tables; dialing from a client's address, too."""
+    SYS_CHROOT = 18
+    """Workers and the rescue process leave the file system by it, where a person has started them as root."""
 
 
 FOR_DIALING = (Capability.NET_RAW,)

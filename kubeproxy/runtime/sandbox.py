@@ -9,8 +9,20 @@ system calls to come.
 from __future__ import annotations
 
 import contextlib
+import os
 
 from kubeproxy.runtime import landlock, seccomp
+
+
+def leave_file_system() -> None:
+    """Make a directory without files the root of this process, if it has CAP_SYS_CHROOT: started by hand as root.
+
+    The rest of the sandbox does not see where a Unix socket leads, and root's daemons (systemd, a container runtime)
+    obey any process of root that connects. In a pod, and as a user of its own, a process finds no such sockets.
+    """
+    with contextlib.suppress(OSError):  # without the capability, or without /proc
+        os.chroot("/proc/self/fdinfo")
+        os.chdir("/")
 
 
 def confine(*, sockets: bool, use_landlock: bool = True) -> str | None:

@@ -48,6 +48,8 @@ OTHERWISE = {
     "call of the future": "ENOSYS",
     "call of the x32 ABI": "ENOSYS",
     "allocate memory": DONE,
+    "find a file": "ENOENT",
+    "import a module": "ModuleNotFoundError",
 }
 
 

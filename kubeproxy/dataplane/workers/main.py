@@ -398,6 +398,7 @@ def _settle_in(number: str) -> None:
         comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sandbox.leave_file_system()
     # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
 

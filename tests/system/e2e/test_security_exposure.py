@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import platform
 import resource
 import socket
@@ -65,6 +66,14 @@ def test_finding_10_a_worker_of_the_daemon_set_keeps_no_net_admin(stage: Stage, 
         assert int(fields[name], 16) == (kept if name in ("CapPrm", "CapEff") else 0), name
     assert int(fields["Seccomp"]) == (2 if platform.machine() in MACHINES else 0)
     assert ("cannot preserve client addresses" in daemon.log()) == (not kept)
+    assert ask(stage.client, (VIP, 80)) == "pod-0"
+
+
+def test_a_worker_that_a_person_has_started_as_root_leaves_the_file_system(stage: Stage) -> None:
+    stage.write_service([0])
+    stage.daemon("--workers=1")
+    (worker,) = pids(stage)
+    assert os.readlink(f"/proc/{worker}/root") == f"/proc/{worker}/fdinfo"
     assert ask(stage.client, (VIP, 80)) == "pod-0"
 
 

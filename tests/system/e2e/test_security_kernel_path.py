@@ -304,8 +304,11 @@ def test_the_rescue_process_holds_what_the_documents_say(stage: Stage) -> None:
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert {status[key] for key in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     # The control process has given up the right to remove more; nothing can be executed that would gain by it.
-    assert int(status["CapBnd"], 16) & ~0x3402 == 0
+    assert int(status["CapBnd"], 16) & ~0x43402 == 0
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
+    assert os.readlink(f"/proc/{pid}/root") == f"/proc/{pid}/fdinfo", (
+        "started by hand as root it has no files, nor their names"
+    )
     held = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
     sockets = [each for each in held if each.startswith("socket:")]
     others = {each for each in held if not each.startswith("socket:")} - {str(daemon.log_path), "/dev/null"}
