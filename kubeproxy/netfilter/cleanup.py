@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter import reentry
+from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.iptables.chains import OWN
@@ -61,9 +62,14 @@ async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
     """Pause stale rules of an earlier run (see `Netfilter.pause`), of any adapter; the adapters that had redirects.
 
     Stale rules redirect to proxy ports that this process does not own. To be called at start, before the first listener
-    opens, if no other instance serves by them. KernelError if it fails: then they redirect until the first apply."""
+    opens, if no other instance serves by them. KernelError if it fails: then they redirect until the first apply.
+
+    Clients that wait at a proxy port already are asked to begin anew: before the pause, which ends the guard of these
+    ports, and after it, for those that came meanwhile and will not send again at once."""
     waiting: list[str] = []
     failures: list[str] = []
+    conntrack = KernelConntrack()
+    await _forget_waiting(conntrack, failures)
     adapters: list[Nftables | Iptables] = [Nftables()] if shutil.which("nft") else []
     for adapter in (*adapters, Iptables()):
         try:
@@ -72,9 +78,18 @@ async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
             failures.append(f"{adapter.name}: {error}")
         finally:
             await adapter.close()
+    if waiting:
+        await _forget_waiting(conntrack, failures)
     if failures:
         raise KernelError("; ".join(failures))
     return waiting
+
+
+async def _forget_waiting(conntrack: KernelConntrack, failures: list[str]) -> None:
+    try:
+        await conntrack.forget_waiting()
+    except KernelError as error:
+        failures.append(str(error))
 
 
 async def _clean(

@@ -71,6 +71,16 @@ class KernelConntrack:
             "TCP flows to closed proxy ports", Protocol.TCP, landings.families, partial(_ended, landings, ours=ours)
         )
 
+    async def forget_waiting(self) -> int:
+        """Delete the unanswered TCP flows that were translated to this host's addresses, and return their number.
+
+        They lead to ports of a process that has ended; the client's next SYN meets the rules of then. A packet of the
+        host itself is dropped on its way in, when the kernel has confirmed its flow on the way out already, so the
+        client's repetitions would follow that flow. KernelError when the kernel refuses."""
+        return await asyncio.to_thread(
+            self._delete, "waiting TCP flows", Protocol.TCP, frozenset(Family), _waiting, unanswered=True
+        )
+
     def _delete(
         self,
         what: str,
@@ -106,6 +116,11 @@ class _Choice(typing.Protocol):
 def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
     """The unanswered TCP flows that our rules would redirect if they began now."""
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
+
+
+def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    """The unanswered TCP flows that were translated to this host."""
+    return [flow for flow in flows if flow.is_translated and flow.target in local and wire.is_unanswered(flow)]
 
 
 def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:

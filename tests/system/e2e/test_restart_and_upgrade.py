@@ -170,6 +170,32 @@ def test_everything_killed(stage: Stage, netfilter: str) -> None:
 
 
 @each_path
+def test_clients_wait_when_everything_was_killed(stage: Stage, netfilter: str) -> None:
+    """Clients of other hosts and of the node itself wait for the next start, and it refuses none that has waited."""
+    first = serve(stage, "--workers=0", netfilter=netfilter)
+    with (
+        Crowd(stage.client, (VIP, 80), rate=50, long=0) as far,
+        Crowd(stage.node, (VIP, 80), rate=50, long=0) as near,
+    ):
+        linger()
+        first.process.kill()
+        first.process.wait()
+        assert silent(stage.node, (VIP, 80)) is (netfilter != KERNEL)
+        stage.daemon(QUICK, netfilter=netfilter)
+        stage.await_answers(0, 1, 2)
+        linger(2.0)
+    for crowd in (far, near):
+        assert crowd.report.answered > 50
+        assert [it for it in crowd.report.failures if "Refused" in it and waited_s(it) > 0.2] == []
+
+
+def waited_s(failure: str) -> float:
+    """How long a client of a crowd had waited when it failed."""
+    began, ended = failure.partition(": ")[0].split(" to ")
+    return float(ended) - float(began)
+
+
+@each_path
 def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
     """Its workers serve until the rules of the new instance are in force, then drain."""
     first = serve(stage, "--workers=2", netfilter=netfilter)
