@@ -15,12 +15,13 @@ from pathlib import Path
 import click
 
 from tests.system.cluster import conformance, controllers, events, images, memory, table
-from tests.system.cluster.cluster import Cluster, joined, running
+from tests.system.cluster.cluster import Cluster, joined
 from tests.system.cluster.conformance import Suite
 from tests.system.cluster.events import EVENTS
 from tests.system.cluster.images import VERSIONS
 from tests.system.cluster.programs import found, why_not
 from tests.system.cluster.service_proxies import Ours, kube_proxy
+from tests.system.cluster.startup import running
 from tests.system.cluster.web import Web
 
 KUBE_PROXY = "kube-proxy"
@@ -158,8 +159,8 @@ def table_of_events(context: click.Context, only: str, rate: int) -> None:
         for name, event in EVENTS.items():
             if re.search(only, name):
                 results[name] = events.run(event, web, Ours(cluster), VERSIONS, rate=rate)
-                for place, tally in results[name].tallies.items():
-                    click.echo(f"{name}, {place}: {tally}", err=True)
+                for place in results[name].tallies:
+                    click.echo(f"{name}, {place}: lost {results[name].lost_by(place)}", err=True)
     click.echo(events.markdown(results))
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.cluster import images
-from tests.system.cluster.cluster import Cluster, running
+from tests.system.cluster.cluster import Cluster
 from tests.system.cluster.images import VERSIONS
 from tests.system.cluster.programs import found, why_not
 from tests.system.cluster.service_proxies import Ours
+from tests.system.cluster.startup import running
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,11 @@ GRACE_S: Final = 36.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens; `near` is the node of the clients in a pod and on a node."""
+    """Something that happens."""
 
-    act: Callable[[Cluster, Ours, Node, Versions], None]
+    act: Callable[[Cluster, Ours, Node, Versions], float | None]
+    """Its node is that of the clients in a pod and on a node. It returns when it happened, by the monotonic clock, if
+    that was later than the call."""
     afterwards_s: float = LEAD_S
     without_successor: bool = False
     """A pod of ours ends before the next one starts, so new connections may be lost."""
@@ -63,14 +65,16 @@ def rollback(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> No
     ours.await_rollout()
 
 
-def reboot_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+def reboot_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> float:
     """The power of the other node fails for a moment, with half of the endpoints on it."""
     other = next(node for node in cluster.nodes if node is not near)
     before = _restarts(cluster, other)
-    other.power_cycle()
+    ended = other.power_cycle()
     until(lambda: _restarts(cluster, other) > before, "the kubelet has started our container again", within_s=300)
     cluster.await_ready()
     ours.await_rollout()
+    # What a dying process had accepted is lost, whoever led the connection there.
+    return ended
 
 
 def drain_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
@@ -99,13 +103,21 @@ EVENTS: Final[Mapping[str, Event]] = {
 class Result:
     """What the clients met in an event that took `seconds`."""
 
+    began: float
+    """By the monotonic clock."""
     seconds: float
     tallies: Mapping[str, Tally]
 
     @property
     def lost(self) -> int:
         """New connections that were lost, of all clients."""
-        return sum(len(tally.lost) for tally in self.tallies.values())
+        return sum(map(len, map(self.lost_by, self.tallies)))
+
+    def lost_by(self, place: str) -> list[str]:
+        """When and how the clients in a place lost new connections. What was open when the event began is not new: with
+        a node that loses its power, the connections to its pods end."""
+        lost = self.tallies[place].lost
+        return [f"{error} after {began - self.began:.2f} s" for began, error in lost if began >= self.began]
 
 
 def run(event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 60, kept: int = 5) -> Result:
@@ -114,10 +126,10 @@ def run(event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 6
     with web.traffic(rate, kept) as tallies:
         time.sleep(LEAD_S)
         began = time.monotonic()
-        event.act(web.cluster, ours, web.near, versions)
+        happened = event.act(web.cluster, ours, web.near, versions)
         seconds = time.monotonic() - began
         time.sleep(event.afterwards_s)
-    return Result(seconds, dict(tallies))
+    return Result(happened or began, seconds, dict(tallies))
 
 
 def markdown(results: Mapping[str, Result]) -> str:
@@ -128,7 +140,7 @@ def markdown(results: Mapping[str, Result]) -> str:
     ]
     for name, result in results.items():
         for place, it in result.tallies.items():
-            new, lost = it.answered + len(it.lost), len(it.lost)
+            new, lost = it.answered + len(it.lost), len(result.lost_by(place))
             broken = f"{len(it.broken)} of {it.kept}"
             lines.append(
                 f"| {name} | {result.seconds:.0f} s | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {broken} |"

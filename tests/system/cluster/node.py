@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -53,11 +54,16 @@ class Node:
         assert not check or done.returncode == 0, f"{self.name}: {' '.join(command)}: {done.stderr or done.stdout}"
         return done.stdout
 
-    def power_cycle(self) -> None:
-        """End everything on the node at once, as a lost power supply does, and wait until it is on again."""
+    def power_cycle(self) -> float:
+        """End everything on the node at once, as a lost power supply does, and wait until it is on again. Return when
+        its last process had ended, by the monotonic clock."""
         before = self.pid
         os.kill(before, signal.SIGKILL)
+        # The first process of a namespace ends when all others have.
+        until(lambda: not Path(f"/proc/{before}").exists(), f"the end of {self.name}", within_s=60)
+        ended = time.monotonic()
         until(lambda: self._is_another(before), f"{self.name} is on again", within_s=60)
+        return ended
 
     def _is_another(self, before: int) -> bool:
         try:
@@ -73,7 +79,8 @@ class Node:
 
 def boot(node: Node, host: Host, programs: Programs, pki: Authority, pause: str) -> subprocess.Popen[Any]:
     """Start a node on a host without network state. The process that is returned ends with the node."""
-    groups = [CGROUPS / name / f"kubeproxy-{node.name}" for name in CONTROLLERS]
+    remove_groups(node)
+    groups = _groups(node)
     for group in groups:
         _make_group(group)
     init = _init(node, programs, pki, pause)
@@ -98,9 +105,8 @@ def boot(node: Node, host: Host, programs: Programs, pki: Authority, pause: str)
 
 
 def remove_groups(node: Node) -> None:
-    """Remove the cgroups of a node that is off."""
-    for name in CONTROLLERS:
-        _remove_group(CGROUPS / name / f"kubeproxy-{node.name}")
+    """Remove the cgroups of a node that is off, once its last process has ended."""
+    until(lambda: all(_remove_group(group) for group in _groups(node)), f"the end of the cgroups of {node.name}")
 
 
 def _init(node: Node, programs: Programs, pki: Authority, pause: str) -> Init:
@@ -138,18 +144,23 @@ def _init(node: Node, programs: Programs, pki: Authority, pause: str) -> Init:
     )
 
 
+def _groups(node: Node) -> list[Path]:
+    return [CGROUPS / name / f"kubeproxy-{node.name}" for name in CONTROLLERS]
+
+
 def _make_group(group: Path) -> None:
-    _remove_group(group)
-    group.mkdir(exist_ok=True)
+    group.mkdir()
     if group.parent.name == "cpuset":  # a new group has no processor and no memory
         for name in ("cpuset.cpus", "cpuset.mems"):
             (group / name).write_text((group.parent / name).read_text())
 
 
-def _remove_group(group: Path) -> None:
+def _remove_group(group: Path) -> bool:
+    """Return whether the group is gone; a group with a process in it stays."""
     for directory, _, _ in os.walk(group, topdown=False):
-        with contextlib.suppress(OSError):  # a process of it is still ending
+        with contextlib.suppress(OSError):
             os.rmdir(directory)
+    return not group.exists()
 
 
 def _children(pid: int) -> Sequence[int]:

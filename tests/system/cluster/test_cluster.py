@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.cluster import conformance, controllers, events, table
 from tests.system.cluster.cluster import Cluster
-from tests.system.cluster.events import EVENTS
+from tests.system.cluster.events import EVENTS, Event
 from tests.system.cluster.images import VERSIONS
 from tests.system.cluster.service_proxies import Ours
 from tests.system.cluster.web import Web
@@ -22,22 +22,21 @@ USERSPACE: dict[str, Any] = {"dataPath": "userspace"}
 both_paths = pytest.mark.parametrize("config", [KERNEL, USERSPACE], ids=["kernel", "userspace"])
 
 
-def _serves(cluster: Cluster) -> None:
-    web = Web(cluster, cluster.nodes[0])
-    with web.traffic(rate=20, kept=2) as tallies:
-        cluster.kubectl("get", "nodes")
-    assert all(tally.answered for tally in tallies.values()), tallies
-    assert not any(tally.lost for tally in tallies.values()), tallies
+def _serves(ours: Ours) -> None:
+    nothing = Event(lambda *_: None)
+    result = events.run(nothing, Web(ours.cluster, ours.cluster.nodes[0]), ours, VERSIONS)
+    assert all(tally.answered for tally in result.tallies.values()), result
+    assert not any(tally.lost or tally.broken for tally in result.tallies.values()), result
 
 
-def test_the_overlay_installs_what_serves(cluster: Cluster, ours: Ours) -> None:
+def test_the_overlay_installs_what_serves(ours: Ours) -> None:
     ours.install_overlay(VERSIONS.current, {})
-    _serves(cluster)
+    _serves(ours)
 
 
-def test_the_chart_installs_what_serves(cluster: Cluster, ours: Ours) -> None:
+def test_the_chart_installs_what_serves(ours: Ours) -> None:
     ours.install_chart(VERSIONS.current, {})
-    _serves(cluster)
+    _serves(ours)
 
 
 @both_paths

@@ -11,10 +11,16 @@ def test_every_place_of_clients_is_a_line() -> None:
     tallies = {
         "pod": Tally(answered=100, slowest_s=0.25, kept=5),
         "outside": Tally(
-            answered=98, lost=["3.10 ConnectionResetError", "3.20 TimeoutError"], kept=5, broken=["9 EOFError"]
+            answered=97,
+            lost=[(99.9, "OSError"), (101.5, "OSError"), (102.0, "TimeoutError")],
+            kept=5,
+            broken=[(102.0, "EOFError")],
         ),
     }
-    result = Result(12.4, tallies)
+    result = Result(100.0, 12.4, tallies)
+    assert result.lost_by("outside") == ["OSError after 1.50 s", "TimeoutError after 2.00 s"], (
+        "the first was open before"
+    )
     assert result.lost == 2
     assert events.markdown({"delete pod": result}).splitlines()[2:] == [
         "| delete pod | 12 s | pod | 100 | 0 | 0.25 s | 0 of 5 |",

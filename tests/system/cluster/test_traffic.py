@@ -58,6 +58,5 @@ async def test_a_reset_is_a_lost_connection_and_breaks_a_kept_one() -> None:
     tally, answered = await tally_of(20)
     assert tally.lost
     assert tally.answered <= answered
-    assert all("Error" in it for it in tally.lost)
+    assert {error for _, error in tally.lost} <= {"ConnectionResetError", "IncompleteReadError"}
     assert len(tally.broken) <= tally.kept == 2
-    assert f"{len(tally.lost)} lost" in str(tally)

@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from typing import Final
@@ -28,23 +27,15 @@ PAUSE_S: Final = 0.5
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients met."""
+    """What the clients met. Times are those of the monotonic clock, which all processes share."""
 
     answered: int = 0
-    lost: list[str] = field(default_factory=list)
-    """Each with its beginning, in seconds since the first client, and the error."""
+    lost: list[tuple[float, str]] = field(default_factory=list)
+    """Each with its beginning and the error."""
     slowest_s: float = 0.0
     kept: int = 0
-    broken: list[str] = field(default_factory=list)
-    """Kept connections that ended before the clients did, with the time."""
-
-    def __str__(self) -> str:
-        kinds = Counter(it.partition(" ")[2] for it in self.lost)
-        lost = f"{len(self.lost)} lost" + (f" ({dict(kinds)}, first at {self.lost[0].split()[0]} s)" if kinds else "")
-        return (
-            f"{self.answered} answered, {lost}, slowest {self.slowest_s:.2f} s;"
-            f" kept: {len(self.broken)} of {self.kept} broken"
-        )
+    broken: list[tuple[float, str]] = field(default_factory=list)
+    """Kept connections that ended before the clients did, with the time and the error."""
 
 
 class Clients:
@@ -52,7 +43,6 @@ class Clients:
 
     def __init__(self, address: str, port: int) -> None:
         self._address = (address, port)
-        self._began = time.monotonic()
         self._leaving = asyncio.Event()
         self.tally = Tally()
 
@@ -78,7 +68,7 @@ class Clients:
                 async with _connected(self._address) as (reader, writer):
                     await _request(reader, writer)
         except (OSError, ValueError, EOFError, TimeoutError) as error:
-            self.tally.lost.append(f"{began - self._began:.2f} {type(error).__name__}")
+            self.tally.lost.append((began, type(error).__name__))
             return
         self.tally.answered += 1
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - began)
@@ -92,7 +82,7 @@ class Clients:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._leaving.wait(), PAUSE_S)
         except (OSError, ValueError, EOFError, TimeoutError) as error:
-            self.tally.broken.append(f"{time.monotonic() - self._began:.2f} {type(error).__name__}")
+            self.tally.broken.append((time.monotonic(), type(error).__name__))
 
 
 @contextlib.asynccontextmanager
