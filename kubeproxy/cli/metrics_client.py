@@ -25,6 +25,8 @@ T = TypeVar("T")
 TIMEOUT_S = 10.0
 INSTALLED = "/etc/kubeproxy/config.yaml"
 """The file of an installed daemon."""
+KUBE_PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
+"""What its page /proxyMode says."""
 REFUSED = (403, 421)
 """Status codes of a page that the daemon does not serve to this client or under this name; the body says why."""
 
@@ -61,6 +63,8 @@ class Daemon:
             ) from error
         finally:
             connection.close()
+        if not (answer.getheader("Server") or "").startswith("kubeproxy"):
+            raise KubeproxyError(f"{self._stranger()} answers at {self}; give kubeproxy's own address by --address")
         if answer.status == 400:
             raise ConfigError(body.decode(errors="replace").strip())
         if answer.status in REFUSED:
@@ -70,6 +74,18 @@ class Daemon:
                 f"{self} answered {answer.status} to {path.partition('?')[0]}: it is no kubeproxy of this version"
             )
         return body
+
+    def _stranger(self) -> str:
+        """Name the program that answers in the daemon's place, which on the day of a migration is kube-proxy."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", "/proxyMode", headers={"Connection": "close"})
+            mode = connection.getresponse().read(32).decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            mode = ""
+        finally:
+            connection.close()
+        return f"kube-proxy (mode {mode})" if mode in KUBE_PROXY_MODES else "another program"
 
     def ask(self, path: str, answer: type[T]) -> T:
         """Return the answer to a request, decoded from JSON; errors as in `get`, or if it has another shape."""

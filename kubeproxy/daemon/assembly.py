@@ -92,12 +92,13 @@ async def build(
     file: str = "",
     signals: Signals,
     notifier: Notifier,
+    find_holders: Holders,
     closing: AsyncExitStack,
 ) -> Parts:
     """Make all parts: start the workers, choose the packet filter's adapter, and ask the kernel what it can do.
 
-    `file`: the configuration's; empty: flags alone. `closing` closes them in the opposite order. KernelError when no
-    adapter works.
+    `file`: the configuration's; empty: flags alone. `find_holders` names processes that have a port. `closing` closes
+    the parts in the opposite order. KernelError when no adapter works.
     """
     tasks = TaskSet(on_crash)
     tracker = Tracker(source_names(configuration))
@@ -147,7 +148,6 @@ async def build(
     )
     closing.push_async_callback(tasks.close)
 
-    find_holders = Holders()
     events = Events()
     metrics = Metrics(families=host_state.families)
     drain_reporter = DrainReporter(

@@ -7,6 +7,7 @@ to do with HTTP or the API server is imported later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import math
@@ -39,10 +40,12 @@ from kubeproxy.daemon.takeover import reexec
 from kubeproxy.daemon.takeover.comparison import TakeoverRefusedError
 from kubeproxy.daemon.takeover.instances import of_other_users
 from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.model import Protocol
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
+from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import START_GRACE_S
@@ -93,11 +96,19 @@ async def live(configuration: Configuration, read_configuration: Callable[[], Co
     notifier = own_notifier()
     notifier.starting("starting")
     log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=node_name_of(configuration))
+    find_holders = Holders()
+    look_at_own_ports(find_holders, configuration)
     restrict_process(configuration)
     async with AsyncExitStack() as closing:
         closing.callback(notifier.close)
         parts = await build(
-            configuration, read_configuration, file=file, signals=signals, notifier=notifier, closing=closing
+            configuration,
+            read_configuration,
+            file=file,
+            signals=signals,
+            notifier=notifier,
+            find_holders=find_holders,
+            closing=closing,
         )
         daemon = Daemon(parts, closing, began=began)
         await daemon.find_predecessor()
@@ -107,6 +118,16 @@ async def live(configuration: Configuration, read_configuration: Callable[[], Co
             await daemon.end()
     log.info("kubeproxy has stopped")
     return 0
+
+
+def look_at_own_ports(find_holders: Holders, configuration: Configuration) -> None:
+    """Find out who has the ports of this daemon's servers, as long as sockets of other processes can be looked at.
+
+    Without the capabilities a message could only name the user, and the first to have such a port is kube-proxy."""
+    for address in (configuration.healthz_bind_address, configuration.metrics_bind_address):
+        if address.served:
+            with contextlib.suppress(OSError):
+                find_holders(Protocol.TCP, address.address, address.port)
 
 
 def restrict_process(configuration: Configuration) -> None:

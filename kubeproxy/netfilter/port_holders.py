@@ -108,7 +108,7 @@ def kube_proxy_process() -> int | None:
         if int(process) == os.getpid():  # by the alias of `kubeproxy run`
             continue
         with suppress(OSError):
-            if Path("/proc", process, "comm").read_text() == "kube-proxy\n":
+            if Path("/proc", process, "comm").read_text().startswith("kube-proxy"):
                 return int(process)
     return None
 

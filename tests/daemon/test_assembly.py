@@ -16,6 +16,7 @@ from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.takeover import Takeover
+from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.runtime.abstract_sockets import listening
 from tests.config.files import of_flags
 
@@ -35,7 +36,12 @@ async def built(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Parts, O
     before = listening(PREFIX)
     async with AsyncExitStack() as closing:
         parts = await build(
-            configuration, lambda: configuration, signals=Signals(), notifier=Notifier(None), closing=closing
+            configuration,
+            lambda: configuration,
+            signals=Signals(),
+            notifier=Notifier(None),
+            find_holders=Holders(),
+            closing=closing,
         )
         yield parts, kept[0], listening(PREFIX) - before
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,22 +120,30 @@ def test_beside_a_daemon_of_another_user(stage: Stage, tmp_path: Path) -> None:
         shutil.rmtree(public)
 
 
-def test_kube_proxy_that_has_the_port_is_named(stage: Stage, tmp_path: Path) -> None:
-    """The first day's mistake: kube-proxy was not stopped."""
+LISTENING = """
+import socket, time
+with socket.create_server(("0.0.0.0", 10249)):
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+def test_kube_proxy_that_has_the_port_is_named(stage: Stage) -> None:
+    """The first day's mistake: kube-proxy was not stopped. It is looked up before the capabilities are dropped."""
     stage.write_service([0])
-    program = tmp_path / "kube-proxy"
-    shutil.copy(shutil.which("sleep") or "", program)
-    other = stage.node.popen([str(program), "600"])
-    with stage.node.listen(("0.0.0.0", 10249)):
+    command = ["bash", "-c", 'exec -a kube-proxy "$@"', "bash", sys.executable, "-S", "-c", LISTENING]
+    other = stage.node.popen(command, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    assert other.stdout.readline()
+    try:
         daemon = stage.daemon(QUICK, metrics=("0.0.0.0", 10249))
         until(lambda: "cannot listen, trying again" in daemon.log(), "it reports the port")
+    finally:
+        other.kill()
+        other.wait()
     log = _plain(daemon.log())
-    assert 'reason="Address already in use by ' in log
-    assert f"user {os.geteuid()}" in log
-    assert "kube-proxy runs here (process " in log or "(kube-proxy" in log
-    assert "stop it first (docs/migration.md)" in log
-    other.kill()
-    other.wait()
+    assert f'reason="Address already in use by process {other.pid} (kube-proxy' in log
+    assert f"of user {os.geteuid()}: stop it first (docs/migration.md)" in log
     until(lambda: "server=metrics" in daemon.log(), "it listens once the port is free")
 
 
