@@ -14,6 +14,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A person on this node took an endpoint out, gave it back, or had the sources asked again; `caller` says who.",
         "Nothing. [By hand](operations.md#by-hand)",
     ),
+    "another manager keeps the same objects": (
+        "kube-controller-manager has made a pod or ReplicaSet of an owner that this controller manager keeps, too.",
+        "Take the three controllers from one of the two: [controllers.md](controllers.md).",
+    ),
+    "kube-controller-manager leads, too": (
+        "Its Lease is renewed. It may lead for its other controllers only.",
+        "Look whether it runs with `-deployment-controller` and the others: [controllers.md](controllers.md).",
+    ),
     "another kubeproxy does not answer": (
         "A running instance does not speak with this new one.",
         "[A refused takeover](operations.md#a-refused-takeover)",

@@ -59,6 +59,12 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("leader-elect-resource-lock", click.Choice(["leases"]), "leases", "The kind of object; Leases only."),
     ("leader-elect-resource-name", str, "kubeproxy-controller-manager", "The Lease's name."),
     ("leader-elect-resource-namespace", str, "kube-system", "The Lease's namespace."),
+    (
+        "require-exclusive",
+        bool,
+        False,
+        "End with exit status 1 when kube-controller-manager keeps the same objects; without, it is a warning.",
+    ),
     ("address", str, "127.0.0.1", "Where health, metrics and status are served by plain HTTP."),
     ("port", _PORT, 10252, "The port for plain HTTP; 0: none."),
     ("bind-address", str, "0.0.0.0", "Where they are served by TLS, to clients that the API server allows."),
@@ -187,6 +193,7 @@ def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
         resync_s=given["min_resync_period"].seconds,
         leader_elect=given["leader_elect"],
         lease=LeaseName(given["leader_elect_resource_namespace"], given["leader_elect_resource_name"]),
+        require_exclusive=given["require_exclusive"],
         **durations,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import time
@@ -18,6 +19,7 @@ from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.kubernetes.informer.informer import RESYNC_S, Informer
 from kubeproxy.kubernetes.informer.outage_log import Connectivity
 from kubeproxy.kubernetes.informer.reflector import ReflectorState
+from kubeproxy.model.version import __version__
 from kubeproxy.workloads.deployment_controller import DeploymentController
 from kubeproxy.workloads.event_reporter import EventReporter
 from kubeproxy.workloads.objects import Deployment, Lease, Pod, ReplicaSet, Service
@@ -30,6 +32,7 @@ from kubeproxy.workloads.resources import (
     report_informer,
     service_informer,
 )
+from kubeproxy.workloads.rival import Rival
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +66,8 @@ class ManagerSettings:
     lease_s: float = LEASE_S
     renew_s: float = RENEW_S
     retry_s: float = RETRY_S
+    require_exclusive: bool = False
+    """Whether this process ends when another manager keeps the same objects."""
 
 
 class _Kept(Protocol):
@@ -92,6 +97,8 @@ class ControllerManager:
         self.leases: Informer[Lease] = report_informer()
         self._drains_wanted = asyncio.Event()
         """Set when a Deployment has opted in to rollouts that know the node proxies."""
+        self.rival: Rival | None = None
+        """Looks for another manager; None before this process leads."""
         self.working = False
         """Whether the caches are complete and the controllers work."""
 
@@ -129,7 +136,10 @@ class ControllerManager:
             await client.close()
 
     async def _client(self, purpose: str) -> Client:
-        client = self._clients[purpose] = await self._connect(purpose)
+        client = await self._connect(purpose)
+        if not self._clients:
+            log.info("controller manager starts", version=__version__, pid=os.getpid(), server=client.server)
+        self._clients[purpose] = client
         if self.leadership is not None:
             client.guard = self.leadership.demand
         return client
@@ -157,6 +167,14 @@ class ControllerManager:
                     await informer.synced.wait()
                 self.working = True
                 log.info("controllers started", controllers=[each.name for each in self.controllers])
+                self.rival = Rival(
+                    watching,
+                    pods=self.pods.store,
+                    replica_sets=[("/apis/apps/v1", self.replica_sets.store)],
+                    exclusive=self._settings.require_exclusive,
+                    clock=self._clock,
+                )
+                group.create_task(self.rival.run(), name="rival")
                 for controller in self.controllers:
                     group.create_task(controller.run(), name=f"controller {controller.name}")
         finally:

@@ -73,6 +73,15 @@ class ManagerCollector(Collector):
             master = GaugeMetricFamily("leader_election_master_status", "Whether this process leads", labels=("name",))
             master.add_metric((leadership.name.name,), leadership.is_leading())
             yield master
+        rival = self._manager.rival
+        seen = GaugeMetricFamily(
+            "kubeproxy_controller_rival",
+            "1 while kube-controller-manager leads, too (lease), or has made objects of the same owners (objects)",
+            labels=("seen",),
+        )
+        seen.add_metric(("lease",), rival is not None and rival.holder != "")
+        seen.add_metric(("objects",), rival is not None and rival.made != "")
+        yield seen
 
     def _requests(self) -> Iterator[Metric]:
         answers: Counter[tuple[str, str, str]] = Counter()

@@ -73,6 +73,7 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
         "leading": leadership is None or leadership.is_leading(),
         "leader": "" if leadership is None else leadership.holder,
         "working": manager.working,
+        "rival": "" if manager.rival is None else manager.rival.text,
         "queues": [
             {
                 "name": controller.name,
@@ -95,7 +96,9 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
 def status_text(document: dict[str, Any]) -> str:
     """The same for a terminal."""
     role = "leads" if document["leading"] else f"waits, {document['leader'] or 'no process'} leads"
-    lines = [f"controller manager: {role}{'' if document['working'] else ', does not work'}", ""]
+    lines = [f"controller manager: {role}{'' if document['working'] else ', does not work'}"]
+    lines += [f"WARNING: {document['rival']}"] if document["rival"] else []
+    lines.append("")
     for queue in document["queues"]:
         lines.append(
             f"queue {queue['name']}: {queue['waiting']} wait, {queue['processing']} are processed,"
