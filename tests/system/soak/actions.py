@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from tests.support.apiserver import Break, Fault
-from tests.support.lab import Daemon, Network, make_network
+from tests.support.lab import Daemon, Network, PodLinks, make_network
 from tests.support.lab.daemon import HEALTHZ, METRICS
 from tests.support.lab.node import CLIENT_V4, CLIENT_V6
 from tests.system.e2e import kernel_state
@@ -620,10 +620,10 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def make_world(chronicle: Chronicle, *, netfilter: str, data_path: str) -> Iterator[World]:
+def make_world(chronicle: Chronicle, *, netfilter: str, data_path: str, links: PodLinks) -> Iterator[World]:
     """The hosts and programs, until the end of the context."""
     with ExitStack() as stack:
-        network = stack.enter_context(make_network(pods=PODS))
+        network = stack.enter_context(make_network(pods=PODS, links=links))
         kernel_state.reset_rules(network.node)
         network.node.run(["nft", "-f", "-"], input=NOWHERE6)
         api = stack.enter_context(ApiHost(network.client))

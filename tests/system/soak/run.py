@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 
+from tests.support.lab import PodLinks
 from tests.system.soak import audit, hostile
 from tests.system.soak.actions import GRACE_S, ROOT, World, make_world
 from tests.system.soak.audit import Measure
 from tests.system.soak.clients import Outcome, outcome
 from tests.system.soak.event_record import Chronicle
-from tests.system.soak.schedule import acts, first_path
+from tests.system.soak.schedule import acts, first_path, links
 from tests.system.soak.verdict import Tally, Verdict, slow_repairs, spans_text, tally
 
 EXPECTED = re.compile(
@@ -43,6 +44,7 @@ class Report:
     seconds: float
     netfilter: str
     both_paths: bool
+    links: PodLinks
     began: float = field(default_factory=time.monotonic)
     chronicle: Chronicle = field(default_factory=Chronicle)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -62,7 +64,7 @@ class Report:
         events = Counter(re.sub(r" (guest|pod|\d|\().*| [a-z]+$(?<=services)", "", what) for _, what in chronicle.notes)
         lines = [
             f"soak: SOAK_SEED={self.seed} SOAK_SECONDS={self.seconds:g} ({self.netfilter},"
-            f" {'both data paths' if self.both_paths else 'userspace path'}) repeats the events",
+            f" {'both data paths' if self.both_paths else 'userspace path'}, {self.links}) repeats the events",
             f"events: {sum(events.values())}",
             *(f"  {count:6} {what}" for what, count in sorted(events.items())),
             "answered, and every byte was right:",
@@ -112,10 +114,10 @@ def soak(
 ) -> Report:
     """Run it all. `both_paths`: Services move between the kernel path and the userspace path. `logs`: where the
     daemons' logs are left."""
-    report = Report(seed, seconds, netfilter, both_paths)
+    report = Report(seed, seconds, netfilter, both_paths, links(seed))
     data_path = first_path(seed) if both_paths else "userspace"
     with (
-        make_world(report.chronicle, netfilter=netfilter, data_path=data_path) as world,
+        make_world(report.chronicle, netfilter=netfilter, data_path=data_path, links=report.links) as world,
         tempfile.TemporaryDirectory() as directory,
         _capture(world, logs),
     ):

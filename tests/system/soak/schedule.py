@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.lab.node import NODE_V4, NODE_V6
+from tests.support.lab.node import NODE_V4, NODE_V6, PodLinks
 
 PODS = 6
 SOUND = (0, 1)
@@ -134,6 +134,11 @@ def acts(seed: int, seconds: float, *, both_paths: bool = True) -> tuple[Act, ..
 def first_path(seed: int) -> str:
     """The data path with which a run with both begins."""
     return random.Random(f"{seed} first path").choice(PATHS)
+
+
+def links(seed: int) -> PodLinks:
+    """The links of a run's pods."""
+    return random.Random(f"{seed} links").choice(list(PodLinks))
 
 
 def _act(seed: str, name: str, seconds: float, data_path: str, *, both_paths: bool) -> Act:
