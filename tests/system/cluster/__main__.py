@@ -25,7 +25,7 @@ from tests.system.cluster.startup import running
 from tests.system.cluster.web import Web
 
 KUBE_PROXY = "kube-proxy"
-PATHS = ("userspace", "kernel")
+PATHS = ("userspace", "kernel", "auto")
 
 
 @click.group()
@@ -122,11 +122,12 @@ def e2e(context: click.Context, label: str, focus: str, skip: str, processes: in
 @click.argument("columns", nargs=-1, type=click.Choice([KUBE_PROXY, *PATHS]))
 @click.pass_context
 def table_of_services(context: click.Context, columns: tuple[str, ...]) -> None:
-    """Run the tests of Services beside kube-proxy and on both data paths, one after the other, and print the table."""
+    """Run the tests of Services with kube-proxy and by data paths (userspace and auto), one after the other, and print
+    the table."""
     outcomes = {}
     with _cluster(context) as cluster:
         ours = Ours(cluster)
-        for column in columns or (KUBE_PROXY, *PATHS):
+        for column in columns or (KUBE_PROXY, "userspace", "auto"):
             if column == KUBE_PROXY:
                 with kube_proxy(cluster):
                     outcomes[column] = conformance.run(cluster, column, conformance.SERVICES)
