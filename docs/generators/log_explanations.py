@@ -235,6 +235,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A new instance with another version of the takeover protocol came; this one drains and ends for it.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
+    "API server refuses, nothing listed yet": (
+        "At start: the server answers, and does not let this user list `resource`; nothing of it is served.",
+        "`seen` names user, verb and resource; [symptoms.md](symptoms.md) has 401 and 403.",
+    ),
     "no API server yet": (
         "At start: no request has succeeded yet.",
         "The address and credentials of the API server; see [install.md](install.md#on-a-cluster).",

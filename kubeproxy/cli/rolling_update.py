@@ -138,6 +138,9 @@ def rolling_update(names: tuple[str, ...], **given: Any) -> int:
 def _options(names: tuple[str, ...], given: dict[str, Any]) -> Any:
     from kubeproxy.workloads.rolling_updater.options import Cleanup, UpdateOptions, amount
 
+    for kind in (name.partition("/")[0] for name in names if "/" in name):
+        remedy = "a Deployment rolls by itself: kubeproxy rollout restart" if kind.startswith("deploy") else "a name"
+        raise ConfigError(f"found {names[0]!r}; allowed: the name of a ReplicationController ({remedy})")
     policy = given["cleanup_policy"]
     if policy not in ("", *Cleanup):
         raise ConfigError(f"--cleanup-policy: found {policy!r}; allowed: {', '.join(Cleanup)}")

@@ -30,7 +30,8 @@ def _name(target: tuple[str, ...]) -> str:
     """The name of the Deployment: TYPE/NAME or TYPE NAME."""
     words = tuple(target[0].split("/")) if len(target) == 1 else target
     if len(words) != 2 or not words[1] or words[0].lower() not in _TYPES:
-        raise ConfigError(f"found {' '.join(target)!r}; allowed: deployment/NAME")
+        found = f"found {' '.join(target)!r}" if target else "found nothing"
+        raise ConfigError(f"{found}; allowed: deployment/NAME")
     return words[1]
 
 

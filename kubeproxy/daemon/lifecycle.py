@@ -253,7 +253,10 @@ class Daemon:
         tasks.start(parts.notifier.beat(self._status), name="service manager")
         as_text = configuration.logging.format == "text"
         tasks.start(
-            startup_progress.show(parts.proxier.summary, parts.proxier.serving, as_text=as_text), name="progress"
+            startup_progress.show(
+                parts.proxier.summary, parts.proxier.serving, as_text=as_text, trouble=parts.sources.trouble
+            ),
+            name="progress",
         )
         # A predecessor serves meanwhile; and an address that is in use, if that is to fail the start, has to do so
         # before the rules lead to us.

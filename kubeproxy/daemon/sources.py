@@ -168,6 +168,11 @@ class Sources:
                 return reason
         return ""
 
+    def trouble(self) -> str:
+        """Return why the API server cannot be listed, as it was seen last; empty if it can."""
+        watches = self._kubernetes.state() if self._kubernetes is not None else ()
+        return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
+
     def complaint(self) -> str | None:
         """What is wrong with the API server's objects; None: nothing."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None

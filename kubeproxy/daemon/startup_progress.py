@@ -58,9 +58,17 @@ def status(summary: Summary, *, connections: int, serving: bool, stopping: bool)
 
 
 async def show(
-    summary: Callable[[], Summary], serving: asyncio.Event, *, as_text: bool, stream: TextIO | None = None
+    summary: Callable[[], Summary],
+    serving: asyncio.Event,
+    *,
+    as_text: bool,
+    trouble: Callable[[], str] = lambda: "",
+    stream: TextIO | None = None,
 ) -> None:
-    """Show the progress until `serving` is set. `as_text`: the log is text, so a redrawn line fits among its lines."""
+    """Show the progress until `serving` is set.
+
+    `as_text`: the log is text, so a redrawn line fits among its lines. `trouble`: why a source cannot be listed; empty:
+    it can, as far as known."""
     stream = stream or sys.stderr
     if as_text and _can_be_redrawn(stream):
         with _line(stream) as draw:
@@ -70,7 +78,8 @@ async def show(
     pause = DoublingBackoff(first_s=LOG_S, limit_s=MOST_LOG_S)
     while not await _is_set(serving, within_s=pause.next()):
         now = summary()
-        log.info("starting", progress=words(now), services=now.services, waiting=now.waiting, listeners=now.listeners)
+        progress = words(now) + (f": {reason}" if now.listing and (reason := trouble()) else "")
+        log.info("starting", progress=progress, services=now.services, waiting=now.waiting, listeners=now.listeners)
 
 
 async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:

@@ -19,6 +19,11 @@ def parsed(*args: str) -> UpdateOptions:
     return found
 
 
+def test_a_deployment_is_told_to_roll_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["rolling-update", "deployment/web", "--image=b"]) == 1
+    assert "kubeproxy rollout" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "faults"),
     [

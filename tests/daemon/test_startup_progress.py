@@ -111,6 +111,19 @@ async def test_without_a_terminal_progress_is_logged(
     }
 
 
+async def test_the_line_says_why_a_source_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_progress, "LOG_S", 0.01)
+    waiting, serving = replace(NOTHING, listing=("kubernetes",)), asyncio.Event()
+    with structlog.testing.capture_logs() as lines:
+        async with asyncio.TaskGroup() as tasks:
+            showing = startup_progress.show(lambda: waiting, serving, as_text=False, trouble=lambda: "answered 403")
+            tasks.create_task(showing)
+            while not lines:
+                await asyncio.sleep(0.01)
+            serving.set()
+    assert lines[0]["progress"] == "waits for kubernetes: answered 403"
+
+
 async def test_a_short_start_logs_nothing() -> None:
     terminal, serving = Terminal(), asyncio.Event()
     serving.set()

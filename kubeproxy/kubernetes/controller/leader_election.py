@@ -7,8 +7,9 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -20,6 +21,8 @@ from kubeproxy.kubernetes.controller.election_state import JITTER, LeaderElectio
 from kubeproxy.kubernetes.object_client import ObjectClient, Requests, already_exists, is_conflict, is_not_found
 
 log = structlog.get_logger(__name__)
+
+LEASE_RIGHTS: Final = "deploy/controllers/role.yaml and its binding, in the namespace of the Lease"
 
 
 class LeaseMeta(Wire, frozen=True):
@@ -182,7 +185,8 @@ class Leadership:
             self._lease = await (self._create(record) if lease is None else self._update(lease, record))
         except ApiError as error:
             if not (is_conflict(error) or already_exists(error)):
-                log.warning("lease request failed", lease=self.name.name, error=str(error))
+                hint = {"hint": LEASE_RIGHTS} if error.status == HTTPStatus.FORBIDDEN else {}
+                log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
             return False
         # The record as the server gives it back: its times are cut to microseconds.
         self._election.written(self._lease.record, asked_at=asked_at)

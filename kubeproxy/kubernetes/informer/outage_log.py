@@ -28,7 +28,8 @@ class Connectivity:
         self._causes: set[str] = set()
         self._failures = 0
         self._since = 0.0
-        self._ever = False
+        self._listed: set[str] = set()
+        """Resources of which there is a state to serve, whatever fails later."""
         self._node_forbidden = False
 
     @property
@@ -51,7 +52,7 @@ class Connectivity:
         if resource == self._optional and isinstance(error, Forbidden):
             self._reached(resource)
             # If the others fail, too, the server may forbid everything because it has just started.
-            if self._ever and not self._behind - {self._optional} and not self._node_forbidden:
+            if self._listed and not self._behind - {self._optional} and not self._node_forbidden:
                 self._node_forbidden = True
                 log.warning(
                     "reading this node is forbidden",
@@ -82,17 +83,22 @@ class Connectivity:
         if hint := _hint(error, self._rights):
             fields["hint"] = hint
         if first:
-            log.warning("API server lost, serving last state" if self._ever else "no API server yet", **fields)
+            if resource in self._listed:
+                log.warning("API server lost, serving last state", **fields)
+            elif isinstance(error, Forbidden | Unauthorized):
+                log.warning("API server refuses, nothing listed yet", **fields)
+            else:
+                log.warning("no API server yet", **fields)
         else:
             log.info("API server still lost, new cause", **fields)
 
-    def listed(self) -> None:
-        """Note the first list: from now on there is a state to serve, whatever fails later."""
-        self._ever = True
+    def listed(self, resource: str) -> None:
+        """Note the first list of a resource: from now on there is a state to serve."""
+        self._listed.add(resource)
 
     def found(self, resource: str) -> None:
         """Note that a resource is in step with the server."""
-        self._ever = True
+        self._listed.add(resource)
         self._behind.discard(resource)
         self._outdated.discard(resource)
         if resource == self._optional and self._node_forbidden:

@@ -217,7 +217,7 @@ class Reflector:
         resource.replace(found)
         resource.listed(version)
         self._course.listed(version)
-        self._contact.listed()
+        self._contact.listed(self._name)
         self._tally.lists += 1
         self._tally.last_list = time()
         self._listed_at = monotonic()

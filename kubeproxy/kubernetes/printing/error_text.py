@@ -44,7 +44,8 @@ def _known(error: Exception, host: str) -> str:
     if isinstance(error, Unreachable):
         if error.cause == "refused":
             return f"The connection to the server {host} was refused - did you specify the right host or port?"
-        return f"Unable to connect to the server: {error}"
+        hint = "; check the CA, and the name or address in the server's URL" if error.cause == "tls" else ""
+        return f"Unable to connect to the server: {error}{hint}"
     if isinstance(error, ApiError) and error.status is not None and error.server_text:
         return _refused(error.status, error.reason, error.server_text)
     return ""

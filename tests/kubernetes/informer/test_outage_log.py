@@ -107,3 +107,11 @@ def test_warnings_carry_hints(logs: list[Any]) -> None:
     contact.failed("endpointslices", AHEAD, since=10.0, called="endpoints")
     assert "restored from a backup" in logs[-1]["hint"]
     assert logs[-1]["resource"] == "endpoints"
+
+
+def test_a_resource_that_was_never_listed_is_not_served_from_a_last_state(logs: list[Any]) -> None:
+    """Services were listed, and the role lacks EndpointSlices: there is no last state, and the server is not lost."""
+    contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0)
+    contact.listed("services")
+    contact.failed("endpointslices", forbidden("endpointslices"), since=10.0)
+    assert [line["event"] for line in logs] == ["API server refuses, nothing listed yet"]
