@@ -207,6 +207,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "A manifest has this fault; its last good version is served.",
         "[KubeproxyManifestsFaulty](operations.md#kubeproxymanifestsfaulty)",
     ),
+    "manifest warning": (
+        "A manifest has an unknown field, which has no effect; the object is served.",
+        "[KubeproxyManifestsWarnings](operations.md#kubeproxymanifestswarnings)",
+    ),
     "manifests cannot be checked now": (
         "A directory or file cannot be read now; the last state is served.",
         "Repair what `reason` names; it is retried.",

@@ -40,13 +40,13 @@ def _check(given: FlagTexts) -> int:
     manifests = loaded.configuration.kubeproxy.manifests
     survey = None
     if manifests.paths and not faults:
+        from kubeproxy.daemon.settings import manifest_terms
         from kubeproxy.sources.manifests.check import check as check_manifests
 
         survey = check_manifests(
             manifests.paths,
             recursive=manifests.recursive,
-            default_namespace=manifests.default_namespace,
-            enforced_namespace=manifests.namespace or None,
+            terms=manifest_terms(loaded.configuration),
         )
         faults += survey.faults
         warnings += survey.warnings

@@ -263,6 +263,14 @@ class Manifests(Group, frozen=True):
     namespace: Annotated[
         Namespace, restart("The only namespace, if set: objects of another namespace are refused.", flag="namespace")
     ] = Namespace("")
+    strict: Annotated[
+        bool,
+        restart(
+            "Refuse objects with any unknown field, and keep their last good version; otherwise only those whose field"
+            " looks like a mistyped restriction (source ranges, traffic policies, conditions of endpoints).",
+            flag="strict-manifests",
+        ),
+    ] = False
 
 
 class OwnSettings(Group, frozen=True):

@@ -12,6 +12,7 @@ from kubeproxy.proxier.cidr_set import Blocks
 from kubeproxy.proxier.endpoint_policy import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.sync_schedule import Periods
+from kubeproxy.sources.manifests.documents import Terms
 from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 
 
@@ -78,6 +79,17 @@ def restrictions(configuration: Configuration) -> Restrictions:
         },
         reserved_ports=_spans(own.reserved_ports),
         node_port_conflict=NodePortConflict(own.node_port_conflict),
+    )
+
+
+def manifest_terms(configuration: Configuration) -> Terms:
+    """What is demanded of the objects of manifests."""
+    wanted = configuration.kubeproxy.manifests
+    return Terms(
+        # Plain str: names cross to the workers, and a subclass of str cannot be encoded.
+        default_namespace=str(wanted.default_namespace),
+        enforced_namespace=str(wanted.namespace) or None,
+        strict=wanted.strict,
     )
 
 

@@ -118,15 +118,14 @@ class Sources:
         closing.push_async_callback(self._tasks.end, *running)
 
     def _start_manifests(self) -> None:
+        from kubeproxy.daemon.settings import manifest_terms
         from kubeproxy.sources.manifests.source import ManifestSource
 
         manifests = self._configuration.kubeproxy.manifests
         self._manifests = ManifestSource(
             paths=manifests.paths,
             recursive=manifests.recursive,
-            # Plain str: names cross to the workers, and a subclass of str cannot be encoded.
-            default_namespace=str(manifests.default_namespace),
-            enforced_namespace=str(manifests.namespace) or None,
+            terms=manifest_terms(self._configuration),
             sink=self._tracker,
             on_report=lambda report: None,
         )

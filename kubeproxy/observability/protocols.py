@@ -149,6 +149,10 @@ class ManifestProblemView(Protocol):
     def skipped(self) -> bool:
         """Whether it is only an object of a kind that is not read."""
 
+    @property
+    def warning(self) -> bool:
+        """Whether it is only a probable mistake."""
+
 
 class ManifestsView(Protocol):
     """The state of the manifests."""

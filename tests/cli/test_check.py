@@ -89,7 +89,7 @@ metadata: {name: web}
 spec:
   clusterIP: 10.96.0.10
   sessionAfinity: ClientIP
-  loadBalancerSourceRange: [10.0.0.0/8]
+  externalIP: [192.0.2.1]
   ports:
     - name: http
       port: 80
@@ -124,7 +124,7 @@ items:
     ports: [{name: htpp, port: 80}]
     endpoints:
       - addresses: [10.0.0.1]
-        condition: {ready: false}
+        nodename: node-1
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -134,13 +134,11 @@ metadata: {name: d}
 FOUND = [
     "2: warning: kind: 'service' is not served, and ignored; did you mean Service?",
     "10: warning: Service default/web: spec.sessionAfinity: unknown field, ignored; did you mean sessionAffinity?",
-    "11: warning: Service default/web: spec.loadBalancerSourceRange: unknown field, ignored;"
-    " did you mean loadBalancerSourceRanges?",
+    "11: warning: Service default/web: spec.externalIP: unknown field, ignored; did you mean externalIPs?",
     "15: warning: Service default/web: spec.ports[0].nodeport: unknown field, ignored; did you mean nodePort?",
     "26: warning: EndpointSlice default/unlabelled: metadata: no label kubernetes.io/service-name, so these endpoints"
     " belong to no Service and are ignored",
-    "46: warning: EndpointSlice default/web-1: endpoints[0].condition: unknown field, ignored;"
-    " did you mean conditions?",
+    "46: warning: EndpointSlice default/web-1: endpoints[0].nodename: unknown field, ignored; did you mean nodeName?",
     "35: warning: EndpointSlice default/dangling: metadata: no manifest defines Service default/wbe, so these endpoints"
     " are not used; did you mean web?",
     "43: warning: EndpointSlice default/web-1: ports: a port 'htpp' (TCP) is no port of Service default/web;"
@@ -164,6 +162,16 @@ def test_the_usual_mistakes_are_warnings(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert main.status_of(["check", "--strict", "--manifests", str(file)]) == 64
     assert capsys.readouterr().err.splitlines()[-1] == "10 warnings, and --strict is given"
+
+
+def test_a_mistyped_restriction_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(MISTAKES.replace("externalIP: [192.0.2.1]", "loadBalancerSourceRange: [10.0.0.0/8]"))
+    assert main.status_of(["check", "--manifests", str(file)]) == 64
+    assert (
+        f"{file}:11: error: Service default/web: spec.loadBalancerSourceRange: unknown field, refused;"
+        " did you mean loadBalancerSourceRanges?"
+    ) in capsys.readouterr().err.splitlines()
 
 
 def test_strict_passes_what_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

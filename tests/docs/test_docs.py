@@ -146,7 +146,7 @@ def test_what_is_shown_as_yaml_is_taken(text: str, tmp_path: Path) -> None:
     if "KubeProxyConfiguration" in text:
         assert load({"config": [str(file)]}).warnings == ()
         return
-    survey = check([str(file)], recursive=False, default_namespace="default", enforced_namespace=None)
+    survey = check([str(file)])
     assert survey.faults == ()
     assert survey.services
     assert survey.slices

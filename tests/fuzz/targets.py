@@ -72,7 +72,7 @@ from kubeproxy.rescue.packets import Refusal, Refused, Syn, again
 from kubeproxy.rescue.packets import parse as parse_packet
 from kubeproxy.rescue.resends import Resends
 from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
-from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.sources.manifests.documents import Terms, read
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.sink import SourceName
 from tests.fuzz.invariants import canonical, check_node, check_service, check_slice, port, resolvable
@@ -229,8 +229,8 @@ def _check_faults(faults: Iterable[Any]) -> None:
 
 def manifests(data: bytes) -> None:
     """A manifest: never an exception, and a second reading has the same result."""
-    namespaces = Namespaces()
-    reading = read(data, namespaces)
+    terms = Terms()
+    reading = read(data, terms)
     services: dict[ServiceName, Service] = {}
     slices: list[EndpointSlice] = []
     for _, entry in reading.entries:
@@ -245,11 +245,11 @@ def manifests(data: bytes) -> None:
             slices.append(endpoint_slice)
     for service in services.values():
         resolvable(service, slices)
-    assert read(data, namespaces, reading).entries == reading.entries
+    assert read(data, terms, reading).entries == reading.entries
     inventory = Inventory()
     inventory.update({"it": reading})
     assert all(len(str(problem)) <= 2 * LONGEST_MESSAGE for problem in inventory.problems())
-    inventory.update({"it": read(data, namespaces, reading)})
+    inventory.update({"it": read(data, terms, reading)})
     assert not len(inventory.update({"it": None})) or services or slices
     assert not list(inventory.services())
 

@@ -126,6 +126,7 @@ class Watch:
 @dataclass(slots=True)
 class ManifestProblem:
     skipped: bool = False
+    warning: bool = False
 
 
 @dataclass(slots=True)

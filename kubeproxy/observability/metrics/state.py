@@ -226,7 +226,12 @@ def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_manifests_faults",
         "Faulty manifests and documents; their last good version stays in effect",
-        sum(not problem.skipped for problem in manifests.problems),
+        sum(not (problem.skipped or problem.warning) for problem in manifests.problems),
+    )
+    yield GaugeMetricFamily(
+        "kubeproxy_manifests_warnings",
+        "Probable mistakes in manifests, such as unknown fields; the objects are served",
+        sum(problem.warning for problem in manifests.problems),
     )
 
 

@@ -15,6 +15,7 @@ from kubeproxy.observability.protocols import (
     ConfigurationState,
     FrontendView,
     KernelFlowsState,
+    ManifestProblemView,
     RescueState,
 )
 from kubeproxy.observability.status.document import (
@@ -228,6 +229,10 @@ def _netfilter(observation: Observation) -> NetfilterStatus:
     )
 
 
+def _is_minor(problem: ManifestProblemView) -> bool:
+    return problem.skipped or problem.warning
+
+
 def _sources(observation: Observation) -> Iterator[SourceStatus]:
     shown = set()
     for watch in observation.watches:
@@ -255,8 +260,9 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
             observation.manifests.loaded,
             0.0,
             observation.manifests.last_change or None,
-            sum(not problem.skipped for problem in problems),
-            tuple(redact(str(problem)) for problem in problems[:PROBLEMS_SHOWN]),
+            sum(not (problem.skipped or problem.warning) for problem in problems),
+            tuple(redact(str(problem)) for problem in sorted(problems, key=_is_minor)[:PROBLEMS_SHOWN]),
+            warnings=sum(problem.warning for problem in problems),
             stale_since=observation.stale.get("manifests"),
         )
     for name, listed in observation.proxier.sources.items():

@@ -186,6 +186,8 @@ class SourceStatus:
     stale_since: float | None = None
     """Since when the state of an earlier run, which stands for the source, may be wrong, in Unix seconds; None: the
     source's own is served, or none."""
+    warnings: int = 0
+    """Probable mistakes in spite of which objects are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

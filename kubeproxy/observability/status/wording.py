@@ -213,6 +213,8 @@ def source(status: SourceStatus) -> str:
         text = f"behind by {duration(status.behind_s)}" if status.behind_s > 0 else "up to date"
     if status.faults:
         text += f", {status.faults} faulty"
+    if status.warnings:
+        text += f", {several(status.warnings, 'warning', 'warnings')}"
     if status.left_out:
         text += f", {status.left_out} left out"
     return text

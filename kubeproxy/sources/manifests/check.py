@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import Service, ServiceName
-from kubeproxy.sources.manifests.documents import Namespaces, ObjectKind, Piece, Reading, pieces
+from kubeproxy.sources.manifests.documents import ObjectKind, Piece, Reading, Terms, pieces
 from kubeproxy.sources.manifests.inventory import Inventory, ManifestProblem
-from kubeproxy.sources.manifests.lint.known_fields import KINDS, suggestion, unknown_fields
+from kubeproxy.sources.manifests.known_fields import KINDS, nearest
 from kubeproxy.sources.manifests.lint.lines import line_of
 from kubeproxy.sources.manifests.lint.references import Defined, Where, warnings
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
@@ -42,8 +42,7 @@ def check(
     paths: Sequence[str],
     *,
     recursive: bool = False,
-    default_namespace: str = "default",
-    enforced_namespace: str | None = None,
+    terms: Terms = Terms(),  # noqa: B008 - frozen
 ) -> Survey:
     """Read the named manifests. Do not call it from a running event loop."""
     faults: list[str] = []
@@ -54,11 +53,10 @@ def check(
     for path, listing in listings.items():
         if listing.directory is not None and not listing.files and not listing.faults:
             found.append(f"{path}: warning: no manifest in this directory; their names end with .yaml, .yml or .json")
-    namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
     manifests: dict[str, list[Piece]] = {}
     for origin, data in _texts(paths, listings, faults):
         try:
-            manifests[origin] = list(pieces(data, namespaces))
+            manifests[origin] = list(pieces(data, terms))
         except MemoryError:
             faults.append(f"{origin}: {NO_MEMORY}")
     inventory = Inventory()
@@ -70,7 +68,7 @@ def check(
     )
     mistakes = _Mistakes(manifests)
     return Survey(
-        faults=(*faults, *(mistakes.located(it) for it in inventory.problems() if not it.skipped)),
+        faults=(*faults, *(mistakes.located(it) for it in inventory.problems() if not (it.skipped or it.warning))),
         warnings=(*found, *mistakes.of_objects(), *mistakes.of_references()),
         manifests=len(manifests),
         services=sum(1 for _ in inventory.services()),
@@ -108,16 +106,16 @@ class _Mistakes:
         entry = piece.entry
         if entry.skipped:
             kind = entry.skipped.rpartition(" ")[2]
-            if hint := suggestion(kind, KINDS):
-                yield "kind", f"{kind!r} is not served, and ignored{hint}"
+            if meant := nearest(kind, KINDS):
+                yield "kind", f"{kind!r} is not served, and ignored; did you mean {meant}?"
             self._ignore(entry.skipped)
             return
         if entry.name is None:
             return
-        yield from unknown_fields(value := piece.value(), entry.name.kind)
+        yield from ((it.path, it.message) for it in entry.warnings)
         if entry.name.kind is not ObjectKind.SERVICE and not entry.slices and not entry.faults:
             self._ignore(f"{entry.name.kind} without a Service")
-            if entry.name.kind is ObjectKind.ENDPOINT_SLICE and _label(value) is None:
+            if entry.name.kind is ObjectKind.ENDPOINT_SLICE and _label(piece.value()) is None:
                 yield "metadata", f"no label {_SERVICE_NAME}, so these endpoints belong to no Service and are ignored"
 
     def _ignore(self, what: str) -> None:

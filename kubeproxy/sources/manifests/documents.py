@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, show, type_error
+from kubeproxy.kubernetes.fault import MOST_FAULTS, Fault, show, type_error
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.kubernetes.resources.stream import as_utf8, json_values
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
+from kubeproxy.sources.manifests.known_fields import unknown_fields
 
 MAX_LIST_DEPTH = 5
 """The deepest nesting of lists in lists."""
@@ -55,11 +57,15 @@ class ObjectName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Namespaces:
-    """The namespace of objects that state none, and the only one allowed if enforced."""
+class Terms:
+    """What is demanded of objects."""
 
-    default: str = "default"
-    enforced: str | None = None
+    default_namespace: str = "default"
+    """Of objects that state none."""
+    enforced_namespace: str | None = None
+    """The only one allowed; None: all are."""
+    strict: bool = False
+    """Whether an object with any unknown field is refused, and not only one that seems to lose a restriction by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Entry:
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+    """Probable mistakes, in spite of which it is served."""
     not_for_this_proxy: str = ""
     """Why a Service without faults is not served: headless, for example."""
     skipped: str = ""
@@ -165,20 +173,20 @@ class _Part:
     """The fault for which the whole document is refused before it is parsed."""
 
 
-def read(data: bytes, namespaces: Namespaces, previous: Reading | None = None) -> Reading:
+def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
     """The objects of a manifest. Never raises: faults of the text are among the entries' faults.
 
     Only texts that the `previous` reading does not contain are parsed. Entries equal to those of the `previous` reading
     are the same Python objects, so that a comparison is cheap.
     """
-    reader = _Reader(namespaces, previous or Reading())
+    reader = _Reader(terms, previous or Reading())
     entries = tuple((piece.place, piece.entry) for piece in _pieces(data, reader))
     return Reading(entries=entries, texts=reader.texts)
 
 
-def pieces(data: bytes, namespaces: Namespaces) -> Iterator[Piece]:
+def pieces(data: bytes, terms: Terms) -> Iterator[Piece]:
     """The objects of a manifest, each with its text. Never raises, as `read`."""
-    return _pieces(data, _Reader(namespaces, Reading()))
+    return _pieces(data, _Reader(terms, Reading()))
 
 
 def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
@@ -231,8 +239,8 @@ def _digest(text: bytes, kind: str = "") -> bytes:
 class _Reader:
     """Reads parts; a part of the previous reading is not parsed again."""
 
-    def __init__(self, namespaces: Namespaces, previous: Reading) -> None:
-        self._namespaces = namespaces
+    def __init__(self, terms: Terms, previous: Reading) -> None:
+        self._terms = terms
         self._known = previous.texts
         self._standing = {entry.name: entry for _, entry in previous.entries}
         self.texts: dict[bytes, Items] = {}
@@ -253,7 +261,7 @@ class _Reader:
             values = parse(part.text, part.line)
         except SyntaxFault as error:
             return (("", Entry(faults=(error.fault,))),)
-        found = (item for value in values for item in _objects(value, self._namespaces, of_list=part.of_list))
+        found = (item for value in values for item in _objects(value, self._terms, of_list=part.of_list))
         return tuple((path, self._same(entry)) for path, entry in found)
 
     def _same(self, entry: Entry) -> Entry:
@@ -282,7 +290,7 @@ class _Refused(Exception):
 
 
 def _objects(
-    value: Value, namespaces: Namespaces, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
+    value: Value, terms: Terms, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
     """The objects in a document: itself, or a list's items. Items of a typed list need not state their kind."""
     if value.null:
@@ -291,7 +299,7 @@ def _objects(
         fields = value.fields()
         api_version, kind = _header(fields, of_list)
         if kind not in _LISTS:
-            yield path, _entry(value, api_version, kind, namespaces)
+            yield path, _entry(value, api_version, kind, terms)
             return
         _demand_version(api_version, kind)
         if depth == MAX_LIST_DEPTH:
@@ -301,7 +309,7 @@ def _objects(
         yield path, Entry(faults=(_fault(error, value),))
         return
     for index, element in enumerate(elements):
-        yield from _objects(element, namespaces, _join(path, f"items[{index}]"), _LISTS[kind], depth + 1)
+        yield from _objects(element, terms, _join(path, f"items[{index}]"), _LISTS[kind], depth + 1)
 
 
 def _join(*paths: str) -> str:
@@ -347,7 +355,7 @@ def _demand_version(found: str, kind: str) -> None:
         raise _Refused("apiVersion", f"{show(found or None)} for {kind}; allowed: {wanted}")
 
 
-def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) -> Entry:
+def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
     """One object that is not a list."""
     name: ObjectName | None = None
     try:
@@ -361,11 +369,19 @@ def _entry(value: Value, api_version: str, kind: str, namespaces: Namespaces) ->
         identity = value.to(_Headed).metadata or _Identity()
         if not identity.name:
             raise _Refused("metadata.name", "missing; required")
-        namespace = identity.namespace or namespaces.enforced or namespaces.default
-        if namespaces.enforced is not None and namespace != namespaces.enforced:
-            raise _Refused("metadata.namespace", f"{show(namespace)}; allowed: only {namespaces.enforced!r} here")
+        enforced = terms.enforced_namespace
+        namespace = identity.namespace or enforced or terms.default_namespace
+        if enforced is not None and namespace != enforced:
+            raise _Refused("metadata.namespace", f"{show(namespace)}; allowed: only {enforced!r} here")
         name = ObjectName(object_kind, namespace, identity.name)
-        return _translated(value, name)
+        unknown = list(islice(unknown_fields(value.to(object), kind), MOST_FAULTS))
+        refused = [it for it in unknown if it.restricts or terms.strict]
+        ignored = [it for it in unknown if it not in refused]
+        warnings = tuple(Fault(it.path, f"unknown field, ignored{it.hint}") for it in ignored)
+        if refused:
+            faults = tuple(Fault(it.path, f"unknown field, refused{it.hint}") for it in refused)
+            return Entry(name=name, faults=faults, warnings=warnings)
+        return replace(_translated(value, name), warnings=warnings)
     except (_Refused, msgspec.MsgspecError, RecursionError) as error:
         return Entry(name=name, faults=(_fault(error, value),))
 

@@ -27,6 +27,8 @@ class ManifestProblem:
     """The object, if it can be identified: ``Service demo/web``."""
     skipped: bool = False
     """No fault: the object is of a kind that manifests may not define."""
+    warning: bool = False
+    """No fault, but probably a mistake: the object is served."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -154,6 +156,11 @@ class Inventory:
         """The names of all manifests."""
         return iter(self._manifests)
 
+    def services_of(self, origin: str) -> int:
+        """The number of Services in a manifest."""
+        manifest = self._manifests.get(origin)
+        return sum(held.entry.service is not None for held in manifest.held.values()) if manifest is not None else 0
+
     def objects_of(self, origin: str) -> int:
         """The number of objects in a manifest."""
         manifest = self._manifests.get(origin)
@@ -197,6 +204,12 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
                 origin, place.document, place.path(fault.path), fault.message + served, name=str(entry.name or "")
             )
             for fault in entry.faults
+        )
+        problems.extend(
+            ManifestProblem(
+                origin, place.document, place.path(it.path), it.message, name=str(entry.name or ""), warning=True
+            )
+            for it in entry.warnings
         )
     if broken:
         for name, old in before.items():

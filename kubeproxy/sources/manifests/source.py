@@ -21,7 +21,7 @@ from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.runtime.threads import NotBegun, in_thread
 from kubeproxy.runtime.yielding import TimeSlice
-from kubeproxy.sources.manifests.documents import Namespaces, Reading, read
+from kubeproxy.sources.manifests.documents import ObjectKind, Reading, Terms, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
@@ -45,6 +45,8 @@ WHOLE = 200
 MAX_LINES = 20
 """Faults that are logged individually per change; the rest is counted."""
 NO_MEMORY = "not enough memory to read it"
+EMPTIED_S = 10.0
+"""How long a file that has lost all of its Services keeps them: editors and copies may truncate it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,13 @@ class ManifestSource:
         *,
         paths: Sequence[str],
         recursive: bool,
-        default_namespace: str,
-        enforced_namespace: str | None,
+        terms: Terms,
         sink: Sink,
         on_report: Callable[[Report], None],
     ) -> None:
         self._paths = tuple(dict.fromkeys(path if _special(path) else os.path.normpath(path) for path in paths))
         self._recursive = recursive
-        self._namespaces = Namespaces(default=default_namespace, enforced=enforced_namespace)
+        self._terms = terms
         self._sink = sink
         self._on_report = on_report
         self._memories = {path: PathMemory(path) for path in self._paths if not _special(path)}
@@ -131,6 +132,8 @@ class ManifestSource:
         """By named path: its faults, and those of files and directories in it."""
         self._unread: dict[str, str] = {}
         """By file: the reason why its newest version could not be read."""
+        self._emptied: dict[str, float] = {}
+        """Files that have lost all of their Services, and until when they keep them."""
         self._directories: Directories = frozenset()
         self._trees: Directories = frozenset()
         self._state = ManifestState()
@@ -212,6 +215,8 @@ class ManifestSource:
     def _patience_s(self) -> float:
         if any(memory.settling for memory in self._memories.values()):
             return SETTLE_S
+        if self._emptied:
+            return UNWATCHED_POLL_S
         return UNWATCHED_POLL_S if self._flat.fault or self._deep.fault else POLL_S
 
     async def _look(self, answers: Mapping[str, Answer] = _NO_ANSWERS) -> None:
@@ -287,15 +292,30 @@ class ManifestSource:
         readings = {}
         for origin, data in self._texts(looks, answers, states):
             try:
-                readings[origin] = read(data, self._namespaces, self._readings.get(origin))
+                reading = read(data, self._terms, self._readings.get(origin))
             except MemoryError:
                 if origin not in states:
                     raise
                 self._unread[origin] = NO_MEMORY
+                continue
+            if origin in states and self._keeps_services(origin, reading):
+                self._unread[origin] = f"has lost all Services, which is believed if it is so for {EMPTIED_S:g} s"
             else:
+                readings[origin] = reading
                 for memory, signature in states.pop(origin, ()):
                     memory.loaded(origin, signature)
         return readings
+
+    def _keeps_services(self, file: str, reading: Reading) -> bool:
+        """Whether a file keeps the Services that this reading of it does not have any more."""
+        lost = self._inventory.services_of(file) and not any(
+            entry.broken or (entry.name is not None and entry.name.kind is ObjectKind.SERVICE)
+            for _, entry in reading.entries
+        )
+        if not lost:
+            self._emptied.pop(file, None)
+            return False
+        return time.monotonic() < self._emptied.setdefault(file, time.monotonic() + EMPTIED_S)
 
     def _texts(
         self,
@@ -405,7 +425,10 @@ def _log(report: Report) -> None:
     where = {"file": problem.origin, "document": problem.document, "path": problem.path, "object": problem.name}
     where = {key: value for key, value in where.items() if value}
     if report.resolved:
-        log.info("manifest fault resolved", **where, was=problem.message)
+        what = "manifest warning resolved" if problem.warning else "manifest fault resolved"
+        log.info(what, **where, was=problem.message)
+    elif problem.warning:
+        log.warning("manifest warning", **where, reason=problem.message)
     elif problem.skipped:
         log.info("manifest object skipped", **where, reason=problem.message)
     else:

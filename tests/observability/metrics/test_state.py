@@ -196,11 +196,24 @@ def test_watches(collector: StateCollector, state: State) -> None:
 def test_manifests(collector: StateCollector, state: State) -> None:
     collector.read(
         Picture(
-            state, manifests=Manifests([ManifestProblem(), ManifestProblem(skipped=True), ManifestProblem()], 1.8e9)
+            state,
+            manifests=Manifests(
+                [
+                    ManifestProblem(),
+                    ManifestProblem(skipped=True),
+                    ManifestProblem(),
+                    *[ManifestProblem(warning=True)] * 3,
+                ],
+                1.8e9,
+            ),
         )
     )
     found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_manifests")}
-    assert found == {"kubeproxy_manifests_last_change_timestamp_seconds": 1.8e9, "kubeproxy_manifests_faults": 2}
+    assert found == {
+        "kubeproxy_manifests_last_change_timestamp_seconds": 1.8e9,
+        "kubeproxy_manifests_faults": 2,
+        "kubeproxy_manifests_warnings": 3,
+    }
 
 
 def test_values_of_other_rooms_match_the_views(collector: StateCollector) -> None:

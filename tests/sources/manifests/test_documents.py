@@ -9,14 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.sources.manifests.documents import Entry, Namespaces, ObjectKind, ObjectName, Place, Reading, read
+from kubeproxy.sources.manifests.documents import Entry, ObjectKind, ObjectName, Place, Reading, Terms, read
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 from tests.support.recordings import recording
 
-ANY = Namespaces()
+ANY = Terms()
 
 
-def entries(text: str | bytes, namespaces: Namespaces = ANY) -> list[tuple[Place, Entry]]:
+def entries(text: str | bytes, namespaces: Terms = ANY) -> list[tuple[Place, Entry]]:
     return list(read(text.encode() if isinstance(text, str) else text, namespaces).entries)
 
 
@@ -24,7 +24,7 @@ def names(text: str | bytes) -> list[str]:
     return [entry.name.name if entry.name else "?" for _, entry in entries(text)]
 
 
-def faults(text: str | bytes, namespaces: Namespaces = ANY) -> list[str]:
+def faults(text: str | bytes, namespaces: Terms = ANY) -> list[str]:
     return [
         f"{place.document} {place.path(fault.path)}: {fault.message}"
         for place, entry in entries(text, namespaces)
@@ -176,16 +176,16 @@ def test_other_kinds_are_skipped() -> None:
 
 
 def test_namespaces() -> None:
-    def namespace(text: str, namespaces: Namespaces) -> str | None:
+    def namespace(text: str, namespaces: Terms) -> str | None:
         ((_, entry),) = entries(text, namespaces)
         return entry.service.name.namespace if entry.service else None
 
-    assert namespace(service("a"), Namespaces()) == "default"
-    assert namespace(service("a"), Namespaces(default="web")) == "web"
-    assert namespace(service("a", namespace="x"), Namespaces(default="web")) == "x"
-    assert namespace(service("a"), Namespaces(default="web", enforced="only")) == "only"
-    assert namespace(service("a", namespace="only"), Namespaces(enforced="only")) == "only"
-    assert faults(service("a", namespace="x"), Namespaces(enforced="only")) == [
+    assert namespace(service("a"), Terms()) == "default"
+    assert namespace(service("a"), Terms(default_namespace="web")) == "web"
+    assert namespace(service("a", namespace="x"), Terms(default_namespace="web")) == "x"
+    assert namespace(service("a"), Terms(default_namespace="web", enforced_namespace="only")) == "only"
+    assert namespace(service("a", namespace="only"), Terms(enforced_namespace="only")) == "only"
+    assert faults(service("a", namespace="x"), Terms(enforced_namespace="only")) == [
         "1 metadata.namespace: 'x'; allowed: only 'only' here"
     ]
 
@@ -410,3 +410,43 @@ def test_no_value_raises(value: object, kind: ObjectKind, as_yaml: bool) -> None
 
 def test_a_reading_is_empty_by_default() -> None:
     assert read(b"", ANY) == Reading()
+
+
+RESTRICTED = "spec:\n  {field}: {value}\n  clusterIP: 10.96.0.1\n  ports: [{{port: 80}}]\n"
+HEAD = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("loadBalancerSourceRange", "[10.0.0.0/8]", True),
+        ("loadbalancersourceranges", "[10.0.0.0/8]", True),
+        ("externalTraficPolicy", "Local", True),
+        ("internaltrafficpolicy", "Local", True),
+        ("sessionAfinity", "ClientIP", False),
+        ("novelty", "1", False),
+    ],
+)
+def test_a_mistyped_restriction_is_refused_and_another_unknown_field_is_a_warning(
+    field: str, value: str, refused: bool
+) -> None:
+    text = HEAD + RESTRICTED.format(field=field, value=value)
+    ((_, entry),) = entries(text)
+    assert (entry.service is None) is refused
+    assert [fault.path for fault in entry.faults] == [f"spec.{field}"] * refused
+    assert [fault.path for fault in entry.warnings] == [f"spec.{field}"] * (not refused)
+    ((_, entry),) = entries(text, Terms(strict=True))
+    assert entry.service is None
+    assert [fault.path for fault in entry.faults] == [f"spec.{field}"]
+
+
+@pytest.mark.parametrize("mistake", ["condition: {ready: false}", "conditions: {redy: false}"])
+def test_a_mistyped_condition_of_an_endpoint_is_refused(mistake: str) -> None:
+    text = (
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"
+        "metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\n"
+        f"ports: [{{port: 80}}]\nendpoints: [{{addresses: [10.0.0.1], {mistake}}}]\n"
+    )
+    ((_, entry),) = entries(text)
+    assert entry.slices == ()
+    assert len(entry.faults) == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.sources.manifests.documents import Terms, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 
@@ -24,7 +24,7 @@ class Merged:
 
     def update(self, **texts: str | None) -> Difference:
         """New texts of manifests; None for a removed manifest."""
-        readings = {name: None if text is None else read(text.encode(), Namespaces()) for name, text in texts.items()}
+        readings = {name: None if text is None else read(text.encode(), Terms()) for name, text in texts.items()}
         difference = self.inventory.update(readings)
         for name in difference.removed_services:
             del self.services[name]

@@ -19,6 +19,7 @@ from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.runtime.threads import NotBegun
 from kubeproxy.sources.manifests import source
 from kubeproxy.sources.manifests.check import check
+from kubeproxy.sources.manifests.documents import Terms
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
@@ -86,8 +87,7 @@ async def following(
     followed = ManifestSource(
         paths=[str(path) for path in paths],
         recursive=recursive,
-        default_namespace="default",
-        enforced_namespace=enforced,
+        terms=Terms(enforced_namespace=enforced),
         sink=listener,
         on_report=listener.reports.append,
     )
@@ -132,6 +132,46 @@ async def test_a_directory_from_start_to_deletion(directory: Path) -> None:
         state = followed.state()
         assert (state.services, state.slices, state.paths[0].manifests, state.paths[0].objects) == (1, 0, 2, 1)
         assert state.last_change > 0
+
+
+async def test_a_mistyped_restriction_keeps_the_last_good_version_and_other_mistakes_are_warnings(
+    directory: Path,
+) -> None:
+    path = directory / "a.yaml"
+    good = service("a")
+    path.write_text(good)
+    async with following(directory) as (listener, followed):
+        path.write_text(service("a", "10.0.0.2").replace("spec:", "spec:\n  loadBalancerSourceRange: [10.0.0.0/8]"))
+        await listener.until(lambda: listener.reported("spec.loadBalancerSourceRange: unknown field, refused") == 1)
+        assert listener.addresses == {"a": "10.0.0.1"}
+        path.write_text(service("a", "10.0.0.2").replace("spec:", "spec:\n  novelty: 1"))
+        await listener.serves(a="10.0.0.2")
+        assert [it.warning for it in followed.state().problems] == [True]
+        path.write_text(good)
+        await listener.serves(a="10.0.0.1")
+        assert followed.state().problems == ()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", endpoint_slice("a", "10.1.0.1")], ids=["empty", "comment", "other"])
+async def test_a_file_that_loses_all_services_keeps_them_for_some_seconds(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """An editor, or a copy, may truncate it first."""
+    monkeypatch.setattr(source, "UNWATCHED_POLL_S", 0.05)
+    path = directory / "a.yaml"
+    path.write_text(join(service("a"), service("b")))
+    async with following(directory) as (listener, _):
+        path.write_text(text)
+        await listener.until(lambda: listener.reported("has lost all Services") == 1)
+        assert listener.addresses == {"a": "10.0.0.1", "b": "10.0.0.1"}
+        path.write_text(join(service("a", "10.0.0.2"), service("b")))
+        await listener.serves(a="10.0.0.2", b="10.0.0.1")
+        await listener.until(lambda: listener.reported("has lost all Services", resolved=True) == 1)
+        assert "remove a" not in listener.calls
+        monkeypatch.setattr(source, "EMPTIED_S", 0.2)
+        path.write_text(text)
+        await listener.serves()
+        await listener.until(lambda: listener.reported("has lost all Services", resolved=True) == 2)
 
 
 async def test_a_pattern(directory: Path) -> None:
@@ -357,8 +397,7 @@ async def test_a_run_after_a_failed_first_run_starts_again(directory: Path, monk
     followed = ManifestSource(
         paths=[str(directory)],
         recursive=False,
-        default_namespace="default",
-        enforced_namespace=None,
+        terms=Terms(),
         sink=listener,
         on_report=listener.reports.append,
     )
@@ -527,5 +566,5 @@ def test_check(directory: Path) -> None:
     ]
     good = check([str(directory / "c.yaml")])
     assert (good.faults, good.manifests, good.services + good.slices) == ((), 1, 1)
-    assert check([str(directory / "c.yaml")], default_namespace="x", enforced_namespace="y").faults == ()
+    assert check([str(directory / "c.yaml")], terms=Terms("x", "y")).faults == ()
     assert check(["http://127.0.0.1:1/"]).faults[0].startswith("http://127.0.0.1:1/: Cannot connect")

@@ -130,6 +130,9 @@ CASES = {
     "KubeproxyManifestsFaulty": Case(
         {f"kubeproxy_manifests_faults{{{NODE}}}": "1x60"}, {f"kubeproxy_manifests_faults{{{NODE}}}": "1x10 0x60"}
     ),
+    "KubeproxyManifestsWarnings": Case(
+        {f"kubeproxy_manifests_warnings{{{NODE}}}": "2x60"}, {f"kubeproxy_manifests_warnings{{{NODE}}}": "2x10 0x60"}
+    ),
     "KubeproxyDialFailures": Case(
         {
             f"kubeproxy_connections_accepted_total{{{SERVICE}}}": "0+600x60",

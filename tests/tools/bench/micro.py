@@ -26,7 +26,7 @@ from kubeproxy.proxier.port_claims import NodePortClaims
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
-from kubeproxy.sources.manifests.documents import Namespaces, read
+from kubeproxy.sources.manifests.documents import Terms, read
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.apiserver.generate import endpoint_slice as raw_slice
 from tests.support.apiserver.generate import service as raw_service
@@ -153,7 +153,7 @@ def test_decode_a_list_of_all_services(benchmark: BenchmarkFixture) -> None:
 
 def test_read_a_yaml_manifest_of_a_hundred_services(benchmark: BenchmarkFixture) -> None:
     text = manifest(range(100)).encode()
-    reading = benchmark(read, text, Namespaces())
+    reading = benchmark(read, text, Terms())
     assert len(reading.entries) == 200
 
 

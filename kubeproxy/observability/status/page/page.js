@@ -182,9 +182,10 @@ function sourceLine(source, now) {
   const more = source.faults > PROBLEMS ? "; …" : "";
   const text = `${count(source.faults)} faulty: ${source.problems.slice(0, PROBLEMS).join("; ")}${more}`;
   const faults = source.faults ? make("small", { class: "bad" }, text) : "";
+  const warnings = source.warnings ? make("small", {}, `${count(source.warnings)} warning${source.warnings > 1 ? "s" : ""}`) : "";
   const missing = source.left_out ? make("small", { class: "bad" }, `${count(source.left_out)} left out`) : "";
   return make("li", {}, make("i", { class: `dot ${!current ? "error" : source.faults || source.left_out ? "empty" : "ok"}` }), make("b", {}, source.name),
-    make("span", { class: current ? "push" : "push bad" }, state), make("small", {}, last), faults, missing);
+    make("span", { class: current ? "push" : "push bad" }, state), make("small", {}, last), faults, warnings, missing);
 }
 
 function workerRow(worker) {

@@ -1,13 +1,14 @@
 """The fields of Services, EndpointSlices and Endpoints of Kubernetes 1.36; every other one is probably a mistake. Pure.
 
-`kubectl --validate=strict` refuses unknown fields, too. An API server drops them without a word, as the daemon does.
+`kubectl --validate=strict` refuses unknown fields, too; an API server drops them. The daemon warns of them, and refuses
+those that look like one that restricts who reaches what: ignored, it would open what its author has closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Fields = Mapping[str, Any]
 """The names of fields: None for a value, `Fields` for a mapping, a list with `Fields` for a list of mappings."""
@@ -66,12 +67,39 @@ KINDS: Final[Mapping[str, Fields]] = {
 }
 
 
-def unknown_fields(found: object, kind: str) -> Iterator[tuple[str, str]]:
-    """The path of each unknown field of an object, and a message."""
+RESTRICTING: Final = frozenset(
+    (
+        *("loadBalancerSourceRanges", "internalTrafficPolicy", "externalTrafficPolicy", "ipMode"),
+        *("conditions", "ready", "serving", "terminating", "notReadyAddresses"),
+    )
+)
+"""Fields whose absence lets more clients in, or leads them to more endpoints."""
+
+
+class UnknownField(NamedTuple):
+    """A field that no object of its kind has."""
+
+    path: str
+    meant: str
+    """The field that was probably meant; empty: none is near."""
+
+    @property
+    def restricts(self) -> bool:
+        """Whether a restriction was probably meant."""
+        return self.meant in RESTRICTING
+
+    @property
+    def hint(self) -> str:
+        """``; did you mean port?``, or nothing."""
+        return f"; did you mean {self.meant}?" if self.meant else ""
+
+
+def unknown_fields(found: object, kind: str) -> Iterator[UnknownField]:
+    """Each unknown field of an object."""
     yield from _unknown(found, KINDS[kind], "")
 
 
-def _unknown(found: object, known: Any, path: str) -> Iterator[tuple[str, str]]:
+def _unknown(found: object, known: Any, path: str) -> Iterator[UnknownField]:
     if isinstance(known, list) and isinstance(found, list):
         for index, item in enumerate(found):
             yield from _unknown(item, known[0], f"{path}[{index}]")
@@ -81,11 +109,11 @@ def _unknown(found: object, known: Any, path: str) -> Iterator[tuple[str, str]]:
             if name in known:
                 yield from _unknown(value, known[name], here)
             else:
-                yield here, f"unknown field, ignored{suggestion(str(name), known)}"
+                yield UnknownField(here, nearest(str(name), known))
 
 
-def suggestion(name: str, known: Mapping[str, object]) -> str:
-    """``; did you mean port?``, or nothing."""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that was probably meant; empty: none is near."""
     lower = {other.lower(): other for other in known}
     near = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
-    return f"; did you mean {lower[near[0]]}?" if near else ""
+    return lower[near[0]] if near else ""
