@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,10 @@ def up(context: click.Context) -> None:
         kubectl = f"{cluster.programs['kubectl']} --kubeconfig={cluster.pki.kubeconfig('admin')}"
         click.echo(f"nsenter {network} {kubectl} get pods -A")
         click.echo(f"the cluster is up: --directory={cluster.directory}")
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        ended.wait()
 
 
 @main.command()
