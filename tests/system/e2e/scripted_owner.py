@@ -48,7 +48,14 @@ class Incumbent:
         return [sight.word for sight in self.sights]
 
     def serve(self, listening: socket.socket) -> None:
-        """Serve until a new instance has taken over, or `listening` is shut down."""
+        """Serve until a new instance has taken over, or `listening` is shut down.
+
+        It runs in the network namespace of the host, since a proof holds for one network namespace.
+        """
+        with self.host.entered():
+            self._accept(listening)
+
+    def _accept(self, listening: socket.socket) -> None:
         before = kernel_state.listening(self.host)
         while True:
             try:
