@@ -104,6 +104,8 @@ class Hostile(BaseHTTPRequestHandler):
 
     answers: ClassVar[list[tuple[str, Any]]] = []
     code = 422
+    server_version = "kubeproxy"
+    """By which a command takes the answers for a daemon's."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -251,7 +253,7 @@ def test_the_page_of_the_controller_manager() -> None:
     rollout |= dict.fromkeys(("revision", "updated", "wanted", "available"), 1)  # type: ignore[arg-type]
     watch = {"resource": EVIL, "behindSeconds": 1.0, "lastError": EVIL}
     queue = {"name": EVIL} | dict.fromkeys(("waiting", "processing", "errors", "givenUp"), 0)
-    document = {"leading": False, "leader": EVIL, "working": True, "rolloutsTotal": 1}
+    document = {"leading": False, "leader": EVIL, "working": True, "rival": EVIL, "rolloutsTotal": 1}
     harmless(status_text(document | {"rollouts": [rollout], "queues": [queue], "watches": [watch]}))
 
 

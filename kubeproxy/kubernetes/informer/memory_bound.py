@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 MAX_KEPT_BYTES = 128 << 20
-"""What is kept of one resource, in bytes of JSON: some 900,000 endpoints, nine times the 10,000 Services with 10
+"""What is kept of one resource, in bytes of JSON: some 750,000 endpoints, seven times the 10,000 Services with 10
 endpoints each that this is measured with. In memory it takes several times as much."""
 OBJECT_BYTES = 512
 """What an object costs beside its meaning: its name, the digest of its text, its places in tables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 from pathlib import Path
 
@@ -26,18 +25,12 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 from tests.kubernetes.harness import connected, kubeconfig
 from tests.support.apiserver import ApiServer, Cluster, Fault
-from tests.support.apiserver.recordings import TLS, Exchange, exchange, exchanges, stream, streams
+from tests.support.apiserver.recordings import TLS, Exchange, exchange, exchanges, server_tls, stream, streams
 from tests.support.apiserver.replay import ReplayServer
 
 ANSWERED = [found for found in exchanges("v1.*/*/*") if found.status == 200 and found.body.startswith(b"{")]
 REFUSED = [found for found in exchanges("v1.*/*/*") if found.status >= 400]
 STREAMS = [found for found in streams("v1.*/watch/*") if found.status == 200]
-
-
-def server_tls() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(TLS / "server.crt", TLS / "server.key")
-    return context
 
 
 async def lines_of(client: Client, path: str = "/watch") -> list[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -103,3 +104,10 @@ def _exchange(name: str, loaded: Mapping[str, Any]) -> Exchange:
     return Exchange(
         name, request["path"], request.get("headers") or {}, loaded["status"] or 0, loaded.get("headers") or {}, body
     )
+
+
+def server_tls() -> ssl.SSLContext:
+    """The context of a server with the certificate that the recordings bring."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "server.crt", TLS / "server.key")
+    return context

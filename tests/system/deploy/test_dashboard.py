@@ -20,7 +20,7 @@ ROWS = [
     "Network programming",
     "Traffic",
     "Failures",
-    "Endpoints aside",
+    "Ejected endpoints",
     "Kernel path",
     "Descriptors, lag, workers",
     "UDP",

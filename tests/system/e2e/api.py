@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from tests.support.apiserver import V1_36, ApiServer, Cluster, Version
 from tests.support.apiserver.cluster import KINDS
+from tests.support.apiserver.recordings import server_tls
 from tests.support.lab import Host
 from tests.system.e2e.stage import Object
 
@@ -29,8 +30,10 @@ class ApiHost:
         version: Version = V1_36,
         tokens: set[str] | None = None,
     ) -> None:
-        self.url = f"http://{address[0]}:{address[1]}"
-        self.server = ApiServer(Cluster(), version=version, tokens=tokens)
+        """With `tokens` it speaks TLS, because a client sends no token in clear text."""
+        tls = server_tls() if tokens else None
+        self.url = f"{'https' if tls else 'http'}://{address[0]}:{address[1]}"
+        self.server = ApiServer(Cluster(), version=version, tokens=tokens, tls=tls)
         self._host = host
         self._address = address
         self._put(objects)

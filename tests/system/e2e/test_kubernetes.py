@@ -199,7 +199,7 @@ def test_by_a_kubeconfig_with_a_token(stage: Stage, tmp_path: Path) -> None:
             "kind": "Config",
             "current-context": "it",
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
-            "clusters": [{"name": "it", "cluster": {"server": api.url}}],
+            "clusters": [{"name": "it", "cluster": {"server": api.url, "insecure-skip-tls-verify": True}}],
             "users": [{"name": "me", "user": {"token": "secret"}}],
         }
         path.write_text(json.dumps(content))
