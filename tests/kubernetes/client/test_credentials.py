@@ -17,10 +17,9 @@ from kubeproxy.kubernetes.client import credentials, memory_files
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.model.errors import ConfigError
-from tests.kubernetes.client.test_client import server_tls
 from tests.kubernetes.harness import kubeconfig
 from tests.support.apiserver import ApiServer, Cluster
-from tests.support.apiserver.recordings import TLS
+from tests.support.apiserver.recordings import TLS, server_tls
 
 
 def data(path: Path) -> str:
