@@ -168,7 +168,7 @@ class Sources:
         return ""
 
     def trouble(self) -> str:
-        """Return why the API server cannot be listed, as it was seen last; empty if it can."""
+        """Return the last error of a resource that has never been listed; empty if there is none."""
         watches = self._kubernetes.state() if self._kubernetes is not None else ()
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 

@@ -20,7 +20,7 @@ class ConntrackRoom:
     """First packets dropped for want of room, since the start of the namespace."""
 
     def complaint(self, before: ConntrackRoom | None) -> str | None:
-        """Return the warning for an operator, or None if there is none; losses count since the reading `before`."""
+        """Return a warning for the operator, or None. It counts the packets dropped since the reading `before`."""
         lost = self.dropped - before.dropped if before is not None else 0
         if lost > 0:
             what = f"the kernel's connection tracking was full, and {lost} new connections lost their first packet"

@@ -59,7 +59,7 @@ FILES: Final[Mapping[str, Numbers]] = {
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
-    # Reading without opening, and watching.
+    # These read attributes and links, or watch files, without opening them.
     "getxattr": (191, 8),
     "lgetxattr": (192, 9),
     "listxattr": (194, 11),

@@ -30,7 +30,7 @@ class OwnerCallbacks:
     yield_all: Callable[[], Awaitable[None]]
     """Release what only one process can have; the rules are another's."""
     grace_s: Callable[[], float]
-    """The grace period of open connections."""
+    """How long open connections may go on after a stop, in seconds."""
     offer: Callable[[], Offer]
     """What this instance serves."""
     obey: Callable[[Order], Awaitable[str | None]]

@@ -52,7 +52,7 @@ class Cluster:
         self.kubectl("apply", "-f", "-", input="\n---\n".join(map(json.dumps, objects)))
 
     def restart_controllers(self, without: Sequence[str] = ()) -> None:
-        """Restart kube-controller-manager with all controllers but these."""
+        """Restart kube-controller-manager without the named controllers."""
         self.without_controllers.write_text(json.dumps(list(without)))
         os.kill(int((self.directory / "run/kube-controller-manager.pid").read_text()), signal.SIGTERM)
 

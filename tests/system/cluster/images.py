@@ -35,7 +35,7 @@ class Versions:
 VERSIONS: Final = Versions(__version__, f"{__version__}.post1")
 REPOSITORY: Final = "registry.example.com/kubeproxy"
 USED: Final = ("agnhost", "busybox", "distroless-iptables", "nginx", "pause", "regression-issue-74839")
-"""The images of the tests that are run here."""
+"""Images that the selected e2e tests pull."""
 PACKAGES: Final = (
     *("bash", "busybox-static", "ca-certificates", "conntrack", "curl", "dnsutils", "ipset", "iptables"),
     *("iputils-ping", "iproute2", "netcat-openbsd", "nftables", "nginx-light", "procps", "util-linux"),
