@@ -6,7 +6,7 @@ run                 start the daemon, or one of kube-proxy's actions
 check               check configuration and manifests
 status              show the status of a running daemon; `status_screen` draws it on a terminal
 trace               show the path of a connection
-metrics_client      HTTP requests of these two to the daemon
+daemon_client       HTTP requests of these two to the daemon
 cleanup             remove packet filter rules
 healthcheck         ask a running kubeproxy for its health
 create              objects on an API server, as kubectl create does

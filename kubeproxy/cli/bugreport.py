@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, INSTALLED, Daemon, daemon_at
+from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, INSTALLED, Daemon, daemon_at
 from kubeproxy.cli.redaction import redact
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import inspect
 
 from kubeproxy.cli.go_flags import FlagTexts, GoCommand
-from kubeproxy.config.convert import Diagnostics, convert_flag
 from kubeproxy.config.flags import ACTIONS, Flag, flags
 from kubeproxy.config.load import load
+from kubeproxy.config.typed_values import Diagnostics, convert_flag
 from kubeproxy.config.validate import require_source
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.output import echo
@@ -24,7 +24,7 @@ _STRICT: Final = Flag("strict", inspect.BoolType(), "Treat warnings as faults: e
 
 
 def _check(given: FlagTexts) -> int:
-    from kubeproxy.daemon import named_files
+    from kubeproxy.daemon import check_files
 
     file = next(iter(given.get("config", ())), "")
     try:
@@ -32,7 +32,7 @@ def _check(given: FlagTexts) -> int:
     except ConfigError as error:
         raise ConfigError(*(_placed(fault, file, "error") for fault in error.faults)) from error
     warnings = [_placed(warning, file, "warning") for warning in loaded.warnings]
-    faults = list(named_files.faults(loaded.configuration, os.environ))
+    faults = list(check_files.faults(loaded.configuration, os.environ))
     try:
         require_source(loaded.configuration, os.environ)
     except ConfigError as error:

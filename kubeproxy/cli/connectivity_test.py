@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from kubeproxy.cli.bridge_pod import NoPodError, pod_on_bridge
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, health_address
+from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, Daemon, daemon_at, health_address
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.status.document import FrontendStatus, ServiceStatus, Status
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport

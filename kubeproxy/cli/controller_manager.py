@@ -109,7 +109,7 @@ def _parameters() -> list[click.Parameter]:
 
 def enabled(text: str) -> frozenset[str]:
     """The controllers that ``--controllers`` names. ConfigError for names that do not exist."""
-    from kubeproxy.workloads.manager import CONTROLLERS
+    from kubeproxy.controllers.manager.manager import CONTROLLERS
 
     on: set[str] = set()
     off: set[str] = set()
@@ -133,10 +133,10 @@ def enabled(text: str) -> frozenset[str]:
 
 
 def _run(**given: Any) -> int:
+    from kubeproxy.controllers.manager.process import run
     from kubeproxy.daemon.sd_notify import own_notifier
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.observability.logs import setup as logging
-    from kubeproxy.workloads.manager_process import run
 
     chosen = enabled(given["controllers"])
     settings = _settings(given, chosen)
@@ -148,8 +148,8 @@ def _run(**given: Any) -> int:
 
 
 def _serving(given: Mapping[str, Any]) -> Any:
+    from kubeproxy.controllers.manager.process import Serving
     from kubeproxy.observability.http.tls import TlsFiles
-    from kubeproxy.workloads.manager_process import Serving
 
     paths = [path for path in map(str.strip, given["authorization_always_allow_paths"].split(",")) if path]
     for path in paths:
@@ -168,9 +168,9 @@ def _serving(given: Mapping[str, Any]) -> Any:
 
 
 def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
+    from kubeproxy.controllers.manager.manager import DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, ManagerSettings
     from kubeproxy.kubernetes.controller.election_state import LeaderElection
     from kubeproxy.kubernetes.controller.leader_election import LeaseName
-    from kubeproxy.workloads.manager import DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, ManagerSettings
 
     identity = f"{socket.gethostname()}_{uuid4()}"
     durations = {

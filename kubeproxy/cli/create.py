@@ -98,13 +98,13 @@ def create(ctx: click.Context, /, unexpected: tuple[str, ...], **given: Any) -> 
     except ConfigError as error:
         return refused(error)
     # Not before the command line is known to be right: the client takes a quarter of a second to import.
-    from kubeproxy.workloads.create.command import run
+    from kubeproxy.commands.create.command import run
 
     return run(options)
 
 
 def _options(ctx: click.Context, unexpected: tuple[str, ...], given: dict[str, Any]) -> Any:
-    from kubeproxy.workloads.create.options import CreateOptions, DryRun, Validation
+    from kubeproxy.commands.create.options import CreateOptions, DryRun, Validation
 
     if unexpected:
         raise ConfigError(f"Unexpected args: [{' '.join(unexpected)}]\nSee 'kubeproxy create -h' for help and examples")

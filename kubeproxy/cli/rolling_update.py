@@ -128,15 +128,15 @@ def rolling_update(names: tuple[str, ...], **given: Any) -> int:
     except ConfigError as error:
         return refused(error)
     # Not before the command line is known to be right: the client takes a quarter of a second to import.
+    from kubeproxy.commands.rolling_update.command import run
     from kubeproxy.observability.logs import setup as logging
-    from kubeproxy.workloads.rolling_updater.command import run
 
     logging.configure_command()
     return run(options)
 
 
 def _options(names: tuple[str, ...], given: dict[str, Any]) -> Any:
-    from kubeproxy.workloads.rolling_updater.options import Cleanup, UpdateOptions, amount
+    from kubeproxy.commands.rolling_update.options import Cleanup, UpdateOptions, amount
 
     for kind in (name.partition("/")[0] for name in names if "/" in name):
         remedy = "a Deployment rolls by itself: kubeproxy rollout restart" if kind.startswith("deploy") else "a name"

@@ -13,7 +13,7 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.output import echo
 
 if TYPE_CHECKING:
-    from kubeproxy.workloads.rollout_command import Rollout
+    from kubeproxy.commands.rollout.command import Rollout
 
 _TYPES: Final = frozenset({"deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"})
 QPS: Final = 50.0
@@ -40,6 +40,7 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     import asyncio
     from urllib.parse import urlsplit
 
+    from kubeproxy.commands.rollout.command import Rollout, RolloutError
     from kubeproxy.kubernetes.client.client import ANSWER_S, Client
     from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.errors import ApiError
@@ -47,7 +48,6 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     from kubeproxy.kubernetes.client.token_bucket import TokenBucket
     from kubeproxy.kubernetes.printing.error_text import lines
     from kubeproxy.observability.logs import setup as logging
-    from kubeproxy.workloads.rollout_command import Rollout, RolloutError
 
     logging.configure_command()
     host = ""

@@ -65,14 +65,14 @@ def _initialize(loaded: Loaded) -> int:
 
 def _serve(given: FlagTexts, loaded: Loaded) -> int:
     _import_structlog()
-    from kubeproxy.daemon import lifecycle, named_files
+    from kubeproxy.daemon import check_files, lifecycle
     from kubeproxy.observability.logs import setup
 
     configured = loaded.configuration.logging
     setup.configure(verbosity=configured.verbosity, fmt=configured.format)
     _log(loaded)
     try:
-        named_files.require(loaded.configuration, os.environ)
+        check_files.require(loaded.configuration, os.environ)
     except ConfigError as error:
         return lifecycle.refuse(error)
 
@@ -80,7 +80,7 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
         """The configuration of the same command line and the present file; ConfigError if it is faulty."""
         again = load(given)
         require_source(again.configuration, os.environ)
-        named_files.require(again.configuration, os.environ)
+        check_files.require(again.configuration, os.environ)
         _log(again)
         return again.configuration
 

@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
+from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status import text
 from kubeproxy.observability.status.document import State, Status
-from kubeproxy.observability.status.index import Order
+from kubeproxy.observability.status.service_index import Order
 from kubeproxy.runtime.output import echo, write_data
 
 REFRESH_S = 2.0

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from kubeproxy.cli.metrics_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
+from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
 from kubeproxy.model import Family, family_of, parse_address
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status.document import Status

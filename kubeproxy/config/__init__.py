@@ -1,15 +1,15 @@
 """The configuration: kube-proxy's KubeProxyConfiguration v1alpha1 and kube-proxy's flags.
 
-value_types  values with their own notation: durations, port ranges, addresses
-schema       every field with type, default, meaning, flag and effect of a change
-field_info   the information about a field beside its type and default
-fields       the schema as a flat table: path -> field
-parse        YAML or JSON text -> plain data
-describe     types and values as text for messages and help
-convert      plain data -> typed values, with all faults at once
-flags        the command line: the field of each flag, and whether the flag overrides the file
-validate     faults between fields
-load         all of these: file and flags -> Configuration, or every fault
-dump         Configuration -> file
-diff         the difference between two configurations and its effect
+value_types   values with their own notation: durations, port ranges, addresses
+schema        every field with type, default, meaning, flag and effect of a change
+field_info    the information about a field beside its type and default
+fields        the schema as a flat table: path -> field
+read_text     YAML or JSON text -> plain data
+describe      types and values as text for messages and help
+typed_values  plain data -> typed values, with all faults at once
+flags         the command line: the field of each flag, and whether the flag overrides the file
+validate      faults between fields
+load          all of these: file and flags -> Configuration, or every fault
+dump          Configuration -> file
+diff          the difference between two configurations and its effect
 """

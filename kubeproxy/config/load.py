@@ -11,10 +11,10 @@ from typing import Any
 from msgspec import Struct, inspect
 
 from kubeproxy.config import flags
-from kubeproxy.config.convert import Diagnostics, convert, is_zero, join
 from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import build, fields, members, plain
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
+from kubeproxy.config.typed_values import Diagnostics, convert, is_zero, join
 from kubeproxy.config.validate import unused, validate
 from kubeproxy.config.value_types import IP, HealthzAddress, MetricsAddress
 from kubeproxy.model import Family
@@ -66,10 +66,10 @@ def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
 
 def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
     """The values of a file's text by path of their field; `name`: the file's name for faults of the whole text."""
-    from kubeproxy.config import parse
+    from kubeproxy.config import read_text
 
     try:
-        data, warnings = parse.parse(text)
+        data, warnings = read_text.parse(text)
     except ValueError as error:
         diagnostics.fault(name, f"what is neither YAML nor JSON ({error})", f"a {KIND} in YAML or JSON")
         return {}

@@ -182,7 +182,7 @@ class IPVS(Group, frozen=True):
     min_sync_period: Annotated[Duration, unused("Least time between syncs.", flag="ipvs-min-sync-period")] = Duration(0)
     scheduler: Annotated[Scheduler, unused("Scheduler; here it is round robin.", flag="ipvs-scheduler")] = ""
     exclude_cidrs: Annotated[
-        tuple[CIDR, ...], unused("Blocks that cleanup leaves alone.", flag="ipvs-exclude-cidrs")
+        tuple[CIDR, ...], unused("CidrSet that cleanup leaves alone.", flag="ipvs-exclude-cidrs")
     ] = field(default=(), name="excludeCIDRs")
     strict_arp: Annotated[bool, unused("Strict ARP.", flag="ipvs-strict-arp")] = field(default=False, name="strictARP")
     tcp_timeout: Annotated[Duration, unused("Idle TCP timeout.", flag="ipvs-tcp-timeout")] = Duration(0)

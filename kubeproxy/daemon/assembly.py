@@ -17,23 +17,23 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.data_paths import DataPaths
 from kubeproxy.daemon.data_plane import AnyDataPlane, make_data_plane
 from kubeproxy.daemon.drain_reporter import DrainReporter
-from kubeproxy.daemon.event_reporter import Events, ProxierEvents
-from kubeproxy.daemon.host_state import HostState
+from kubeproxy.daemon.host_facts import HostFacts
 from kubeproxy.daemon.http_servers import HttpServers
 from kubeproxy.daemon.kernel_flows import KernelFlows
 from kubeproxy.daemon.operator import Operator
 from kubeproxy.daemon.reload import Reloader
-from kubeproxy.daemon.rescue import Rescue
+from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
+from kubeproxy.daemon.service_events import Events, ProxierEvents
 from kubeproxy.daemon.settings import conntrack_limits, periods, port_range, restrictions, tune
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names, source_texts
 from kubeproxy.daemon.state_keeper import StateKeeper, state_file
-from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
+from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model.version import __version__
@@ -45,7 +45,7 @@ from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs import setup
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.monitor.loop import Monitor
+from kubeproxy.observability.monitor.monitor import Monitor
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.tracker import Tracker
@@ -61,7 +61,7 @@ class Parts:
     signals: Signals
     notifier: Notifier
     tasks: TaskSet
-    host_state: HostState
+    host_facts: HostFacts
     instance_marker: InstanceMarker
     takeover: Takeover
     rule_transfer: RuleTransfer
@@ -102,7 +102,7 @@ async def build(
     """
     tasks = TaskSet(on_crash)
     tracker = Tracker(source_names(configuration))
-    host_state = HostState(configuration, node=lambda: tracker.node)
+    host_facts = HostFacts(configuration, node=lambda: tracker.node)
     instance_marker = InstanceMarker()
     data_plane = make_data_plane(configuration, instance_marker=instance_marker, on_crash=on_crash)
     closing.push_async_callback(data_plane.close)
@@ -112,9 +112,9 @@ async def build(
     )
     log.info("packet filter", choice=choice)
     closing.push_async_callback(netfilter.close)
-    await host_state.look_whether_addresses_can_be_preserved(netfilter)
-    guard_sockets = await host_state.can_guard_sockets(netfilter)
-    await host_state.look_whether_dials_are_marked(netfilter)
+    await host_facts.look_whether_addresses_can_be_preserved(netfilter)
+    guard_sockets = await host_facts.can_guard_sockets(netfilter)
+    await host_facts.look_whether_dials_are_marked(netfilter)
 
     data_paths = DataPaths(netfilter)
     await data_paths.use(configuration)
@@ -149,9 +149,9 @@ async def build(
     closing.push_async_callback(tasks.close)
 
     events = Events()
-    metrics = Metrics(families=host_state.families)
+    metrics = Metrics(families=host_facts.families)
     drain_reporter = DrainReporter(
-        host_state.node_name,
+        host_facts.node_name,
         data_plane=data_plane,
         node=lambda: tracker.node,
         translated_to=lambda addresses: kernel_flows.open_to(addresses),
@@ -159,19 +159,19 @@ async def build(
     )
     sources = Sources(
         configuration,
-        node_name=host_state.node_name,
+        node_name=host_facts.node_name,
         tracker=tracker,
         events=events,
         drain_reporter=drain_reporter,
         tasks=tasks,
     )
-    health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=host_state.families)
+    health = ProxyHealth(timeout_s=2 * configuration.sync_period_s, families=host_facts.families)
     http_servers = HttpServers(
         lambda: reloader.configuration,
         configuration_state=lambda: reloader.state,
         why_not_served=sources.why_not_served,
         find_holders=find_holders,
-        host_state=host_state,
+        host_facts=host_facts,
         data_plane=data_plane,
         health=health,
         metrics=metrics,
@@ -186,12 +186,12 @@ async def build(
         reserver=data_plane,
         port_range=port_range(configuration),
         periods=periods(configuration),
-        families=host_state.families,
-        facts=host_state.facts(),
+        families=host_facts.families,
+        facts=host_facts.facts(),
         restrictions=restrictions(configuration),
         find_holders=find_holders,
-        landing=host_state.landing,
-        bind=host_state.bind,
+        landing=host_facts.landing,
+        bind=host_facts.bind,
         guard_sockets=guard_sockets,
         data_path=data_paths.policy,
         conntrack=rule_transfer,
@@ -279,7 +279,7 @@ async def build(
         signals=signals,
         notifier=notifier,
         tasks=tasks,
-        host_state=host_state,
+        host_facts=host_facts,
         instance_marker=instance_marker,
         takeover=takeover,
         rule_transfer=rule_transfer,
@@ -302,7 +302,7 @@ async def build(
             is_endpoint=proxier.has_endpoint,
             on_lost=events.endpoint_lost,
             checks={
-                **host_state.complaints,
+                **host_facts.complaints,
                 Reason.LOG: setup.writer_problem,
                 Reason.KUBERNETES: sources.complaint,
                 Reason.STALE: state_keeper.complaint,

@@ -1,6 +1,7 @@
 """Traces a connection that does not exist yet: through the rules in force, then through the data plane.
 
-`kubeproxy.netfilter.packet_trace` decides, and the tests compare it with real kernels; this module words the decision.
+`kubeproxy.netfilter.packet_simulation` decides, and the tests compare it with real kernels. This module words the
+decision.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from kubeproxy.model import (
 )
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cidr import contains, is_loopback
-from kubeproxy.netfilter.nftables.client_lookup import Bond, bond_of
-from kubeproxy.netfilter.packet_trace import Fate, Trace, Why, trace
+from kubeproxy.netfilter.nftables.affinity_lookup import Bond, bond_of
+from kubeproxy.netfilter.packet_simulation import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import build

@@ -10,9 +10,9 @@ import structlog
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.direct_links import bridged_families
 from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.shared_links import bridged_families
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
 
 log = structlog.get_logger(__name__)

@@ -24,7 +24,6 @@ from kubeproxy.daemon.report_room import Fitting, fitting, pause_s, room, size_o
 from kubeproxy.daemon.report_schedule import ReportSchedule
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Address, Node, ServiceName
-from kubeproxy.model.drain import DrainRequests, Want
 from kubeproxy.model.drain_report import (
     LEASE_S,
     LEAVING,
@@ -34,6 +33,7 @@ from kubeproxy.model.drain_report import (
     ServiceReport,
     encode_report,
 )
+from kubeproxy.model.drain_request import DrainRequests, Want
 from kubeproxy.model.errors import KernelError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.config.dump import go_data
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.event_reporter import Events
-from kubeproxy.daemon.host_state import HostState
+from kubeproxy.daemon.host_facts import HostFacts
 from kubeproxy.daemon.kernel_flows import KernelFlows
+from kubeproxy.daemon.service_events import Events
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Address, Protocol, ServiceName
 from kubeproxy.netfilter.port_holders import kube_proxy_process
@@ -26,7 +26,7 @@ from kubeproxy.observability.protocols import ConfigurationState, Picture
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.proxier.port_claims import FindHolders
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.runtime.restart import kept_running
+from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class HttpServers:
         configuration_state: Callable[[], ConfigurationState],
         why_not_served: Callable[[str, str], str],
         find_holders: FindHolders,
-        host_state: HostState,
+        host_facts: HostFacts,
         data_plane: DataPlane,
         health: ProxyHealth,
         metrics: Metrics,
@@ -56,7 +56,7 @@ class HttpServers:
         self._configuration_state = configuration_state
         self._why_not_served = why_not_served
         self._find_holders = find_holders
-        self._host_state = host_state
+        self._host_facts = host_facts
         self._data_plane = data_plane
         self._health = health
         self._metrics = metrics
@@ -94,13 +94,13 @@ class HttpServers:
 
         kernel_traffic = KernelTraffic(lambda: proxier.snapshot().frontends, kernel_flows)
         status_collector = StatusCollector(
-            node=self._host_state.node_name,
+            node=self._host_facts.node_name,
             began=began,
             proxier=proxier,
             data_plane=self._data_plane,
             health=self._health,
             picture=picture,
-            facts=self._host_state.facts,
+            facts=self._host_facts.facts,
             recent_warnings=self._recent_warnings,
             configuration=self._configuration_state,
             why_not_served=self._why_not_served,
@@ -109,7 +109,7 @@ class HttpServers:
         self._tasks.start(kept_running("status", status_collector.run), name="status")
         self._servers = http_servers(
             self._configuration(),
-            node_name=self._host_state.node_name,
+            node_name=self._host_facts.node_name,
             health=self._health,
             metrics=self._metrics,
             data_plane=self._data_plane,
@@ -117,7 +117,7 @@ class HttpServers:
             kernel_traffic=kernel_traffic,
             status_collector=status_collector,
             configz=lambda: go_data(self._configuration()),
-            on_health_failure=partial(self._events.health_failed, self._host_state.node_name),
+            on_health_failure=partial(self._events.health_failed, self._host_facts.node_name),
             holder_of=self._holder_of,
         )
         for server in self._servers:
@@ -171,14 +171,14 @@ class HttpServers:
 
         servers = ServiceHealthServers(
             health=self._health,
-            addresses=self._host_state.facts().node_addresses,
+            addresses=self._host_facts.facts().node_addresses,
             on_failure=self._events.health_server_failed,
         )
         try:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                await servers.set_addresses(self._host_state.facts().node_addresses)
+                await servers.set_addresses(self._host_facts.facts().node_addresses)
                 await servers.sync(self._asked_after)
         finally:
             await servers.close()

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from kubeproxy.model import Address, Destination, Target
 from kubeproxy.netfilter.cidr import contains
-from kubeproxy.netfilter.nftables.client_lookup import Bond
+from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.rules import spread_chain
-from kubeproxy.netfilter.packet_trace import Trace, Why
+from kubeproxy.netfilter.packet_simulation import Trace, Why
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus
@@ -64,7 +64,7 @@ def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterat
 def _masquerade(met: Trace, rules: RuleSet, client: Address | None) -> str:
     if not met.masqueraded or met.matched is None:
         link = next(
-            (it for it in sorted(rules.shared_links) if client and contains(frozenset({it.cidr}), client)), None
+            (it for it in sorted(rules.direct_links) if client and contains(frozenset({it.cidr}), client)), None
         )
         if link is not None:
             return (

@@ -17,7 +17,7 @@ from kubeproxy.netfilter.nftables.spread_counters import Counted, new_connection
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.proxier.data_path import DataPath
 from kubeproxy.proxier.state_snapshot import FrontendStatus
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 
 log = structlog.get_logger(__name__)
 

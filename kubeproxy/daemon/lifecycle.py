@@ -23,7 +23,7 @@ import uvloop
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.assembly import Parts, build
-from kubeproxy.daemon.host_state import node_name_of
+from kubeproxy.daemon.host_facts import node_name_of
 from kubeproxy.daemon.process_limits import (
     forbid_core_dumps,
     load_modules,
@@ -37,8 +37,8 @@ from kubeproxy.daemon.settings import conntrack_limits as wanted_conntrack_limit
 from kubeproxy.daemon.shutdown import RulesAtExit, last_s, rules_at_exit
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover import reexec
-from kubeproxy.daemon.takeover.comparison import TakeoverRefusedError
 from kubeproxy.daemon.takeover.instances import of_other_users
+from kubeproxy.daemon.takeover.serves_enough import TakeoverRefusedError
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.model import Protocol
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
@@ -50,7 +50,7 @@ from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import START_GRACE_S
 from kubeproxy.runtime import privileges
-from kubeproxy.runtime.restart import kept_running
+from kubeproxy.runtime.keep_running import kept_running
 
 log = structlog.get_logger(__name__)
 
@@ -247,7 +247,7 @@ class Daemon:
         """Start every part that runs for as long as the process."""
         parts, tasks = self._parts, self._parts.tasks
         configuration = parts.reloader.configuration
-        parts.proxier.set_facts(parts.host_state.facts())  # the search for a predecessor may have taken long
+        parts.proxier.set_facts(parts.host_facts.facts())  # the search for a predecessor may have taken long
         parts.takeover.server.answer()
         parts.tracker.notify_node(self._on_node)
         tasks.start(parts.notifier.beat(self._status), name="service manager")
@@ -274,7 +274,7 @@ class Daemon:
             tasks.start(kept_running("recall", self._recall_later), name="recall")
         if parts.takeover.predecessor is not None:
             tasks.start(self._compare_with_predecessor(), name="comparison")
-        tasks.start(kept_running("host_state", self._follow_host_state), name="host_state")
+        tasks.start(kept_running("host_facts", self._follow_host_facts), name="host_facts")
         tasks.start(kept_running("reload", self._follow_reloads), name="reload")
         tasks.start(kept_running("re-exec", self._follow_reexecs), name="re-exec")
         tasks.start(kept_running("children of others", reap_adopted), name="children of others")
@@ -317,7 +317,7 @@ class Daemon:
             rescue=parts.rescue.state(),
             kernel_flows=parts.kernel_flows.state(),
             stale=parts.state_keeper.stale,
-            conntrack=parts.host_state.conntrack_room,
+            conntrack=parts.host_facts.conntrack_room,
             reasons=parts.health.at(time.monotonic()).reasons,
         )
 
@@ -336,28 +336,28 @@ class Daemon:
             parts.notifier.ready(self._status())
         gc.freeze()  # the cluster's objects stay, too
         sysctls.enforce(wanted_conntrack_limits(parts.reloader.configuration))
-        parts.tasks.start(kept_running("leftovers", lambda: parts.host_state.follow_leftovers(ours)), name="leftovers")
+        parts.tasks.start(kept_running("leftovers", lambda: parts.host_facts.follow_leftovers(ours)), name="leftovers")
         for removed in await cleanup_all(keep=ours):
             log.info("removed leftovers of earlier run", what=removed)
 
-    async def _follow_host_state(self) -> None:
+    async def _follow_host_facts(self) -> None:
         """Follow this node's addresses."""
         parts = self._parts
 
         def on_landing() -> None:
-            parts.proxier.set_landing(parts.host_state.landing, parts.host_state.bind)
+            parts.proxier.set_landing(parts.host_facts.landing, parts.host_facts.bind)
 
         def on_facts(facts: NodeFacts) -> None:
             parts.proxier.set_facts(facts)
             parts.http_servers.move()
 
-        await parts.host_state.follow(on_landing=on_landing, on_facts=on_facts)
+        await parts.host_facts.follow(on_landing=on_landing, on_facts=on_facts)
 
     def _on_node(self) -> None:
         """The Node object has changed."""
         node = self._parts.tracker.node
         self._parts.health.node_eligible(node is not None and node.eligible, exists=node is not None)
-        self._parts.proxier.set_facts(self._parts.host_state.facts())
+        self._parts.proxier.set_facts(self._parts.host_facts.facts())
 
     async def _report_drains(self) -> None:
         """Answer the drain requests of rollouts once the rules lead here; until then a predecessor answers them."""

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Address, Family, Node, family_of
+from kubeproxy.netfilter.direct_links import direct_links
 from kubeproxy.netfilter.local_addresses import LocalAddress
-from kubeproxy.netfilter.shared_links import shared_links
 from kubeproxy.proxier.node import NodeFacts, Preserve
 
 LOCALHOST = (Address("127.0.0.1"), Address("::1"))
@@ -48,7 +48,7 @@ def node_facts(
         own_addresses=frozenset(own),
         internal_sources=frozenset(configuration.cluster_cidr.blocks),
         uplinks=uplinks({*node.addresses, *landing}, local, configuration.cluster_cidr.blocks),
-        shared_links=shared_links(local, bridged),
+        direct_links=direct_links(local, bridged),
         forwarding=forwarding,
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,
     )

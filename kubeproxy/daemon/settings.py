@@ -8,9 +8,9 @@ from kubeproxy.config.schema import Configuration, OwnSettings
 from kubeproxy.config.value_types import DeniedEndpoints, Ports
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
-from kubeproxy.proxier.cidr_set import Blocks
-from kubeproxy.proxier.endpoint_policy import NodePortConflict, PortSpan, Restrictions
+from kubeproxy.proxier.cidr_set import CidrSet
 from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.sources.manifests.documents import Terms
 from kubeproxy.sources.manifests.source import NAME as MANIFESTS
@@ -60,14 +60,14 @@ def restrictions(configuration: Configuration) -> Restrictions:
     """The limits of what Services may have."""
     own = configuration.kubeproxy
     denied = own.denied_endpoint_cidrs
-    blocks = Blocks(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
+    blocks = CidrSet(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
     configured = denied != OwnSettings().denied_endpoint_cidrs
     return Restrictions(
-        denied_endpoints=blocks if configured else Blocks(),
+        denied_endpoints=blocks if configured else CidrSet(),
         denied_foreign_endpoints=blocks,
         deny_node=DeniedEndpoints.NODE in denied,
         trusted=frozenset({MANIFESTS}),
-        external=Blocks(frozenset(map(str, own.external_address_cidrs))) if own.external_address_cidrs else None,
+        external=CidrSet(frozenset(map(str, own.external_address_cidrs))) if own.external_address_cidrs else None,
         external_ports=_spans(own.external_ports_on_node),
         own_ports={
             server.port: setting

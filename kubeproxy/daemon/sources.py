@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.daemon.drain_reporter import DrainReporter
-from kubeproxy.daemon.event_reporter import Events
+from kubeproxy.daemon.service_events import Events
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier.state_snapshot import Snapshot
 from kubeproxy.proxier.tracker import Tracker
-from kubeproxy.runtime.restart import kept_running
+from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:

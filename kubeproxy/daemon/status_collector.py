@@ -15,9 +15,9 @@ from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.protocols import ConfigurationState, Picture
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.observability.status.routes import status_routes
+from kubeproxy.observability.status.status_service import StatusService
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget, Share
+from kubeproxy.dataplane.budgets.memory_reserve import MemoryReserve
+from kubeproxy.dataplane.budgets.pipe_pool import PipePool
 from kubeproxy.dataplane.connection_log import ConnectionLog
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
 from kubeproxy.dataplane.loop.dial_timeouts import StepTimeouts
 from kubeproxy.dataplane.loop.lag import Lag
 from kubeproxy.dataplane.loop.reactor import Reactor
-from kubeproxy.dataplane.loop.write_queue import WriteQueue
+from kubeproxy.dataplane.loop.turn_end import TurnEnd
 from kubeproxy.dataplane.messages import Tune
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget, Share
-from kubeproxy.dataplane.resources.memory_reserve import MemoryReserve
-from kubeproxy.dataplane.resources.pipe_pool import PipePool
 from kubeproxy.dataplane.sockets.routes import Routes
 from kubeproxy.model import FrontendName, Target
 from kubeproxy.runtime.histogram import Histogram
@@ -87,13 +87,13 @@ class Context:
     """One reactor, its budgets, settings and live connections."""
 
     def __init__(self, *, reactor: Reactor, budget: DescriptorBudget, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of flows (see `WriteQueue`)."""
+        """`send` writes the backlogs of flows (see `TurnEnd`)."""
         self.reactor = reactor
         self.budget = budget
         self.memory = MemoryReserve(budget=budget, reactor=reactor)
         self.pipes = PipePool(budget)
         self.routes = Routes()
-        self.write_queue = WriteQueue(reactor, send)
+        self.turn_end = TurnEnd(reactor, send)
         self.step_timeouts = StepTimeouts(reactor)
         self.tune = Tune()
         """The settings in effect."""

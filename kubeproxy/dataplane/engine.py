@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.balancing.balancer import Ejection
+from kubeproxy.dataplane.budgets.fd_budget import Tenant
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.interface import (
     NOTHING,
@@ -23,7 +24,6 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
-from kubeproxy.dataplane.resources.fd_budget import Tenant
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener

@@ -7,16 +7,16 @@ import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Message, RestoreBindings
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
 from kubeproxy.dataplane.tcp.connection import send_backlogs
 from kubeproxy.model import Address, FrontendName, Protocol
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 
 _Step = TypeVar("_Step")
 

@@ -1,14 +1,14 @@
 """Frozen values shared by all rooms; standard library only, no I/O, no clock.
 
-service       a Service; `endpoint` its EndpointSlices
-frontend      what one listener serves
-node          this node
-address       IP addresses as canonical text
-drain         what a rollout asks of the proxies; `drain_report` is their answer, `json_values` checks both
-mark          the packet mark of dials
-printable     text without control characters
-errors        errors by cause
-version       of this package
+service        a Service; `endpoint` its EndpointSlices
+frontend       what one listener serves
+node           this node
+address        IP addresses as canonical text
+drain_request  what a rollout asks of the proxies; `drain_report` is their answer, `json_values` checks both
+mark           the packet mark of dials
+printable      text without control characters
+errors         errors by cause
+version        of this package
 """
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address

@@ -46,7 +46,7 @@ class Endpoint:
     """The UID of its pod, or the pod's name where no UID is given; empty: no pod is known behind it. One text, because
     a hundred thousand endpoints may have one each."""
     draining: bool = False
-    """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain`)."""
+    """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain_request`)."""
     aside: bool = False
     """A person has taken it out by hand: it gets no new connections, as one that drains."""
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address
-from kubeproxy.model.drain import DrainRequests
+from kubeproxy.model.drain_request import DrainRequests
 
 
 class Protocol(StrEnum):

@@ -4,7 +4,7 @@ They are there if kube-proxy was not cleaned up, or still runs. They may drop cl
 lead them to endpoints that are gone.
 
 The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither its userspace mode nor kubelet makes
-any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.chains`).
+any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.table_contents`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.nftables import tables as nftables_tables
+from kubeproxy.netfilter.nftables import table_names as nftables_tables
 from kubeproxy.netfilter.subprocess import run
 
 IPVS_INTERFACE = "kube-ipvs0"

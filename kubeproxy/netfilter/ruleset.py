@@ -19,7 +19,7 @@ class ProxyPort(NamedTuple):
     port: int
 
 
-class SharedLink(NamedTuple):
+class DirectLink(NamedTuple):
     """A link on which hosts reach one another without this node."""
 
     number: int
@@ -156,7 +156,7 @@ class RuleSet:
     """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.
     Of states without one nft sets its own default, whatever the host's settings are."""
 
-    shared_links: frozenset[SharedLink] = frozenset()
+    direct_links: frozenset[DirectLink] = frozenset()
     """A client of such a link is masqueraded if the way to its endpoint begins there, too: the answer would go past
     this node."""
 

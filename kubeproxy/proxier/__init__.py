@@ -5,7 +5,7 @@ The modules, in the order in which a change passes them:
 tracker             what every source defines, which source owns a Service, and what changed since the last round
 node                facts about this node on which frontends and rules depend
 frontends           one Service and its slices -> its frontends, one per family and scope
-endpoint_policy     endpoints, addresses and ports that the configuration withholds, by `cidr_set`
+restrictions        endpoints, addresses and ports that the configuration withholds, by `cidr_set`
 loops               endpoints that lead back to this proxy
 draining            the drain requests of a Service, applied to its endpoints
 drains              the requests of all Services and what is in effect of them; `expiries` has their ends
@@ -15,7 +15,6 @@ plan                compares wanted and existing -> what to open, update, add to
 port_claims         node ports and ports at the node's own addresses, held against other processes
 port_allocator      proxy ports: from a range or from the kernel
 data_path           which frontends the kernel leads; `slot_budget` is the number of slots that each namespace may have
-ejections           endpoints of the kernel path that have failed, and when each is tried again
 address_claims      which service port has a destination that several claim
 hairpins            endpoints that the kernel may lead to themselves
 ruleset_builder     serving frontends -> RuleSet

@@ -11,12 +11,12 @@ from kubeproxy.model import Address
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class CidrSet:
     """Canonical CIDRs of both families; empty: no address at all."""
 
     cidrs: frozenset[str] = frozenset()
     _hosts: frozenset[str] = field(init=False, repr=False, compare=False)
-    """Blocks of one address."""
+    """CidrSet of one address."""
     _networks: tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]] = field(
         init=False, repr=False, compare=False
     )
@@ -50,5 +50,5 @@ class Blocks:
         return any(number & mask in starts for mask, starts in networks.items())
 
 
-NO_BLOCKS = Blocks()
+NO_BLOCKS = CidrSet()
 """No address at all."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend, Target
-from kubeproxy.model.drain import DrainRequests, Want
 from kubeproxy.model.drain_report import DrainState, ServiceReport
+from kubeproxy.model.drain_request import DrainRequests, Want
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:

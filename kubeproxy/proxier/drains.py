@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kubeproxy.model import EndpointSlice, Frontend, Service, ServiceName
-from kubeproxy.model.drain import DrainRequests
 from kubeproxy.model.drain_report import DrainState
+from kubeproxy.model.drain_request import DrainRequests
 from kubeproxy.proxier.draining import drain_state, drained
 from kubeproxy.proxier.expiries import Expiries
 

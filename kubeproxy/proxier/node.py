@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kubeproxy.model import Address, Family
-from kubeproxy.netfilter.ruleset import SharedLink
+from kubeproxy.netfilter.ruleset import DirectLink
 
 
 class Preserve(StrEnum):
@@ -33,7 +33,7 @@ class NodeFacts:
     """CIDRs of the cluster's pods, if known."""
     uplinks: frozenset[str] = frozenset()
     """Interfaces by which pods of other nodes come."""
-    shared_links: frozenset[SharedLink] = frozenset()
+    direct_links: frozenset[DirectLink] = frozenset()
     """Links on which hosts reach one another without this node."""
     forwarding: frozenset[Family] = frozenset()
     """The families that this node's kernel forwards."""

@@ -39,7 +39,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.netfilter.port_holders import Holder
-from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, NodePortConflict, Restrictions
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Restrictions
 
 FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
 """Returns the processes that have a port at an address; OSError when the kernel refuses."""

@@ -42,11 +42,11 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import RuleSet, part
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected
-from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.observer import NoObserver, ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange, Ports
 from kubeproxy.proxier.port_claims import FindHolders, NodePortClaims
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.state import ProxierState, Step
 from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.sync_schedule import Backoff, Periods, Schedule

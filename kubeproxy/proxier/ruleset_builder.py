@@ -156,11 +156,11 @@ class Rules:
         before, self.facts = self.facts, facts
         if (facts.forwarding, facts.internal_sources) != (before.forwarding, before.internal_sources):
             self._choose_paths()
-        if (facts.node_addresses, facts.internal_sources, facts.uplinks, facts.shared_links, facts.preserve) != (
+        if (facts.node_addresses, facts.internal_sources, facts.uplinks, facts.direct_links, facts.preserve) != (
             before.node_addresses,
             before.internal_sources,
             before.uplinks,
-            before.shared_links,
+            before.direct_links,
             before.preserve,
         ):
             self.generation += 1
@@ -259,7 +259,7 @@ class Rules:
             own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
             # Without a kernel path no rule needs them.
-            shared_links=self.facts.shared_links if self._ever_kernel else frozenset(),
+            direct_links=self.facts.direct_links if self._ever_kernel else frozenset(),
             hairpins=self._hairpins.addresses,
             rescue=self._rescue,
             tcp_timeouts=self._tcp_timeouts,

@@ -33,7 +33,6 @@ from kubeproxy.model.drain_report import DrainState
 from kubeproxy.proxier.data_path import Ejected
 from kubeproxy.proxier.draining import set_aside
 from kubeproxy.proxier.drains import Drains
-from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
 from kubeproxy.proxier.loops import Loops
@@ -41,6 +40,7 @@ from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
 from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
 from kubeproxy.proxier.ruleset_builder import Rules
 from kubeproxy.proxier.tracker import Change, View
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
-from kubeproxy.model.drain import DrainRequests
+from kubeproxy.model.drain_request import DrainRequests
 
 START_GRACE_S = 5.0
 """How long the complete sources wait for the others at start. The wait is bounded: on a host where manifests define the

@@ -12,13 +12,14 @@ main          the process: it reads, decides, sends; without any privilege
 protocol      the messages between it and the control process
 process       the control process's side: its child process and channel
 silence       which endpoints have not answered
+ejections     endpoints of the kernel path that have failed, and when each is tried again
 ejector       what the guardian asks for: states of endpoints, and the rules that follow
-turns         which tenant is next where dials or deletions are short
-dial          tries an endpoint from this node
-dials         the dials under way, and the endpoints that wait for one
+fair_turns    which tenant is next where dials or deletions are short
+probe         tries an endpoint from this node
+probes        the dials under way, and the endpoints that wait for one
 lost_routes   endpoints to which a way has been lost
 flow_release  deletes flows to failed endpoints, many at a time, so that their packets can be sent again
 guardian      the control process's part: keeps the rules alive, finds silent endpoints, frees flows
 
-The first four, `protocol`, `silence` and `turns` are pure.
+The first four, `protocol`, `silence` and `fair_turns` are pure.
 """

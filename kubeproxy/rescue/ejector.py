@@ -7,7 +7,7 @@ from typing import Protocol as Interface
 
 from kubeproxy.model import Destination, Protocol, Target
 from kubeproxy.netfilter.routing.route_watch import Prefix
-from kubeproxy.rescue.turns import Tenants
+from kubeproxy.rescue.fair_turns import Tenants
 
 
 class Ejector(Interface):

@@ -15,11 +15,11 @@ import structlog
 
 from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.endpoint_flows import delete_flows_to
+from kubeproxy.netfilter.conntrack.delete_endpoint_flows import delete_flows_to
 from kubeproxy.netfilter.routing.lookup import link_to
 from kubeproxy.rescue.ejector import Ejector
+from kubeproxy.rescue.fair_turns import Tenants, next_turns
 from kubeproxy.rescue.protocol import FreedFlow
-from kubeproxy.rescue.turns import Tenants, next_turns
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)

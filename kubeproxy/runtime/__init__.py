@@ -4,9 +4,9 @@ tasks             background tasks, none lost silently
 threads           blocking work in threads
 output            standard output and standard error of the commands
 child_process     a child process with a channel
-restart           of a part that fails by an internal error
+keep_running      of a part that fails by an internal error
 backoff           delays between tries
-yielding          lets the event loop run during a long task
+time_slice        lets the event loop run during a long task
 histogram         durations by bucket
 privileges        drops capabilities
 sandbox           gives up files and processes: by `landlock`, and by `seccomp`, a filter of `system_calls`

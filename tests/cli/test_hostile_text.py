@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from kubeproxy.cli import main
+from kubeproxy.controllers.manager.pages import status_text
 from kubeproxy.model.printable import printable
 from kubeproxy.observability.status.document import Status
-from kubeproxy.workloads.manager_pages import status_text
 from tests.observability.status.observation import shop
 from tests.observability.status.test_build import whole
 

@@ -1,4 +1,4 @@
-"""The command line of ``kubeproxy rolling-update``; what it does is in tests/workloads/rolling_updater."""
+"""The command line of ``kubeproxy rolling-update``; what it does is in tests/commands/rolling_update."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from kubeproxy.cli import main
 from kubeproxy.cli.rolling_update import _options, rolling_update
-from kubeproxy.workloads.rolling_updater.options import HELP_HINT, Cleanup, UpdateOptions
+from kubeproxy.commands.rolling_update.options import HELP_HINT, Cleanup, UpdateOptions
 from tests.cli.test_completion import proposed
 
 

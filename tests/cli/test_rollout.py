@@ -1,4 +1,4 @@
-"""The command line of ``kubeproxy rollout``; what the commands do is in tests/workloads/test_rollout_command.py."""
+"""The command line of ``kubeproxy rollout``; what the commands do is in tests/commands/rollout/test_command.py."""
 
 from __future__ import annotations
 

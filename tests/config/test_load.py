@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.config.convert import Diagnostics
 from kubeproxy.config.fields import build, fields, flatten
 from kubeproxy.config.load import load, read
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
+from kubeproxy.config.typed_values import Diagnostics
 from kubeproxy.config.value_types import Duration
 from kubeproxy.model.errors import ConfigError
 from tests.config.files import HEAD, faults, loaded, of_flags, write

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from kubeproxy.daemon.connection_trace import Tracer, client_of
 from kubeproxy.model import Address, Endpoint, Family, Protocol, ServicePort, Target, TrafficPolicy
-from kubeproxy.netfilter.nftables.client_lookup import Bond
-from kubeproxy.netfilter.packet_trace import Fate
-from kubeproxy.netfilter.ruleset import SharedLink, Spread
+from kubeproxy.netfilter.nftables.affinity_lookup import Bond
+from kubeproxy.netfilter.packet_simulation import Fate
+from kubeproxy.netfilter.ruleset import DirectLink, Spread
 from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
-from kubeproxy.proxier.ejections import Ejection
+from kubeproxy.rescue.ejections import Ejection
 from tests.observability.status.observation import rescue_state
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.fake_node import SOURCE, Node
@@ -152,8 +152,8 @@ async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
 
 async def test_the_kernel_path_names_the_link_of_a_client() -> None:
     node = await on_the_kernel_path()
-    shared = frozenset({SharedLink(2, "eth0", "10.3.0.0/24"), SharedLink(3, "eth1", "10.7.0.0/24")})
-    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4}), shared_links=shared))
+    shared = frozenset({DirectLink(2, "eth0", "10.3.0.0/24"), DirectLink(3, "eth1", "10.7.0.0/24")})
+    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4}), direct_links=shared))
     assert await node.proxier.sync_now()
     for source, named in (("10.3.0.9", True), ("10.3.9.9", False)):
         report = await ask(node, "10.96.0.1:80", source)

@@ -18,8 +18,8 @@ from kubeproxy.daemon.report_room import size_of
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.model import Address, Node, ServiceName
-from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
 from kubeproxy.model.drain_report import REPORT, DrainState, NodeReport, ServiceReport, decode_report
+from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime.tasks import TaskSet
 from tests.support.doubles.data_plane import FakeDataPlane

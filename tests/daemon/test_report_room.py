@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.controllers.deployments.drain_plan import MOST_AWAITED, MOST_DRAINED
 from kubeproxy.daemon.report_room import (
     BYTES_PER_S,
     LEASE_BYTES,
@@ -18,7 +19,6 @@ from kubeproxy.daemon.report_room import (
 )
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.model.drain_report import REPORT_BYTES, DrainState, NodeReport, ServiceReport, encode_report
-from kubeproxy.workloads.drain_plan import MOST_AWAITED, MOST_DRAINED
 
 VICTIM = ServiceName("victim", "web")
 ADDRESSES = [Address(f"10.244.{number // 150 + 100}.{number % 150 + 100}") for number in range(20_000)]

@@ -27,7 +27,7 @@ from kubeproxy.model import (
     SliceName,
     TrafficPolicy,
 )
-from kubeproxy.model.drain import DrainRequest, DrainRequests, Want
+from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 
 WEB = ServiceName("default", "web")
 DRAIN = DrainRequests(7, (DrainRequest("rollout/web", "web-1", (Address("10.0.0.1"),), Want.DRAIN, 7, 99.5),))

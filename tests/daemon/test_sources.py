@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.drain_reporter import DrainReporter
-from kubeproxy.daemon.event_reporter import Events
+from kubeproxy.daemon.service_events import Events
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.proxier.tracker import Tracker

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 import pytest
 import uvloop
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Listen, SetEndpoints
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target, family_of
 from tests.support.clock import Clock
 

@@ -12,7 +12,7 @@ from docs.generators.log_explanations import EXPLANATIONS
 from docs.generators.log_messages import computed, log_calls, messages, render
 from tests.docs.pages import Page, pages
 
-COMPUTED = {"kubeproxy/observability/monitor/loop.py"}
+COMPUTED = {"kubeproxy/observability/monitor/monitor.py"}
 """Files that log a text which another component returns."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "log-messages.md"

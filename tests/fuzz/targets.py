@@ -38,14 +38,14 @@ from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
-from kubeproxy.kubernetes.resources import decode, discovery, openapi
-from kubeproxy.kubernetes.resources.discovery import Catalog
-from kubeproxy.kubernetes.resources.errors import ObjectError
-from kubeproxy.kubernetes.resources.mapper import Index
-from kubeproxy.kubernetes.resources.position import line_of
-from kubeproxy.kubernetes.resources.selector_syntax import parse_selector
-from kubeproxy.kubernetes.resources.stream import Document, Splitter
-from kubeproxy.kubernetes.resources.validation import validate
+from kubeproxy.kubernetes.resource_builder import decode, discovery, openapi
+from kubeproxy.kubernetes.resource_builder.discovery import Catalog
+from kubeproxy.kubernetes.resource_builder.errors import ObjectError
+from kubeproxy.kubernetes.resource_builder.mapper import Index
+from kubeproxy.kubernetes.resource_builder.position import line_of
+from kubeproxy.kubernetes.resource_builder.selector_syntax import parse_selector
+from kubeproxy.kubernetes.resource_builder.stream import Document, Splitter
+from kubeproxy.kubernetes.resource_builder.validation import validate
 from kubeproxy.model import (
     EndpointSlice,
     Family,
@@ -62,7 +62,7 @@ from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners
 from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
 from kubeproxy.netfilter.netlink.messages import parse
 from kubeproxy.netfilter.nftables import listing as nftables_listing
-from kubeproxy.netfilter.nftables import table as nftables_table
+from kubeproxy.netfilter.nftables import transaction as nftables_table
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
 from kubeproxy.observability.logs import access_log
@@ -71,7 +71,7 @@ from kubeproxy.rescue import protocol as rescue_protocol
 from kubeproxy.rescue.packets import Refusal, Refused, Syn, again
 from kubeproxy.rescue.packets import parse as parse_packet
 from kubeproxy.rescue.resends import Resends
-from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
+from kubeproxy.sources.kubernetes.kinds import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.manifests.documents import Terms, read
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.sink import SourceName

@@ -12,7 +12,7 @@ from typing import Any
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
-from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from kubeproxy.sources.sink import SourceName

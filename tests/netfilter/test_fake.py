@@ -8,7 +8,7 @@ from kubeproxy.model import Address, Destination, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.noop import NoNetfilter
-from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
+from kubeproxy.netfilter.packet_simulation import Fate, Trace, trace
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import destination, node_port, rule_set
 from tests.support.doubles.netfilter import FakeNetfilter

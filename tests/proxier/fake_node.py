@@ -9,10 +9,10 @@ from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
-from kubeproxy.proxier.endpoint_policy import NO_RESTRICTIONS, Restrictions
 from kubeproxy.proxier.port_claims import FindHolders
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver

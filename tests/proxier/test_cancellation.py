@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from kubeproxy.model import Protocol
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import PortRange
 from tests.proxier.builders import endpoint_slice, service, targets
 from tests.proxier.fake_node import SOURCE, Node

@@ -10,9 +10,9 @@ from types import FrameType
 import pytest
 
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Service, ServiceName
-from kubeproxy.model.drain import DrainRequest, DrainRequests, Want, decode_requests, encode_requests
 from kubeproxy.model.drain_report import NodeReport, ServiceReport, decode_report, encode_report
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want, decode_requests, encode_requests
+from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier.draining import drained
 from tests.proxier.builders import endpoint_slice, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node

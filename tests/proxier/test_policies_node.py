@@ -20,7 +20,7 @@ from kubeproxy.model import (
     TrafficPolicy,
 )
 from kubeproxy.model import Node as ModelNode
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import NodeFacts, PortRange
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, targets
 from tests.proxier.fake_node import SOURCE, Node

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Frontend, Protocol, Scope, Verdict
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, SharedLink
+from kubeproxy.netfilter.ruleset import DirectLink, ProxyPort, RuleSet
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.ruleset_builder import Rules
@@ -127,14 +127,14 @@ def test_the_node_is_part_of_the_rules() -> None:
     assert rules.ruleset().internal_sources == facts.internal_sources
     rules.use_facts(replace(facts, zone="z1"))
     assert rules.generation == 1
-    shared = replace(facts, shared_links=frozenset({SharedLink(2, "eth0", "192.0.2.0/24")}))
+    shared = replace(facts, direct_links=frozenset({DirectLink(2, "eth0", "192.0.2.0/24")}))
     rules.use_facts(shared)
-    assert rules.ruleset().shared_links == frozenset(), "only the kernel path needs them"
+    assert rules.ruleset().direct_links == frozenset(), "only the kernel path needs them"
     rules.use_data_path(DataPathPolicy(wanted=Wanted.KERNEL))
-    assert rules.ruleset().shared_links == shared.shared_links
+    assert rules.ruleset().direct_links == shared.direct_links
     generation = rules.generation
     rules.use_facts(facts)
-    assert rules.ruleset().shared_links == frozenset()
+    assert rules.ruleset().direct_links == frozenset()
     assert rules.generation > generation
 
 

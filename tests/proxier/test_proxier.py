@@ -11,7 +11,7 @@ import pytest
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
 from kubeproxy.model import Address, Family, FrontendName, Protocol
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.packet_trace import Fate
+from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
 from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS

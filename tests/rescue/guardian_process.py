@@ -20,11 +20,11 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, 
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
-from kubeproxy.proxier.ejections import Ejections, Endpoint
-from kubeproxy.rescue import dials
-from kubeproxy.rescue.dial import Outcome, dial
+from kubeproxy.rescue import probes
+from kubeproxy.rescue.ejections import Ejections, Endpoint
+from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.guardian import Guardian
-from kubeproxy.rescue.turns import Tenants
+from kubeproxy.rescue.probe import Outcome, dial
 
 SERVICE = {4: "10.96.0.10", 6: "fd00:96::10"}
 PORT = 80
@@ -131,7 +131,7 @@ async def main(endpoints: Sequence[Target], *, affinity: bool) -> None:
         print(json.dumps({"dialed": str(target)}), flush=True)
         return await dial(target)
 
-    dials.dial = noted  # type: ignore[attr-defined]
+    probes.dial = noted  # type: ignore[attr-defined]
     guardian = Guardian(service, on_group=on_group, in_force=lambda group: service.group == group, on_crash=on_crash)
     async with asyncio.TaskGroup() as group:
         group.create_task(guardian.run())

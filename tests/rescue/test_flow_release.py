@@ -11,13 +11,13 @@ from structlog.testing import capture_logs
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.conntrack.endpoint_flows import Deleted
+from kubeproxy.netfilter.conntrack.delete_endpoint_flows import Deleted
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.rescue import flow_release
 from kubeproxy.rescue.ejector import Ejector
+from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.flow_release import AT_ONCE, CREDIT_S, PAUSE_MAX_S, SHARE, Budget, FlowRelease
 from kubeproxy.rescue.protocol import FreedFlow
-from kubeproxy.rescue.turns import Tenants
 from kubeproxy.runtime.tasks import TaskSet
 
 POD = Target(Address("10.9.0.1"), 80)

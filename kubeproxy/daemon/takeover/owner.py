@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.protocol import Order
+from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.dataplane.messages import RestoreBindings
 
 HOLD_S: Final = 60.0

@@ -11,7 +11,6 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import Offer, offer_in
 from kubeproxy.daemon.takeover.control_socket import connect
 from kubeproxy.daemon.takeover.protocol import (
     ANSWERS,
@@ -34,6 +33,7 @@ from kubeproxy.daemon.takeover.protocol import (
     send_first,
     type_of,
 )
+from kubeproxy.daemon.takeover.serves_enough import Offer, offer_in
 from kubeproxy.dataplane.balancing.affinity import AFFINITY_ENTRIES
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (

@@ -15,10 +15,10 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError
 from kubeproxy.daemon.takeover.control_socket import ControlSocket, FullError
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError, greet
 from kubeproxy.daemon.takeover.protocol import Hello
+from kubeproxy.daemon.takeover.serves_enough import Offer, TakeoverRefusedError
 from kubeproxy.runtime.abstract_sockets import listener
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,6 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import in_message
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
 from kubeproxy.daemon.takeover.owner import HoldTime, OwnerCallbacks
@@ -47,6 +46,7 @@ from kubeproxy.daemon.takeover.protocol import (
     send_first,
     type_of,
 )
+from kubeproxy.daemon.takeover.serves_enough import in_message
 from kubeproxy.dataplane.balancing.affinity import freshest
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (

@@ -34,13 +34,13 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.daemon.takeover.comparison import Offer, TakeoverRefusedError, fewer_services, other_sources
 from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket, FullError
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import hello
 from kubeproxy.daemon.takeover.search import Search
 from kubeproxy.daemon.takeover.server import TakeoverServer
+from kubeproxy.daemon.takeover.serves_enough import Offer, TakeoverRefusedError, fewer_services, other_sources
 from kubeproxy.dataplane.balancing.affinity import merged
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.runtime.tasks import TaskSet

@@ -1,7 +1,7 @@
 """Sockets of the data plane.
 
 connect           connects to endpoints without waiting
-client_address    dials from a client's address
+transparent_dial  dials from a client's address
 routes            by which interface the kernel reaches an address
 loop_prevention   mark and hop limit of dials
 port_reservation  ports bound and not listening

@@ -8,8 +8,8 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.sockets.client_address import bind_as
 from kubeproxy.dataplane.sockets.loop_prevention import limit_hops, mark
+from kubeproxy.dataplane.sockets.transparent_dial import bind_as
 
 if TYPE_CHECKING:
     from kubeproxy.model import Target

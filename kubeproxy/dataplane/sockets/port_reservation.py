@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.messages import Listen
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.sockets.client_address import make_recognizable
+from kubeproxy.dataplane.sockets.transparent_dial import make_recognizable
 from kubeproxy.dataplane.sockets.udp_options import prepare as prepare_datagrams
 from kubeproxy.model import Address, Protocol
 

@@ -21,7 +21,7 @@ import select
 from os import read, write
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.resources.pipe_pool import PIPE_BYTES, Pipe
+from kubeproxy.dataplane.budgets.pipe_pool import PIPE_BYTES, Pipe
 from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close, write_last
 
 if TYPE_CHECKING:
@@ -394,8 +394,8 @@ class Connection:
         self._client = client
         self._endpoint = endpoint
         self._entry = entry
-        write_queue = context.write_queue
-        to_endpoints, to_clients = write_queue.to_endpoints, write_queue.to_clients
+        turn_end = context.turn_end
+        to_endpoints, to_clients = turn_end.to_endpoints, turn_end.to_clients
         up = self.up = Flow(context, self, client, endpoint, meter=counters.bytes_in, queue_write=to_endpoints)
         down = self.down = Flow(context, self, endpoint, client, meter=counters.bytes_out, queue_write=to_clients)
         up.reverse, down.reverse = down, up

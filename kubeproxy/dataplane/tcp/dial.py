@@ -18,7 +18,6 @@ from functools import partial
 from os import read, write
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.sockets.client_address import can_preserve
 from kubeproxy.dataplane.sockets.connect import (
     HUNG_UP,
     UNREACHABLE,
@@ -28,6 +27,7 @@ from kubeproxy.dataplane.sockets.connect import (
     pending_failure,
 )
 from kubeproxy.dataplane.sockets.fd_calls import reset_on_close
+from kubeproxy.dataplane.sockets.transparent_dial import can_preserve
 from kubeproxy.dataplane.tcp.connection import READ_BYTES, Connection
 from kubeproxy.dataplane.tcp.probe import EndpointProbe
 

@@ -83,7 +83,7 @@ class Listener:
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 return
             # At the end of the turn, like all writes: when the whole batch has been accepted.
-            self._context.write_queue.dial(dial)
+            self._context.turn_end.dial(dial)
 
     def _accept(self) -> Dial | None:
         """Accept a client and make its dial; None: no client waits. OSError or MemoryError: this host cannot accept

@@ -22,8 +22,8 @@ from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
-from kubeproxy.dataplane.sockets.client_address import bind_as, can_preserve
 from kubeproxy.dataplane.sockets.loop_prevention import hops_left, limit_hops, mark
+from kubeproxy.dataplane.sockets.transparent_dial import bind_as, can_preserve
 from kubeproxy.dataplane.sockets.udp_options import prepare
 from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
 from kubeproxy.model import Target

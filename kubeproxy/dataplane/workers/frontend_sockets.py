@@ -16,8 +16,8 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from kubeproxy.dataplane.balancing.affinity import Affinity, pieces
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.messages import Binding, Listen, RestoreBindings, SetEndpoints
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.fd_calls import BACKLOG
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, stop_listening
 from kubeproxy.dataplane.sockets.reuseport import attach, place, program

@@ -19,12 +19,12 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.tcp.connection import send_backlogs
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan

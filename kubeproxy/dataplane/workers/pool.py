@@ -11,9 +11,9 @@ from itertools import product
 
 from msgspec.structs import astuple, replace
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
 from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
@@ -38,7 +38,7 @@ from kubeproxy.dataplane.workers.protocol import (
 from kubeproxy.dataplane.workers.supervisor import Supervisor, WorkerEnd
 from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.tasks import TaskSet
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 
 SETTLE_S = 1.0
 """How long replaced sockets stay open without new clients, for handshakes in progress."""

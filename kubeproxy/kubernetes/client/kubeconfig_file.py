@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kubeproxy.kubernetes.fault import type_error
+from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.manifests.go_yaml import GoComposer
-from kubeproxy.kubernetes.manifests.values import SyntaxFault, compose_yaml, text_of
+from kubeproxy.kubernetes.manifests.parse import SyntaxFault, compose_yaml, text_of
 from kubeproxy.model.errors import ConfigError
 
 MAX_BYTES: Final = 10_000_000

@@ -1,10 +1,10 @@
 """Objects of the API server kept in memory, indexed, with handlers for their changes.
 
-resource        what is watched, and where it is delivered
-reflector       lists, then watches; `list_watch` decides its next request (pure)
-memory_bound    how much of a list is kept
-decode_cache    unchanged objects of a new list are not decoded again
-informer        a store with handlers, kept by a reflector
-store           objects by key and by index; `mutation_cache` adds what this process has written itself
-fault_log       logs faults of objects once; `outage_log` the loss and the return of the server
+resource      what is watched, and where it is delivered
+reflector     lists, then watches; `list_watch_policy` decides its next request (pure)
+memory_bound  how much of a list is kept
+decode_cache  unchanged objects of a new list are not decoded again
+informer      a store with handlers, kept by a reflector
+store         objects by key and by index; `mutation_cache` adds what this process has written itself
+fault_log     logs faults of objects once; `connectivity` the loss and the return of the server
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import structlog
 
 from kubeproxy.kubernetes.api_types import SOURCE
-from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.invalid_field import Fault
 
 log = structlog.get_logger(__name__)
 

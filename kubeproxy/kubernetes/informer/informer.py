@@ -18,12 +18,12 @@ import structlog
 
 from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.fault import Fault
-from kubeproxy.kubernetes.informer.list_watch import Pace
-from kubeproxy.kubernetes.informer.outage_log import Connectivity
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.informer.store import Indexer, Store
+from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.kubernetes.metadata import Object, key_of
 
 T = TypeVar("T", bound=Object)

@@ -19,7 +19,7 @@ _ROOM = 0.1
 """The part of the bound that has to become free before those left out are worth a new list."""
 
 
-class Allowance:
+class MemoryBound:
     """The objects of one resource that are kept, with their sizes in bytes.
 
     What is known stays. What is new or grows is kept while all together stay within the bound, or else while its

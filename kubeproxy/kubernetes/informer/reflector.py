@@ -26,14 +26,14 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Event, EventType, Page, identity, parse_event
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
-from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.kubernetes.informer.fault_log import Faults
-from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
-from kubeproxy.kubernetes.informer.memory_bound import Allowance
-from kubeproxy.kubernetes.informer.outage_log import Connectivity
+from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.informer.memory_bound import MemoryBound
 from kubeproxy.kubernetes.informer.resource import Resource
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.kubernetes.invalid_field import Fault
+from kubeproxy.runtime.time_slice import TimeSlice
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,7 @@ class Reflector:
         self._course = ListWatchPolicy(pace=pace, random=random)
         self._faults = Faults(name)
         self._recall: DecodeCache[Any] = DecodeCache()
-        self._allowance = Allowance(max_kept_bytes)
+        self._allowance = MemoryBound(max_kept_bytes)
         self._logged_left_out = False
         self._listed_at = float("-inf")
         self._nameless = 0

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.invalid_field import Fault
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from kubeproxy.kubernetes.manifests.values import TAG, Composer, refusal
+from kubeproxy.kubernetes.manifests.parse import TAG, Composer, refusal
 
 _CONSTANTS: Final[dict[str, object]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),

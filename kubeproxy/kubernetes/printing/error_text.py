@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.client.status import StatusError
-from kubeproxy.kubernetes.resources.errors import Errors, quoted
+from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kubeproxy.kubernetes.printing.go_encoding import compact_json
-from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ConfigError
 
 Values = list[Any]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
-from kubeproxy.kubernetes.resources.errors import quoted
+from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ConfigError
 
 FORMATS: Final = ("json", "jsonpath", "jsonpath-as-json", "jsonpath-file", "name", "yaml")

@@ -1,4 +1,4 @@
-"""Reads the translated flows of the kernel's conntrack table. Blocks: for a thread."""
+"""Reads the translated flows of the kernel's conntrack table. CidrSet: for a thread."""
 
 from __future__ import annotations
 

@@ -29,9 +29,11 @@ import structlog
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
-from kubeproxy.netfilter.iptables import chains as iptables_chains
 from kubeproxy.netfilter.iptables import entry as iptables_entry
-from kubeproxy.netfilter.iptables.chains import (
+from kubeproxy.netfilter.iptables import table_contents as iptables_chains
+from kubeproxy.netfilter.iptables.entry import Entry
+from kubeproxy.netfilter.iptables.lock import xtables_lock
+from kubeproxy.netfilter.iptables.table_contents import (
     BUILTIN,
     FILTER,
     MANGLE,
@@ -44,8 +46,6 @@ from kubeproxy.netfilter.iptables.chains import (
     RuleFactory,
     Rules,
 )
-from kubeproxy.netfilter.iptables.entry import Entry
-from kubeproxy.netfilter.iptables.lock import xtables_lock
 from kubeproxy.netfilter.iptables.table_info import info_of
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 

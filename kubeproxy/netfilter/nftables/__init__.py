@@ -1,17 +1,17 @@
 """The nftables adapter: one table of our own.
 
-table            the table as a value, and the transaction from one to another (pure)
+transaction      the table as a value, and the transaction from one to another (pure)
 steps            the commands of that transaction, in nft's syntax (pure)
 declarations     its maps, sets and base chains
 rules            the rules of both data paths; `rescue` are those for failed connections
 spreads          endpoints in numbered slots; `rebalancing` is a change of them alone (pure)
 elements         elements as values, in the syntax of nft and in that of the kernel
 adapter          keeps the kernel equal to a rule set
-commands         carries changes out: by netlink where only elements change, else by the program nft
+execute          carries changes out: by netlink where only elements change, else by the program nft
 element_socket   changes elements of maps and sets by netlink, without a program
 set_elements     the elements of the rescue, which are read and renewed all the time
 listing          the table from what nft prints
-tables           the tables that there are; `watch` finds changes by other processes
+table_names      the tables that there are; `watch` finds changes by other processes
 spread_counters  how many connections the kernel has led to endpoints
-client_lookup    the endpoint of a client by session affinity
+affinity_lookup  the endpoint of a client by session affinity
 """

@@ -14,18 +14,18 @@ import structlog
 from kubeproxy.model import Address, Destination, Protocol, Scope, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
-from kubeproxy.netfilter.nftables import listing, table
-from kubeproxy.netfilter.nftables.commands import NftCommands, NotFound, TooLong, refused
+from kubeproxy.netfilter.nftables import listing, transaction
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
+from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound, TooLong, refused
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.nftables.spreads import clients_of
 from kubeproxy.netfilter.nftables.steps import DELETION, forgetting
-from kubeproxy.netfilter.nftables.table import Table
-from kubeproxy.netfilter.nftables.tables import tables
+from kubeproxy.netfilter.nftables.table_names import tables
+from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import Masquerade, Reach, Rebalance, RuleSet, SharedLink, Spread
+from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance, RuleSet, Spread
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class Nftables:
         await self._check(replace(_SPREADING, rescue=1))
 
     async def _check(self, rules: RuleSet) -> None:
-        steps = table.difference(table.EMPTY, rules)
+        steps = transaction.difference(transaction.EMPTY, rules)
         await self._commands.run("-c", "-f", "-", commands=f"add table {TABLE}\n{''.join(steps)}")
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
@@ -110,7 +110,7 @@ class Nftables:
             believed, foreign_changes = have is not None, self._foreign_changes
             if have is None and (have := await self._read()) is not None:
                 self._kept = dict(have.kept)
-            steps, after, creation, slots = table.transition(have, wanted, apart=_APART)
+            steps, after, creation, slots = transaction.transition(have, wanted, apart=_APART)
             self._believed = None
             try:
                 if creation:
@@ -173,14 +173,14 @@ class Nftables:
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""
         have = await self._read()
-        return Reach(0, 0) if have is None else table.reach(have, ours)
+        return Reach(0, 0) if have is None else transaction.reach(have, ours)
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         self._notice()
         have = self._believed or await self._read()
         self._believed = None
-        if have is None or not (steps := table.pause(have, for_s=for_s)):
+        if have is None or not (steps := transaction.pause(have, for_s=for_s)):
             return False
         await self._commit(steps)
         return True
@@ -320,6 +320,6 @@ _SPREADING = replace(
     own_spreads=_SPREADS,
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
-    shared_links=frozenset({SharedLink(1, "lo", "192.0.2.0/24"), SharedLink(1, "lo", "2001:db8::/64")}),
+    direct_links=frozenset({DirectLink(1, "lo", "192.0.2.0/24"), DirectLink(1, "lo", "2001:db8::/64")}),
 )
 """Rules of every shape that spreads have."""

@@ -28,7 +28,7 @@ from kubeproxy.netfilter.nftables.declarations import (
 from kubeproxy.netfilter.nftables.elements import Element
 from kubeproxy.netfilter.nftables.rules import is_dynamic
 from kubeproxy.netfilter.nftables.spreads import Slots
-from kubeproxy.netfilter.nftables.table import EMPTY, Table
+from kubeproxy.netfilter.nftables.transaction import EMPTY, Table
 
 _PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
 

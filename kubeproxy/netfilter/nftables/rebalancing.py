@@ -23,7 +23,7 @@ from kubeproxy.netfilter.nftables.spreads import (
     spread_elements,
 )
 from kubeproxy.netfilter.nftables.steps import chain_steps, comments_of
-from kubeproxy.netfilter.nftables.table import Table, clients_in, verdict_elements
+from kubeproxy.netfilter.nftables.transaction import Table, clients_in, verdict_elements
 from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 

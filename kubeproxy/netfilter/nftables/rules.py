@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kubeproxy.model import MARK, Destination, Family, Scope, family_of
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
-from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, SharedLink, Spread
+from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, RuleSet, Spread
 
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
@@ -97,9 +97,9 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             Rule("meta l4proto tcp reject with tcp reset", "by a reset"),
             Rule("reject with icmpx port-unreachable", "by an ICMP error"),
         ),
-        "postrouting": tuple(_leaving(content, wanted.shared_links)),
+        "postrouting": tuple(_leaving(content, wanted.direct_links)),
         "arrived": tuple(_arriving(content)),
-        **_masquerading(content, wanted.shared_links),
+        **_masquerading(content, wanted.direct_links),
         **_rescuing(wanted),
     }
 
@@ -201,7 +201,7 @@ def has_affinity(wanted: RuleSet) -> bool:
     return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
 
 
-def _leaving(content: Content, links: frozenset[SharedLink]) -> Iterator[Rule]:
+def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
     """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
     if not content.spreads:
         return
@@ -264,7 +264,7 @@ def _by_original_destination(name: str, why: str) -> Iterator[tuple[str, Rule]]:
             )
 
 
-def _masquerading(content: Content, links: frozenset[SharedLink]) -> dict[str, tuple[Rule, ...]]:
+def _masquerading(content: Content, links: frozenset[DirectLink]) -> dict[str, tuple[Rule, ...]]:
     if not content.spreads:
         return dict.fromkeys(MASQUERADE_CHAINS, ())
     action = "masquerade fully-random"

@@ -13,8 +13,8 @@ import msgspec
 
 from kubeproxy.model import Destination
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.nftables.commands import NftCommands, NotFound
 from kubeproxy.netfilter.nftables.declarations import TABLE, place
+from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound
 from kubeproxy.netfilter.nftables.listing import counts_in
 
 

@@ -20,7 +20,7 @@ from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.logs.setup import OURS, bare_value
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 
 FETCH_S: Final = 0.5
 """Seconds between two fetches; each process of the data plane keeps a few thousand ended connections."""

@@ -16,7 +16,7 @@ from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
 from kubeproxy.observability.protocols import Picture, Serving
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 
 log = structlog.get_logger(__name__)
 

@@ -34,9 +34,9 @@ from kubeproxy.observability.status.document import (
     Totals,
 )
 from kubeproxy.observability.status.endpoints import ejected_endpoints, endpoint_statuses
-from kubeproxy.observability.status.hints import hint
-from kubeproxy.observability.status.index import Index, Query, Row, frontends_of
+from kubeproxy.observability.status.no_match_hints import hint
 from kubeproxy.observability.status.observation import Candidates, Observation
+from kubeproxy.observability.status.service_index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.observability.status.wording import redact, several
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from kubeproxy.model.printable import printable
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import State
-from kubeproxy.observability.status.index import Order, Query
-from kubeproxy.observability.status.queries import StatusService
+from kubeproxy.observability.status.service_index import Order, Query
+from kubeproxy.observability.status.status_service import StatusService
 from kubeproxy.observability.status.trace_report import TraceReport, TraceRequest
 
 Format = Literal["json", "text", "html"]

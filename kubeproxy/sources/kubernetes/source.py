@@ -13,11 +13,11 @@ import msgspec
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.decode import excerpt
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage
-from kubeproxy.kubernetes.informer.list_watch import Pace
-from kubeproxy.kubernetes.informer.outage_log import Connectivity
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
-from kubeproxy.sources.kubernetes.resources import Endpoints, OwnNode, Services, Slices
+from kubeproxy.sources.kubernetes.kinds import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.sink import NodeSink, Sink
 
 

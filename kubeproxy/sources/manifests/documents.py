@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import MOST_FAULTS, Fault, show, type_error
+from kubeproxy.kubernetes.invalid_field import MOST_FAULTS, Fault, show, type_error
+from kubeproxy.kubernetes.manifests.parse import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
-from kubeproxy.kubernetes.manifests.values import JsonValue, SyntaxFault, Value, is_json, parse
-from kubeproxy.kubernetes.resources.stream import as_utf8, json_values
+from kubeproxy.kubernetes.resource_builder.stream import as_utf8, json_values
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
 from kubeproxy.sources.manifests.known_fields import unknown_fields

@@ -20,7 +20,7 @@ from kubeproxy.kubernetes.manifests.files import SETTLE_S, Changing, PathMemory,
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.runtime.threads import NotBegun, in_thread
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 from kubeproxy.sources.manifests.documents import ObjectKind, Reading, Terms, read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories

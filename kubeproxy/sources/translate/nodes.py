@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, FaultList, show
+from kubeproxy.kubernetes.invalid_field import Fault, FaultList, show
 from kubeproxy.model import Address, Node
 from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,

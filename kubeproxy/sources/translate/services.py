@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, FaultList, show
+from kubeproxy.kubernetes.invalid_field import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Family,
@@ -18,8 +18,8 @@ from kubeproxy.model import (
     TrafficPolicy,
     family_of,
 )
-from kubeproxy.model import drain as drain_annotation
-from kubeproxy.model.drain import DrainRequests
+from kubeproxy.model import drain_request as drain_annotation
+from kubeproxy.model.drain_request import DrainRequests
 from kubeproxy.sources.translate.validation import (
     LABEL,
     address_in,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sys import intern
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, FaultList, show
+from kubeproxy.kubernetes.invalid_field import Fault, FaultList, show
 from kubeproxy.model import (
     Address,
     Endpoint,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault, show
+from kubeproxy.kubernetes.invalid_field import Fault, show
 from kubeproxy.model import Address, Protocol, parse_address
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
 from kubeproxy.daemon.takeover import search as takeover_search
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
-from kubeproxy.daemon.takeover.comparison import Offer
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.owner import OwnerCallbacks
 from kubeproxy.daemon.takeover.predecessor import Predecessor
@@ -38,6 +37,7 @@ from kubeproxy.daemon.takeover.protocol import (
 )
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
 from kubeproxy.daemon.takeover.search import RETRY_S
+from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.messages import Binding, RestoreBindings

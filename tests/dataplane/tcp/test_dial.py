@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from kubeproxy.dataplane.loop.reactor import Reactor
-from kubeproxy.dataplane.loop.write_queue import DIALS, WriteQueue
+from kubeproxy.dataplane.loop.turn_end import DIALS, TurnEnd
 from kubeproxy.dataplane.messages import SetEndpoints, Tune
 from tests.dataplane.conftest import (
     Bench,
@@ -217,9 +217,9 @@ def test_dials_begun_in_one_turn_are_bounded() -> None:
 
     begun: list[int] = []
     reactor = Reactor()
-    write_queue = WriteQueue(reactor, send=lambda flows: None)
+    turn_end = TurnEnd(reactor, send=lambda flows: None)
     for number in range(2 * DIALS + 1):
-        write_queue.dial(Waiting(number))
+        turn_end.dial(Waiting(number))
     seen = []
     for _ in range(4):
         reactor.turn()

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import Retire, SetEndpoints, Tune
-from kubeproxy.dataplane.resources.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.sockets.udp_options import SO_RCVBUFFORCE
 from kubeproxy.model import Address, Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, eventually, frontend

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.kubernetes.client import transport
-from kubeproxy.kubernetes.informer.list_watch import Pace
+from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector import Phase
 from kubeproxy.model import ServiceName
 from tests.kubernetes.harness import connected, until, watching

@@ -9,7 +9,7 @@ import pytest
 
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.controller.controller import AWAY_S, Controller
-from tests.workloads.virtual_time import run
+from tests.controllers.virtual_time import run
 
 RETRIES = 5
 

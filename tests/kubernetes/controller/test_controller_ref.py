@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.claim import ClaimError, claim
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference, decide_claims, release_patch
 from kubeproxy.kubernetes.metadata import Meta, Metadata
 from kubeproxy.model.errors import ClusterError
-from kubeproxy.workloads.objects import Pod
-from tests.workloads.builders import pod
+from tests.controllers.builders import pod
 
 MINE = Metadata(name="rs", namespace="default", uid="mine")
 LEAVING = Metadata(name="rs", namespace="default", uid="mine", deletion_timestamp="2026-01-01T00:00:00Z")

@@ -11,8 +11,8 @@ import structlog.testing
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.controller.election_state import LeaderElection
 from kubeproxy.kubernetes.controller.leader_election import Leadership, LeadershipLostError, LeaseName
-from tests.workloads.api import Api
-from tests.workloads.virtual_time import run, unix_time
+from tests.controllers.api import Api
+from tests.controllers.virtual_time import run, unix_time
 
 NAME = LeaseName("kube-system", "controllers")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.daemon.event_reporter import Reason
+from kubeproxy.daemon.service_events import Reason
 from kubeproxy.kubernetes.events.recorder import MAX_MESSAGE, TRIES, EventRecorder
 from tests.kubernetes.harness import connected, until
 from tests.support.apiserver import ApiServer, Cluster, Fault

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
+from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.model import EndpointSlice, SliceName
 from kubeproxy.sources import translate
 from tests.kubernetes.harness import connected, until, watching

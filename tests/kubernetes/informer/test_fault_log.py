@@ -18,11 +18,11 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
 from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
-from kubeproxy.kubernetes.fault import MOST_FAULTS
-from kubeproxy.kubernetes.informer.list_watch import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
+from kubeproxy.kubernetes.invalid_field import MOST_FAULTS
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.backoff import DecorrelatedJitter
-from kubeproxy.runtime.yielding import TimeSlice
+from kubeproxy.runtime.time_slice import TimeSlice
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
 from tests.sources.kubernetes.test_source import cluster, equal, in_step, running, state_of

@@ -6,11 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.controllers.informers import pod_informer
+from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.store import CONTROLLER, INDEXERS, NAMESPACE, ORPHANS, Store
-from kubeproxy.workloads.objects import Pod
-from kubeproxy.workloads.resources import pod_informer
-from tests.workloads.builders import pod
+from tests.controllers.builders import pod
 
 
 def _version(item: Pod, version: str, **changes: str) -> Pod:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from kubeproxy.kubernetes.informer.memory_bound import MAX_NAMED, OBJECT_BYTES, Allowance
+from kubeproxy.kubernetes.informer.memory_bound import MAX_NAMED, OBJECT_BYTES, MemoryBound
 
 
-def filled(limit: int = 100_000, *, namespace: str = "greedy", size: int = 1000) -> tuple[Allowance, int]:
+def filled(limit: int = 100_000, *, namespace: str = "greedy", size: int = 1000) -> tuple[MemoryBound, int]:
     """An allowance that one namespace has filled, and the number of its kept objects."""
-    allowance = Allowance(limit)
+    allowance = MemoryBound(limit)
     kept = 0
     while allowance.admit(f"{namespace}/{kept}", size - OBJECT_BYTES):
         kept += 1
@@ -75,7 +75,7 @@ def test_the_names_of_those_left_out_are_bounded() -> None:
 
 def test_sums_stay_true() -> None:
     random = Random(11)
-    allowance = Allowance(200_000)
+    allowance = MemoryBound(200_000)
     sizes: dict[str, int] = {}
     for _ in range(20_000):
         name = f"n{random.randrange(5)}/{random.randrange(100)}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from kubeproxy.controllers.informers import pod_informer
+from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, ORPHANS
-from kubeproxy.workloads.objects import Pod
-from kubeproxy.workloads.resources import pod_informer
-from tests.workloads.builders import pod
+from tests.controllers.builders import pod
 
 
 def _at(version: str, name: str = "a", owner: str = "") -> Pod:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.kubernetes.printing.go_encoding import compact_json, indented_json, yaml_text
-from kubeproxy.kubernetes.resources.decode import parse
+from kubeproxy.kubernetes.resource_builder.decode import parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8"), max_size=12),

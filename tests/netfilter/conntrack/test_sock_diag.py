@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.dataplane.sockets.client_address import IP_TRANSPARENT, IPV6_TRANSPARENT
+from kubeproxy.dataplane.sockets.transparent_dial import IP_TRANSPARENT, IPV6_TRANSPARENT
 from kubeproxy.model import MARK, Family, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.routing.test_client_address import BOTH, expect_client_seen, listening, service, strict

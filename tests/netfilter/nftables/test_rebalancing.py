@@ -13,10 +13,10 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Family, Protocol, Target
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.nftables import table
+from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.nftables.table import Table
+from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 from tests.support.lab import Host
@@ -217,13 +217,13 @@ async def test_rules_that_the_adapter_has_applied_are_not_compared_again(
         assert await nftables.rebalance(Rebalance(fewer))
         rules.spreads[WEB] = replace(RULES.spreads[WEB], targets=FOUR[1:])
         compared: list[RuleSet] = []
-        transition = table.transition
+        transition = transaction.transition
 
-        def recorded(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> table.Transition:
+        def recorded(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> transaction.Transition:
             compared.append(wanted)
             return transition(have, wanted, apart=apart)
 
-        monkeypatch.setattr(table, "transition", recorded)
+        monkeypatch.setattr(transaction, "transition", recorded)
         assert not await nftables.apply(rules, verify=True)
         assert not compared
         host.run(["nft", "flush", "map", "inet", "kubeproxy", "udp_slots6"])

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.dataplane.sockets.client_address import bind_as
+from kubeproxy.dataplane.sockets.transparent_dial import bind_as
 from kubeproxy.model import MARK, Family, Protocol
 from kubeproxy.netfilter.routing import rules as routing_rules
 from kubeproxy.netfilter.ruleset import RuleSet

@@ -24,7 +24,7 @@ from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.protocols import Picture
 from kubeproxy.proxier import FrontendStatus, Snapshot
-from kubeproxy.proxier.ejections import Ejection
+from kubeproxy.rescue.ejections import Ejection
 from kubeproxy.sources.manifests.inventory import ManifestProblem as FileTrouble
 from kubeproxy.sources.manifests.source import ManifestState
 from tests.observability.conftest import WEB, Listening, ManifestProblem, Manifests, State, Watch, frontend

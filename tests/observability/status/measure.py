@@ -18,9 +18,9 @@ import msgspec
 import uvloop
 
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.observability.status.index import Order, Query
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.status.queries import SAMPLE_S, StatusService
+from kubeproxy.observability.status.service_index import Order, Query
+from kubeproxy.observability.status.status_service import SAMPLE_S, StatusService
 from kubeproxy.observability.status.traffic_history import History
 from tests.observability.status.observation import candidates, town
 

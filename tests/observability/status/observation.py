@@ -23,7 +23,7 @@ from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.protocols import KernelFlowsState, RescueState
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.proxier import FrontendStatus, Snapshot
-from kubeproxy.proxier.ejections import Ejection
+from kubeproxy.rescue.ejections import Ejection
 from kubeproxy.rescue.protocol import Counts
 
 NOW = 1000.0

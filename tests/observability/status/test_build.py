@@ -16,12 +16,12 @@ from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Standing, State, Status
-from kubeproxy.observability.status.index import Index, Order, Query, Row
 from kubeproxy.observability.status.observation import Observation
+from kubeproxy.observability.status.service_index import Index, Order, Query, Row
 from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.proxier import FrontendStatus, Snapshot
 from kubeproxy.proxier.data_path import DataPath
-from kubeproxy.proxier.ejections import Ejection
+from kubeproxy.rescue.ejections import Ejection
 from tests.observability.status.observation import (
     BROKEN,
     EJECTED,

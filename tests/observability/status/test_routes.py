@@ -14,11 +14,11 @@ from aiohttp import ClientResponse
 
 from kubeproxy.model import Destination
 from kubeproxy.observability.http.server import HttpServer
-from kubeproxy.observability.status import queries
+from kubeproxy.observability.status import status_service
 from kubeproxy.observability.status.document import RecentWarning, Status
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.observability.status.queries import StatusService
 from kubeproxy.observability.status.routes import query_of, status_routes, wanted_format
+from kubeproxy.observability.status.status_service import StatusService
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest
 from tests.observability.status.observation import candidates, shop, town
 from tests.support.loop_turns import counted_turns
@@ -202,31 +202,27 @@ async def test_an_observation_answers_several_queries_for_a_second(served: Statu
     await asyncio.gather(*(served.json() for _ in range(5)))
     assert served.looks == 1
     now = 0.0
-    status_service = StatusService(
-        look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now
-    )
+    service = StatusService(look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
     for moment, looks in ((0.0, 2), (0.8, 2), (0.9, 3), (1.7, 3), (60.0, 4)):
         now = moment
-        await status_service.whole(query_of({}))
+        await service.whole(query_of({}))
         assert served.looks == looks
 
 
 async def test_samples_are_taken_only_while_queries_arrive(
     monkeypatch: pytest.MonkeyPatch, served: StatusPages
 ) -> None:
-    monkeypatch.setattr(queries, "SAMPLE_S", 0.001)
+    monkeypatch.setattr(status_service, "SAMPLE_S", 0.001)
     now = 0.0
-    status_service = StatusService(
-        look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now
-    )
-    running = asyncio.create_task(status_service.run())
+    service = StatusService(look=served.look, candidates=candidates, recent_warnings=lambda: (), clock=lambda: now)
+    running = asyncio.create_task(service.run())
     await asyncio.sleep(0.02)
     assert served.looks == 0
-    await status_service.whole(query_of({}))
+    await service.whole(query_of({}))
     async with asyncio.timeout(30):
         while served.looks < 5:
             await asyncio.sleep(0.001)
-    now = queries.KEEP_SAMPLING_S + 1
+    now = status_service.KEEP_SAMPLING_S + 1
     async with asyncio.timeout(30):
         while True:
             before = served.looks

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.fault import Fault
+from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.model import (
     Address,
     Endpoint,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S
-from kubeproxy.netfilter.packet_trace import Fate, Trace, trace
+from kubeproxy.netfilter.packet_simulation import Fate, Trace, trace
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 
@@ -59,7 +59,7 @@ class FakeNetfilter:
         from_this_host: bool = False,
         for_this_host: bool = False,
     ) -> Trace:
-        """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.packet_trace.trace`."""
+        """What meets a client that sends to `destination` now; see `kubeproxy.netfilter.packet_simulation.trace`."""
         if destination in self.paused:
             return Trace(Fate.DROPPED)
         return trace(

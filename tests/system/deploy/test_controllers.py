@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from kubeproxy.cli.controller_manager import controller_manager
+from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.kubernetes.delegated_access import DelegatedAccess
-from kubeproxy.workloads.drain_plan import OPT_IN
+from tests.controllers.cluster import Cluster, pod_template
+from tests.controllers.manager.test_manager import Manager, _virtual_clocks
+from tests.controllers.proxies import Proxies, expose
+from tests.controllers.virtual_time import run
 from tests.kubernetes.test_delegated_access import Reviewer
 from tests.system.deploy.manifests import COMPONENTS, DEPLOY, ROOT, read
 from tests.system.deploy.schema import faults
-from tests.workloads.cluster import Cluster, pod_template
-from tests.workloads.proxies import Proxies, expose
-from tests.workloads.test_manager import Manager, _virtual_clocks
-from tests.workloads.virtual_time import run
 
 HERE = DEPLOY / "controllers"
 DRAINS = COMPONENTS / "drain-reports"

@@ -21,7 +21,7 @@ from kubeproxy.config.diff import compare
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import require_source
-from kubeproxy.daemon.event_reporter import Reason
+from kubeproxy.daemon.service_events import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.model import Node
 from kubeproxy.model.drain_report import REPORT_NAMESPACE

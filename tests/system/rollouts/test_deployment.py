@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from kubeproxy.controllers.drains.node_proxies import MARK
 from kubeproxy.model import Address
-from kubeproxy.model.drain import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
 from kubeproxy.model.drain_report import REPORT, REPORT_BYTES
-from kubeproxy.workloads.deployment_drains import MARK
+from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
 from tests.support.lab.daemon import METRICS
 from tests.system.e2e.control_plane import BINARIES, binaries
 from tests.system.e2e.stage import ask_often, until

@@ -18,9 +18,9 @@ from typing import Any, cast
 import msgspec
 import structlog
 
+from kubeproxy.controllers.informers import pod_informer
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.informer.outage_log import Connectivity
-from kubeproxy.workloads.resources import pod_informer
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
 
 REPLICA_SET_PODS = 10
 

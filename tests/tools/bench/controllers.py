@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kubeproxy.kubernetes.client.client import Client
-from tests.workloads.cluster import is_complete
-from tests.workloads.live.control_plane import ControlPlane, ask, binaries
-from tests.workloads.live.node import Nodes
+from tests.controllers.cluster import is_complete
+from tests.controllers.live.control_plane import ControlPlane, ask, binaries
+from tests.controllers.live.node import Nodes
 
 NAMESPACE = "bench"
 

@@ -18,8 +18,8 @@ from kubeproxy.daemon.drain_reporter import reports
 from kubeproxy.daemon.report_room import LEASE_BYTES, fitting, pause_s, room, size_of
 from kubeproxy.daemon.report_schedule import ReportSchedule
 from kubeproxy.model import Address, ServiceName
-from kubeproxy.model.drain import MAX_ADDRESSES, MAX_REQUESTS
 from kubeproxy.model.drain_report import DrainState, NodeReport, ServiceReport, encode_report
+from kubeproxy.model.drain_request import MAX_ADDRESSES, MAX_REQUESTS
 
 SECONDS, STEP_S, STEPS_A_SECOND = 300, 0.1, 10
 VICTIM: Final = ServiceName("victim", "web")

@@ -23,7 +23,7 @@ from typing import Any
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.declarations import TABLE
 from kubeproxy.netfilter.nftables.rescue import ALIVE
-from kubeproxy.netfilter.nftables.table import difference
+from kubeproxy.netfilter.nftables.transaction import difference
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
 from kubeproxy.rescue import nflog
 from kubeproxy.rescue.main import open_log

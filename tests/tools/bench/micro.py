@@ -19,7 +19,7 @@ from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
-from kubeproxy.netfilter.nftables import table
+from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.port_allocator import Ports
 from kubeproxy.proxier.port_claims import NodePortClaims
@@ -226,12 +226,12 @@ def test_difference_of_the_rules_by_one_service(benchmark: BenchmarkFixture) -> 
     tracker.put_service(SOURCE, service("more", "10.200.0.1"))
     settle(state, tracker)
     after = state.rules.ruleset()
-    have = table.Table.of(before)
-    steps = benchmark(table.difference, have, after)
+    have = transaction.Table.of(before)
+    steps = benchmark(transaction.difference, have, after)
     assert 1 <= len(steps) <= 4
 
 
 def test_creation_of_all_rules(benchmark: BenchmarkFixture) -> None:
     state, _ = standing()
     rules: RuleSet = state.rules.ruleset()
-    assert thrice(benchmark, lambda: table.difference(table.EMPTY, rules))
+    assert thrice(benchmark, lambda: transaction.difference(transaction.EMPTY, rules))

@@ -9,8 +9,8 @@ import os
 import time
 from collections.abc import Callable
 
+from kubeproxy.kubernetes.manifests.parse import parse
 from kubeproxy.kubernetes.manifests.split import body, split
-from kubeproxy.kubernetes.manifests.values import parse
 from kubeproxy.sources.manifests.documents import Terms, read
 from tests.tools.bench.clusters import manifest
 

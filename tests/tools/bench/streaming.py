@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.workloads.server import WriteServer
+from tests.commands.create.server import WriteServer
 
 OURS = str(Path(sys.executable).with_name("kubeproxy"))
 AT_ONCE = 1000

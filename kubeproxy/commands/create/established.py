@@ -1,0 +1,68 @@
+"""Definitions created in the same batch: their resources are waited for, until the server serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resource_builder.manifest_object import Data
+from kubeproxy.kubernetes.resource_builder.mapper import Mapper
+
+WAIT_S: Final = 10.0
+"""How long, in seconds, from the creation of the definition on."""
+_POLL_S: Final = 0.1
+_GROUP: Final = "apiextensions.k8s.io"
+_KIND: Final = "CustomResourceDefinition"
+
+
+class Definitions:
+    """The CustomResourceDefinitions that this command has created."""
+
+    def __init__(self, client: RestClient, mapper: Mapper) -> None:
+        self._client = client
+        self._mapper = mapper
+        self._created: dict[tuple[str, str], tuple[str, str]] = {}
+        """By group and kind that they define: their API version and name."""
+
+    def created(self, data: Data) -> None:
+        """An object has been created; remembered if it is a definition."""
+        api_version, spec = str(data.get("apiVersion")), data.get("spec")
+        if data.get("kind") != _KIND or not api_version.startswith(f"{_GROUP}/") or not isinstance(spec, dict):
+            return
+        names = spec.get("names")
+        kind = names.get("kind") if isinstance(names, dict) else None
+        self._created[str(spec.get("group")), str(kind)] = api_version, str(data["metadata"].get("name"))
+
+    async def wait(self, group: str, kind: str) -> bool:
+        """Wait until the kind is served, if it was defined here; whether it was."""
+        defined = self._created.get((group, kind))
+        if defined is None:
+            return False
+        api_version, name = defined
+        path = f"/apis/{api_version}/customresourcedefinitions/{name}"
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            if await self._is_established(path):
+                # The condition comes shortly before the server's discovery shows the resource.
+                await self._mapper.refresh(force=True)
+                index = await self._mapper.index()
+                if any(each.group == group and each.kind == kind for each in index.catalog.resources):
+                    return True
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def _is_established(self, path: str) -> bool:
+        try:
+            data: Any = (await self._client.get(path)).decoded()
+        except (StatusError, ApiError):
+            return False
+        status = data.get("status") if isinstance(data, dict) else None
+        conditions = status.get("conditions") if isinstance(status, dict) else None
+        return any(
+            isinstance(each, dict) and each.get("type") == "Established" and each.get("status") == "True"
+            for each in conditions or ()
+        )

@@ -1,0 +1,96 @@
+"""Fields of an object, before it is sent: by the server's OpenAPI document, where the server does not check itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kubeproxy.commands.create.options import DryRun, Validation
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resource_builder.errors import InvalidError, Position
+from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
+from kubeproxy.kubernetes.resource_builder.mapper import Mapper
+from kubeproxy.kubernetes.resource_builder.openapi import Schemas, SchemaSource
+from kubeproxy.kubernetes.resource_builder.position import line_of
+from kubeproxy.kubernetes.resource_builder.validation import Fault, validate
+
+FIELD_VALIDATION_MINOR: Final = 27
+"""The Kubernetes version, 1.27, from which on every server checks fields itself."""
+
+
+class FieldCheck:
+    """Checks objects as `Builder.validate` wants it."""
+
+    def __init__(
+        self,
+        level: Validation,
+        dry_run: DryRun,
+        mapper: Mapper,
+        schemas: SchemaSource,
+        on_warning: Callable[[str], None],
+    ) -> None:
+        self._level = level
+        self._dry_run = dry_run
+        self._mapper = mapper
+        self._source = schemas
+        self._on_warning = on_warning
+        self._by_server: bool | None = None
+
+    async def __call__(self, found: ResourceObject, duplicates: Sequence[str]) -> None:
+        """Raises InvalidError where the level is strict; warns where it is ``warn``."""
+        if self._level is Validation.IGNORE:
+            return
+        faults = [Fault(text, ()) for text in duplicates]
+        if not await self._server_checks():
+            faults += await self._faults(found)
+        if not faults:
+            return
+        if self._level is Validation.WARN:
+            for fault in faults:
+                self._on_warning(f"{found.position.source}: {fault.message} ({self._place(found, fault)})")
+            return
+        messages = [fault.message for fault in faults]
+        text = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
+        raise InvalidError(text, self._place(found, faults[0]))
+
+    @staticmethod
+    def _place(found: ResourceObject, fault: Fault) -> Position:
+        position = found.position
+        line = line_of(found.text, fault.path, position) if fault.path else 0
+        return Position(position.source, position.document, line or position.line, position.item)
+
+    async def _server_checks(self) -> bool:
+        """Whether the server checks the fields of what it is sent. What is not sent it does not check."""
+        if self._dry_run is DryRun.CLIENT:
+            return False
+        if self._by_server is None:
+            self._by_server = (await self._mapper.index()).catalog.minor >= FIELD_VALIDATION_MINOR
+        return self._by_server
+
+    async def _faults(self, found: ResourceObject) -> list[Fault]:
+        schemas = await self._schemas()
+        if schemas is None:
+            return []
+        faults = validate(found.data, schemas)
+        if not faults and self._known(found, schemas):
+            return []
+        if self._source.from_disk:  # the server may have learnt of the kind, or of the field, since
+            return validate(found.data, await self._source.refresh())
+        return faults
+
+    @staticmethod
+    def _known(found: ResourceObject, schemas: Schemas) -> bool:
+        group, _, version = found.api_version.rpartition("/")
+        return schemas.of(group, version, found.kind) is not None
+
+    async def _schemas(self) -> Schemas | None:
+        """None where the server has no such document for this user."""
+        try:
+            return await self._source.get()
+        except StatusError as error:
+            if error.code not in (403, 404, 406):
+                raise
+            self._source.missing()
+            self._on_warning(f"fields are not checked: the server has no OpenAPI document ({error})")
+            self._level = Validation.IGNORE
+            return None

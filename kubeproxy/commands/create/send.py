@@ -1,0 +1,145 @@
+"""One object to the server: created once and never twice, even where the connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from kubeproxy.kubernetes.client.command_client import UNSENT, RestClient
+from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resource_builder.manifest_object import Data, ResourceObject
+from kubeproxy.model.errors import ClusterError
+
+COMES_BACK_S: Final = 15.0
+"""How long a server that answered before is waited for when it does not."""
+_PAUSE_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 2.0
+_CLOCK_S: Final = 2.0
+"""What creationTimestamp, in whole seconds, and the Date header may be off by."""
+
+
+class ServerLost(ClusterError):
+    """The server does not answer any more; nothing further can be created."""
+
+
+class MaybeCreated(ServerLost):
+    """The connection ended after an object was sent, and it cannot be found out whether it was created."""
+
+
+class AlreadyThere(Exception):
+    """The object exists, and not by this command."""
+
+    def __init__(self, error: StatusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Sender:
+    """Creates objects on one server."""
+
+    def __init__(
+        self,
+        client: RestClient,
+        query: Mapping[str, str],
+        *,
+        dry_run: bool,
+        on_wait: Callable[[float, str], None],
+        comes_back_s: float = COMES_BACK_S,
+    ) -> None:
+        """`query`: of every request; `dry_run`: the server keeps nothing."""
+        self._client = client
+        self._query = query
+        self._dry_run = dry_run
+        self._on_wait = on_wait
+        self._comes_back_s = comes_back_s
+
+    async def create(self, found: ResourceObject) -> Data:
+        """The object as the server keeps it. Raises StatusError, `AlreadyThere`, `ServerLost`, Unreachable, Garbage."""
+        path = found.resource.path(found.namespace)
+        body = found.encoded()
+        began = time.time()
+        deadline = time.monotonic() + self._comes_back_s
+        sent_before = False
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                answer = await self._client.request("POST", path, self._query, body=body)
+                return _created(answer.decoded(), found)
+            except StatusError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+                if sent_before or error.repeated:
+                    standing = await self._standing(found, deadline)
+                    if standing is not None and self._is_ours(standing, began):
+                        return standing
+                raise AlreadyThere(error) from None
+            except Unreachable as error:
+                if self._client.clock_skew_s is None and error.cause in UNSENT and not sent_before:
+                    raise  # the server has never answered
+                last = error
+            if last.cause not in UNSENT and not self._dry_run:
+                sent_before = True
+                standing = await self._standing(found, deadline)
+                if standing is not None and self._is_ours(standing, began):
+                    return standing
+                if not found.name:
+                    raise MaybeCreated(
+                        f"{last}; whether {found.label}{found.generate_name}* was created is not known, and it is not"
+                        " sent again"
+                    ) from None
+            if time.monotonic() + pause_s > deadline:
+                raise ServerLost(f"{last}; waited {self._comes_back_s:.0f} s for the server") from None
+            self._on_wait(pause_s, "the server does not answer")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _standing(self, found: ResourceObject, deadline: float) -> Data | None:
+        """The object as the server has it now; None: it has none. `MaybeCreated` where the server does not answer."""
+        if not found.name:
+            return None
+        path = found.resource.path(found.namespace, found.name)
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return _created((await self._client.get(path)).decoded(), found)
+            except StatusError as error:
+                if error.code == 404:
+                    return None
+                last: Exception = error
+            except (Unreachable, Garbage) as error:
+                last = error
+            if time.monotonic() + pause_s > deadline:
+                raise MaybeCreated(
+                    f"{last}; whether {found.label} was created is not known, as the server did not answer within"
+                    f" {self._comes_back_s:.0f} s"
+                ) from None
+            self._on_wait(pause_s, "the server does not answer")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_ours(self, standing: Data, began: float) -> bool:
+        """Whether an object was created by this command: by its field manager, since the object was sent first."""
+        metadata = standing.get("metadata") or {}
+        try:
+            created = datetime.fromisoformat(str(metadata.get("creationTimestamp"))).timestamp()
+        except ValueError:
+            return False
+        skew_s = self._client.clock_skew_s or 0.0
+        managers = {
+            str(entry.get("manager")) for entry in metadata.get("managedFields") or () if isinstance(entry, dict)
+        }
+        by_us = not managers or self._query.get("fieldManager") in managers
+        return by_us and created >= began + skew_s - _CLOCK_S
+
+
+def _created(answer: Any, found: ResourceObject) -> Data:
+    if not isinstance(answer, dict) or not isinstance(answer.get("metadata"), dict) or "kind" not in answer:
+        raise Garbage(
+            f"the server answered what is no {found.kind}; whether {found.label} was created is not known",
+            cause="garbage",
+        )
+    return answer

@@ -1,0 +1,170 @@
+"""One run of ``kubeproxy rolling-update``: connect, update, print, and say what is left where it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Final
+
+from kubeproxy.commands.interruption import SIGNALLED, Interruption
+from kubeproxy.commands.rolling_update import guidance, manifest
+from kubeproxy.commands.rolling_update.claim import RivalError
+from kubeproxy.commands.rolling_update.controller import Controller
+from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.options import UpdateOptions
+from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.retrying_client import SteadyRequests, SteadyRest
+from kubeproxy.commands.rolling_update.scenario import Planned, Update
+from kubeproxy.controllers.deployments.rollout_status import Waiting
+from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
+from kubeproxy.kubernetes.client.command_client import Hooks, RestClient
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.client.kubeconfig import load
+from kubeproxy.kubernetes.printing.error_text import lines
+from kubeproxy.kubernetes.printing.printer import Printer
+from kubeproxy.kubernetes.resource_builder.discovery import server_minor
+from kubeproxy.model.errors import ConfigError, KubeproxyError
+from kubeproxy.runtime.tasks import TaskSet
+
+FAILED: Final = 1
+_TICK_S: Final = 1.0
+
+
+def run(options: UpdateOptions) -> int:
+    """Do it; the exit status. Not to be called from a running event loop."""
+    account = Account(options.output.partition("=")[0])
+    try:
+        return asyncio.run(update(options, account))
+    except KeyboardInterrupt:  # a second one, or one before the handlers were set
+        account.error("interrupted")
+        return SIGNALLED + signal.SIGINT
+
+
+async def update(options: UpdateOptions, account: Account) -> int:
+    """Do it within a running event loop, of the main thread; the exit status."""
+    try:
+        config = load(options.client)
+        printer = Printer(options.output)
+    except ConfigError as error:
+        return _failed(account, [error], "")
+    hooks = Hooks(
+        on_warning=account.warning,
+        on_wait=lambda seconds, reason: account.waits(Waiting(f"{seconds:.0f} s, as {reason}", None)),
+    )
+    async with RestClient(config, timeout_s=options.request_timeout_s, hooks=hooks) as client:
+        rest = SteadyRest(
+            client,
+            patience_s=options.timeout_s,
+            on_wait=lambda reason: account.waits(Waiting(reason, None)),
+        )
+        requests = ControllerRequests(rest, config.namespace)
+        retirement = None
+        if options.drain_timeout_s:
+            proxies = ProxyDrain(
+                SteadyRequests(rest), config.namespace, f"rolling-update/{options.names[0]}", clock=rest.now
+            )
+            retirement = ProxyRetirement(
+                proxies,
+                requests,
+                account,
+                drain_timeout_s=options.drain_timeout_s,
+                minor=lambda: server_minor(client),
+            )
+        one = Update(options, requests, account, lambda: manifest.read(options, client, account.warning), retirement)
+        return await Run(options, account, printer, one, client.host).run()
+
+
+class Run:
+    """Carries one update out: with a clock for the terminal, and signals."""
+
+    def __init__(self, options: UpdateOptions, account: Account, printer: Printer, update: Update, host: str) -> None:
+        self._options = options
+        self._account = account
+        self._printer = printer
+        self._update = update
+        self._host = host
+        self._tasks = TaskSet(on_crash=lambda _name, _error: None)
+        self._interruption = Interruption()
+
+    async def run(self) -> int:
+        """The exit status."""
+        with self._interruption:
+            return await self._carry_out()
+
+    async def _carry_out(self) -> int:
+        ticking = self._tasks.start(self._tick(), name="account")
+        work = self._tasks.start(self._update.run(), name="rolling update")
+        stopped = self._tasks.start(self._interruption.wait(), name="interrupt")
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await self._tasks.end(work)
+                if work.cancelled():
+                    return self._interrupted()
+            self._print(work.result())
+            return 0
+        except (KubeproxyError, ApiError) as error:
+            return self._gave_up(error)
+        finally:
+            await self._tasks.end(ticking, stopped)
+            await self._tasks.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._account.tick()
+
+    # The end
+
+    def _print(self, found: Controller | Planned) -> None:
+        account, printer, options = self._account, self._printer, self._options
+        if isinstance(found, Planned):
+            texts = [
+                printer.text(each.data).rstrip("\n") if printer.prints_objects else each.name
+                for each in (found.source, found.target)
+            ]
+            account.result(f"Rolling from:\n{texts[0]}\nTo:\n{texts[1]}\n")
+            return
+        what = "rolling updated"
+        if options.rollback:
+            what += " (rolled back)"
+        elif found.name != options.names[0]:
+            what += f' to "{found.name}"'
+        line = f"replicationcontroller/{found.name} {what}"
+        if printer.output == "json":
+            account.event("done", line, controller=found.name, object=found.data)
+        elif printer.output == "name":
+            account.result(f"replicationcontroller/{found.name}\n")
+        else:
+            account.result(printer.text(found.data) if printer.prints_objects else f"{line}\n")
+        account.end()
+
+    def _gave_up(self, error: Exception) -> int:
+        rest = [] if isinstance(error, RivalError) else self._guidance()
+        return _failed(self._account, [error], self._host, *rest)
+
+    def _interrupted(self) -> int:
+        self._account.end()
+        self._account.error("interrupted")
+        for line in self._guidance():
+            self._account.error(line)
+        return self._interruption.status
+
+    def _guidance(self) -> list[str]:
+        update = self._update
+        if not update.began:
+            return []
+        updater = update.updater
+        return guidance.lines(
+            self._options, updater.last if updater else None, back=update.back, new_name=update.new_name
+        )
+
+
+def _failed(account: Account, errors: list[Exception], host: str, *rest: str) -> int:
+    account.end()
+    said = [*lines(errors, host), *rest]
+    account.failed("\n".join(said))
+    for line in said:
+        account.error(line)
+    return FAILED

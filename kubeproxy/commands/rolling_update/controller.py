@@ -1,0 +1,211 @@
+"""A ReplicationController as the server has it, with the marks that an update leaves on it.
+
+It stays the plain JSON that came, so that fields of other API versions survive when it is written back.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kubeproxy.kubernetes.resource_builder.errors import quoted
+from kubeproxy.model.errors import ClusterError
+
+Data = dict[str, Any]
+
+_DIGITS: Final = 10
+"""Of the largest number of pods; Python converts no text of thousands of digits."""
+
+_PREFIX: Final = "kubectl.kubernetes.io"
+NEXT: Final = f"{_PREFIX}/next-controller-id"
+"""On the old controller: the name of the new one. The four are kubectl's, so that either goes on with an update."""
+ORIGINAL_REPLICAS: Final = f"{_PREFIX}/original-replicas"
+"""On the old controller: its size before the update."""
+SOURCE: Final = f"{_PREFIX}/update-source-id"
+"""On the new controller: ``NAME:UID`` of the old one."""
+DESIRED_REPLICAS: Final = f"{_PREFIX}/desired-replicas"
+"""On the new controller: its size after the update."""
+HOLDER: Final = "kubeproxy/rolling-update"
+"""On the controller that the command line names first: which process updates it, see `claim`."""
+RENAMED_FROM: Final = "kubeproxy/renamed-from"
+"""On a controller that is to take over the pods of another one: the other's name. As a label: its UID."""
+MARKS: Final = (NEXT, ORIGINAL_REPLICAS, SOURCE, DESIRED_REPLICAS, HOLDER, RENAMED_FROM)
+
+
+class UpdateError(ClusterError):
+    """The update cannot go on; the message says why."""
+
+
+class DeletedError(UpdateError):
+    """A controller is gone that the update needs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was deleted by another client while it was updated")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One ReplicationController. Views return the live parts of `data`; change only a `copy`."""
+
+    data: Data
+
+    def copy(self) -> Controller:
+        """One that can be changed."""
+        return Controller(copy.deepcopy(self.data))
+
+    @property
+    def metadata(self) -> Data:
+        found: Data = self.data.setdefault("metadata", {})
+        return found
+
+    @property
+    def spec(self) -> Data:
+        found: Data = self.data.setdefault("spec", {})
+        return found
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("name") or "")
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata.get("uid") or "")
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        if self.metadata.get("annotations") is None:
+            self.metadata["annotations"] = {}
+        found: dict[str, str] = self.metadata["annotations"]
+        return found
+
+    @property
+    def replicas(self) -> int:
+        """The wanted size; 1 where the object gives none."""
+        found = self.spec.get("replicas")
+        return 1 if found is None else int(found)
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Without one, the labels of the template select, as the server's defaults have it."""
+        if not self.spec.get("selector"):
+            self.spec["selector"] = dict(self.template_labels)
+        found: dict[str, str] = self.spec["selector"]
+        return found
+
+    @property
+    def template_labels(self) -> dict[str, str]:
+        template: Data = self.spec.setdefault("template", {})
+        metadata: Data = template.setdefault("metadata", {})
+        if metadata.get("labels") is None:
+            metadata["labels"] = {}
+        found: dict[str, str] = metadata["labels"]
+        return found
+
+    @property
+    def containers(self) -> list[Data]:
+        found: list[Data] = ((self.spec.get("template") or {}).get("spec") or {}).get("containers") or []
+        return found
+
+    @property
+    def deleting(self) -> bool:
+        """Whether it waits for a finalizer."""
+        return bool(self.metadata.get("deletionTimestamp"))
+
+    @property
+    def present(self) -> int:
+        """``status.replicas``: its pods that are not being deleted, as its controller last counted them."""
+        return int((self.data.get("status") or {}).get("replicas") or 0)
+
+    @property
+    def observed(self) -> bool:
+        """Whether the controller manager has acted on the newest spec."""
+        observed = int((self.data.get("status") or {}).get("observedGeneration") or 0)
+        return observed >= int(self.metadata.get("generation") or 0)
+
+    @property
+    def synced(self) -> bool:
+        """Whether, beyond that, the number of pods is the wanted one."""
+        return self.observed and self.present == self.replicas
+
+    @property
+    def failure(self) -> str:
+        """Why pods cannot be created or deleted; empty: no reason is known."""
+        for condition in (self.data.get("status") or {}).get("conditions") or ():
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+                return str(condition.get("message") or condition.get("reason") or "")
+        return ""
+
+    @property
+    def source_id(self) -> str:
+        """What `SOURCE` of a controller is that replaces this one."""
+        return f"{self.name}:{self.uid}"
+
+    def number(self, annotation: str) -> int | None:
+        """An annotation as a number of pods; None: absent. `UpdateError` where it is none."""
+        text = self.annotations.get(annotation)
+        if text is None:
+            return None
+        if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+            raise UpdateError(f"Unable to parse annotation for {self.name}: {annotation}={text[:80]}")
+        return int(text)
+
+
+def is_source_of(name: str, other: Controller) -> bool:
+    """Whether `other` replaces a controller of exactly this name."""
+    return other.annotations.get(SOURCE, "").rpartition(":")[0] == name
+
+
+def check_source(old: Controller, new: Controller) -> None:
+    """`UpdateError` unless `new` is what an earlier run made to replace `old`."""
+    if new.annotations.get(SOURCE) == old.source_id and DESIRED_REPLICAS in new.annotations:
+        return
+    if finished(old, new):
+        return
+    shown = " ".join(f"{key}:{value}" for key, value in sorted(new.annotations.items()))
+    raise UpdateError(
+        f"Missing/unexpected annotations for controller {new.name}, expected {old.source_id} : map[{shown}]"
+    )
+
+
+def finished(old: Controller, new: Controller) -> bool:
+    """Whether all pods are replaced, and an interrupted run has already removed the marks from the new controller."""
+    unmarked = SOURCE not in new.annotations and DESIRED_REPLICAS not in new.annotations
+    return unmarked and old.annotations.get(NEXT) == new.name and old.replicas == 0
+
+
+def in_progress(old: Controller, new: Controller | None) -> bool:
+    """Whether the marks of the old controller are those of an update, and not what a rollback by kubectl leaves.
+
+    kubectl writes the name of the new controller first and the original size later, and removes neither after a
+    rollback. So both of them, without the new controller and without a holder, are left over.
+    """
+    if NEXT not in old.annotations:
+        return False
+    return new is not None or HOLDER in old.annotations or ORIGINAL_REPLICAS not in old.annotations
+
+
+def original_size(old: Controller) -> int:
+    """The size of the old controller before the update.
+
+    Never less than its present one: the mark may be left from an update that kubectl has taken back.
+    """
+    return max(old.replicas, old.number(ORIGINAL_REPLICAS) or 0)
+
+
+def desired_size(new: Controller) -> int:
+    """The size that the new controller is to have."""
+    found = new.number(DESIRED_REPLICAS)
+    return new.replicas if found is None else found
+
+
+def without_marks(controller: Controller) -> None:
+    """Remove everything that an update leaves."""
+    for mark in MARKS:
+        controller.annotations.pop(mark, None)
+
+
+def not_found(name: str) -> str:
+    """As the server words it."""
+    return f"replicationcontrollers {quoted(name)} not found"

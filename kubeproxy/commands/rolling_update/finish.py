@@ -1,0 +1,155 @@
+"""The end of an update: the old controller goes, the marks go, and the new one may get the old name.
+
+The marks by which a later run finds its way stay until the last write. A name cannot be changed, so a controller that
+is renamed is created again under the other name. Between the end of the first and the work of the second no write may
+lose the specification, and no moment may have two controllers for the same pods. So the second one is created first,
+without pods and with a label in its selector that no pod has. Then the first one is deleted and leaves its pods. Then a
+single write gives the second one the selector and the size, and it adopts the pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kubeproxy.commands.rolling_update.claim import Claim
+from kubeproxy.commands.rolling_update.controller import (
+    DESIRED_REPLICAS,
+    RENAMED_FROM,
+    Controller,
+    DeletedError,
+    UpdateError,
+    without_marks,
+)
+from kubeproxy.commands.rolling_update.new_controller import fresh
+from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.controllers.deployments.rollout_status import Waiting
+from kubeproxy.kubernetes.resource_builder.errors import quoted
+from kubeproxy.runtime.backoff import DoublingBackoff
+
+_FIRST_LOOK_S: Final = 0.1
+
+
+class Finish:
+    """The writes after the last step."""
+
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        account: Account,
+        claim: Claim,
+        *,
+        poll_interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._requests = requests
+        self._account = account
+        self._claim = claim
+        self._poll_interval_s = poll_interval_s
+        self._timeout_s = timeout_s
+
+    async def delete(self, gone: Controller | None, kept: Controller) -> Controller:
+        """One controller is deleted, the other one stays under its name. `gone` None: it is deleted already."""
+        if gone is not None:
+            self._account.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
+            await self._delete_empty(gone)
+        return await self._requests.update(await self._newest(kept), without_marks)
+
+    async def preserve(self, old: Controller, new: Controller) -> Controller:
+        """Both stay."""
+        self._account.event("preserve", f"Update succeeded. {old.name} stays without pods", controller=old.name)
+        survivor = await self._requests.update(await self._newest(new), without_marks)
+        await self._requests.update(await self._newest(old), without_marks)
+        return survivor
+
+    async def rename(self, old: Controller | None, new: Controller, name: str) -> Controller:
+        """The old controller is deleted, and the new one gets its name. `old` None: it is deleted already."""
+        if old is not None:
+            self._account.event("delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name)
+            await self._delete_empty(old)
+        self._account.event("rename", f"Renaming {new.name} to {name}", controller=new.name, name=name)
+        new = await self._newest(new)
+        successor = await self._requests.create(_successor(new, name))
+        if successor is None:
+            successor = await self._requests.get(name)
+            if successor is None or successor.annotations.get(RENAMED_FROM) != new.name:
+                raise UpdateError(
+                    f"{new.name} cannot be renamed: another client has created {name}; {new.name} serves on."
+                    f" Delete {name} and run the same command again, or keep the name {new.name}"
+                )
+        return await self.complete_rename(successor)
+
+    async def complete_rename(self, successor: Controller) -> Controller:
+        """What is left when the successor exists; also for a run that finds one."""
+        predecessor = await self._requests.standing(successor.annotations[RENAMED_FROM])
+        if predecessor is not None and predecessor.uid == successor.selector.get(RENAMED_FROM):
+            if not predecessor.deleting:
+                await self._requests.delete(predecessor, orphan=True)
+            await self._gone(predecessor)
+        return await self._requests.update(successor, _take_over)
+
+    async def _delete_empty(self, controller: Controller) -> None:
+        """A controller without pods; where it has got some meanwhile, it is left alone."""
+
+        def check(found: Controller) -> None:
+            if found.name == self._claim.name:
+                self._claim.check(found)
+            if found.replicas:
+                raise UpdateError(
+                    f"{found.name} was scaled to {found.replicas} by another client at the very end; it is not deleted"
+                )
+
+        newest = await self._requests.get(controller.name)
+        if newest is not None and newest.uid == controller.uid:
+            await self._requests.delete(newest, orphan=False, check=check)
+            await self._gone(controller)
+
+    async def _newest(self, controller: Controller) -> Controller:
+        """With what other clients have changed meanwhile."""
+        found = await self._requests.get(controller.name)
+        if found is None or found.uid != controller.uid:
+            raise DeletedError(controller.name)
+        return found
+
+    async def _gone(self, controller: Controller) -> None:
+        """Until the server has no such controller any more: the garbage collector has to release its pods."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._timeout_s
+        backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._poll_interval_s)
+        while True:
+            found = await self._requests.standing(controller.name)
+            if found is None or found.uid != controller.uid:
+                return
+            finalizers = ", ".join(found.metadata.get("finalizers") or ()) or "none"
+            self._account.waits(Waiting(f"{controller.name} to be gone (finalizers: {finalizers})", None))
+            if loop.time() > end:
+                raise UpdateError(
+                    f"timed out waiting for {quoted(controller.name)} to be gone: its finalizers are {finalizers}."
+                    " Does the garbage collector of kube-controller-manager run?"
+                )
+            await asyncio.sleep(backoff.next())
+
+
+def _successor(new: Controller, name: str) -> Controller:
+    """The controller under the other name: complete, but with a selector that matches no pod, and without pods."""
+    successor = fresh(new, name)
+    successor.annotations[RENAMED_FROM] = new.name
+    successor.annotations[DESIRED_REPLICAS] = new.annotations.get(DESIRED_REPLICAS, str(new.replicas))
+    successor.selector[RENAMED_FROM] = new.uid
+    successor.template_labels[RENAMED_FROM] = new.uid
+    successor.spec["replicas"] = 0
+    return successor
+
+
+def _take_over(successor: Controller) -> None:
+    """Selector, template, size and marks at once; nothing where that was done before."""
+    if RENAMED_FROM not in successor.annotations:
+        return
+    size = successor.number(DESIRED_REPLICAS)
+    if size is None:
+        raise DeletedError(successor.annotations[RENAMED_FROM])
+    successor.selector.pop(RENAMED_FROM, None)
+    successor.template_labels.pop(RENAMED_FROM, None)
+    successor.spec["replicas"] = size
+    without_marks(successor)

@@ -1,0 +1,201 @@
+"""ReplicationControllers and pods: reading and writing, each write safe to be repeated.
+
+A write that may have had effect is sent again: a PUT has the resourceVersion of the state that it changes, a DELETE the
+UID, and a POST a fixed name. So the second one finds the effect of the first, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
+from kubeproxy.commands.rolling_update.retrying_client import SteadyRest
+from kubeproxy.commands.rolling_update.shape import checked
+from kubeproxy.controllers.objects import Pod
+from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.object_client import MERGE
+
+MOST_CONFLICTS: Final = 10
+"""Tries of one change (kubectl: 4). The controller writes the status of an object that is scaled all the time."""
+_CONFLICT_S: Final = 0.01
+_CONFLICT_LIMIT_S: Final = 1.0
+
+
+class _Pods(msgspec.Struct):
+    items: list[Pod] = []
+
+
+_pods = msgspec.json.Decoder(_Pods)
+
+
+class ControllerRequests:
+    """ReplicationControllers and pods of one namespace."""
+
+    def __init__(self, rest: SteadyRest, namespace: str, *, random: Random | None = None) -> None:
+        self._rest = rest
+        self.namespace = namespace
+        self._random = random or Random()
+
+    def now(self) -> float:
+        """The server's time in Unix seconds, good to a second."""
+        return self._rest.now()
+
+    # Reading
+
+    async def get(self, name: str) -> Controller | None:
+        """A controller; None where there is none, or one that is only left by a finalizer."""
+        found = await self.standing(name)
+        return None if found is None or found.deleting else found
+
+    async def standing(self, name: str) -> Controller | None:
+        """A controller, one that waits for a finalizer, too."""
+        try:
+            return checked((await self._rest.request("GET", self._path(name))).decoded())
+        except StatusError as error:
+            if error.code == 404 and not _about_namespace(error):
+                return None
+            raise
+
+    async def all(self) -> list[Controller]:
+        """All controllers of the namespace."""
+        answer = await self._rest.request("GET", self._path())
+        found: Any = answer.decoded()
+        items = found.get("items") or [] if isinstance(found, dict) else None
+        if not isinstance(items, list):
+            raise Garbage("the server answered what is no list of ReplicationControllers", cause="garbage")
+        return [checked(item) for item in items]
+
+    async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
+        """The pods that a selector matches, finished and ending ones among them."""
+        text = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+        answer = await self._rest.request("GET", self._pod_path(), {"labelSelector": text})
+        try:
+            return _pods.decode(answer.body).items
+        except msgspec.MsgspecError as error:
+            raise Garbage(f"a list of pods that cannot be read: {error}", cause="garbage") from None
+
+    # Writing
+
+    async def update(self, controller: Controller, change: Callable[[Controller], None]) -> Controller:
+        """Change a controller by PUT; after a conflict the change is made to its newest state. Nothing is sent where it
+        changes nothing. `change` may raise. `DeletedError` where the controller is gone, or is another one by now."""
+        current = controller
+        delay_s = _CONFLICT_S
+        for attempt in range(1, MOST_CONFLICTS + 1):
+            wanted = current.copy()
+            change(wanted)
+            if wanted.data == current.data:
+                return current
+            try:
+                body = _encoded(wanted.data)
+                return checked((await self._rest.request("PUT", self._path(controller.name), body=body)).decoded())
+            except StatusError as error:
+                if error.code == 404 and not _about_namespace(error):
+                    raise DeletedError(controller.name) from None
+                if error.code != 409 or attempt == MOST_CONFLICTS:
+                    raise
+            await asyncio.sleep(delay_s * self._random.uniform(1.0, 1.1))
+            delay_s = min(2 * delay_s, _CONFLICT_LIMIT_S)
+            newest = await self.get(controller.name)
+            if newest is None or newest.uid != controller.uid:
+                raise DeletedError(controller.name)
+            current = newest
+        raise AssertionError("the last attempt returns or raises")
+
+    async def try_create(self, controller: Controller) -> None:
+        """Let the server check a controller without keeping it. Raises StatusError where it refuses."""
+        await self._rest.request("POST", self._path(), {"dryRun": "All"}, body=_encoded(controller.data))
+
+    async def create(self, controller: Controller) -> Controller | None:
+        """Create a controller; None where one of its name exists."""
+        for attempt in range(1, MOST_CONFLICTS + 1):
+            try:
+                body = _encoded(controller.data)
+                return checked((await self._rest.request("POST", self._path(), body=body)).decoded())
+            except StatusError as error:
+                if error.code == 409 and error.reason == "AlreadyExists":
+                    return None
+                if error.code != 409 or attempt == MOST_CONFLICTS:  # a quota may be written at the same time
+                    raise
+            await asyncio.sleep(_CONFLICT_S * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def delete(
+        self, controller: Controller, *, orphan: bool, check: Callable[[Controller], None] = lambda _found: None
+    ) -> None:
+        """Delete exactly this controller, in exactly the state that `check` has seen last; it may raise.
+
+        `orphan`: its pods stay; else the garbage collector deletes them.
+        """
+        current: Controller | None = controller
+        for attempt in range(1, MOST_CONFLICTS + 1):
+            if current is None or current.uid != controller.uid or current.deleting:
+                return
+            check(current)
+            options = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "propagationPolicy": "Orphan" if orphan else "Background",
+                "preconditions": {"uid": current.uid, "resourceVersion": current.metadata.get("resourceVersion")},
+            }
+            try:
+                await self._rest.request("DELETE", self._path(controller.name), body=_encoded(options))
+                return
+            except StatusError as error:
+                if error.code == 404:
+                    return
+                if error.code != 409 or attempt == MOST_CONFLICTS:
+                    raise
+            await asyncio.sleep(_CONFLICT_S * 2**attempt)
+            current = await self.standing(controller.name)
+
+    async def change_pod(self, pod: Pod, metadata: Data) -> bool:
+        """Merge a change into a pod's metadata; whether that pod still exists."""
+        body = {"metadata": metadata | {"uid": pod.metadata.uid}}
+        for attempt in range(1, MOST_CONFLICTS + 1):
+            try:
+                await self._rest.request(
+                    "PATCH", self._pod_path(pod.metadata.name), body=_encoded(body), content_type=MERGE
+                )
+                return True
+            except StatusError as error:
+                if error.code == 404:
+                    return False
+                if error.code != 409 or attempt == MOST_CONFLICTS:
+                    raise
+                if all(each.metadata.uid != pod.metadata.uid for each in await self.pods(pod.metadata.labels)):
+                    return False
+            await asyncio.sleep(_CONFLICT_S * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def delete_pod(self, pod: Pod) -> None:
+        """Delete exactly this pod, with its grace period."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.metadata.uid}}
+        try:
+            await self._rest.request("DELETE", self._pod_path(pod.metadata.name), body=_encoded(options))
+        except StatusError as error:
+            if error.code not in (404, 409):
+                raise
+
+    def _path(self, name: str = "") -> str:
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/replicationcontrollers"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    def _pod_path(self, name: str = "") -> str:
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+
+def _encoded(data: Data) -> bytes:
+    return msgspec.json.encode(data)
+
+
+def _about_namespace(error: StatusError) -> bool:
+    return error.details.kind == "namespaces"

@@ -1,0 +1,392 @@
+"""The story of a rolling update: find where it is, mark, create, roll, finish. Forward, back, or what is left of one.
+
+Each write is safe to be the last one: a later run finds by the marks how far this one came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kubeproxy.commands.rolling_update import deployment_key, new_controller
+from kubeproxy.commands.rolling_update.claim import Claim
+from kubeproxy.commands.rolling_update.controller import (
+    DESIRED_REPLICAS,
+    HOLDER,
+    NEXT,
+    ORIGINAL_REPLICAS,
+    RENAMED_FROM,
+    SOURCE,
+    Controller,
+    UpdateError,
+    check_source,
+    desired_size,
+    finished,
+    in_progress,
+    is_source_of,
+    not_found,
+    original_size,
+)
+from kubeproxy.commands.rolling_update.finish import Finish
+from kubeproxy.commands.rolling_update.guidance import go_on
+from kubeproxy.commands.rolling_update.options import Cleanup, UpdateOptions
+from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.steps import bounds
+from kubeproxy.commands.rolling_update.updater import Pace, Retirement, Updater
+from kubeproxy.kubernetes.client.status import Status, StatusError
+from kubeproxy.kubernetes.resource_builder.errors import quoted
+
+ReadFile = Callable[[], Awaitable[Controller]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a dry run prints: the two ends of the update."""
+
+    source: Controller
+    target: Controller
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The new controller: as it is, or as it is to be created."""
+
+    controller: Controller
+    exists: bool
+    desired: int
+    resumed: bool
+    """An earlier run has marked the old controller."""
+
+
+class Update:
+    """One run of the command against one namespace."""
+
+    def __init__(
+        self,
+        options: UpdateOptions,
+        requests: ControllerRequests,
+        account: Account,
+        read_file: ReadFile,
+        retirement: Retirement | None = None,
+    ) -> None:
+        self._options = options
+        self._requests = requests
+        self._account = account
+        self._read_file = read_file
+        self._retirement = retirement
+        self.updater: Updater | None = None
+        self.began = False
+        """Something was written."""
+        self.back = True
+        """The old controller exists, so that the update can be undone."""
+        self.new_name = ""
+        """The new controller, once it is known."""
+
+    async def run(self) -> Controller | Planned:
+        """The controller that survives; in a dry run, what would be done."""
+        found = await self._run()
+        if self._retirement is not None:
+            await self._retirement.end()
+        return found
+
+    async def _run(self) -> Controller | Planned:
+        name = self._options.names[0]
+        old = await self._requests.get(name)
+        if self._options.rollback:
+            return await self._back(name, old)
+        if old is not None and RENAMED_FROM in old.annotations:
+            former = old.annotations[RENAMED_FROM]
+            old = await self._complete_rename(old)
+            if await self._is_result(old, former):
+                return old
+        if old is None:
+            return await self._without_old(name)
+        return await self._forward(old)
+
+    # Forward
+
+    async def _forward(self, old: Controller) -> Controller | Planned:
+        options = self._options
+        target = await (self._from_file(old) if options.filename else self._from_image(old))
+        new = target.controller
+        self.new_name = new.name
+        key = options.deployment_label_key
+        value = self._key_of(old, resumed=target.resumed)
+        keyed = old if options.filename else new_controller.with_key(old, key, value)
+        new_controller.check_names(keyed, new, options.filename or new.name)
+        if options.dry_run:
+            return Planned(keyed, new)
+        await self._requests.pods(old.selector)  # where pods may not be read, nothing is begun
+        if not target.exists:
+            await self._would_be_created(new)
+        claim = Claim.of(old, self._requests.now())
+
+        def mark(found: Controller) -> None:
+            claim.take(found)
+            annotations = found.annotations
+            if not target.resumed:
+                annotations.pop(ORIGINAL_REPLICAS, None)
+            annotations.setdefault(ORIGINAL_REPLICAS, str(found.replicas))
+            annotations[NEXT] = new.name
+            for left in (SOURCE, DESIRED_REPLICAS):  # by a way back that was interrupted
+                annotations.pop(left, None)
+            if not options.filename:
+                deployment_key.label_template(found, key, value)
+
+        self.began = True
+        old = await self._requests.update(old, mark)
+        if not options.filename:
+            old = await deployment_key.add_key(self._requests, claim, old, key, resumed=target.resumed)
+        if not target.exists:
+            new = await self._create(old, new, target.desired)
+        else:
+            self._continuing(new)
+        await self._roll(claim, up=new, down=old, desired=target.desired)
+        finish = self._finish(claim)
+        self.back = options.cleanup_policy is Cleanup.PRESERVE
+        match options.cleanup_policy:
+            case Cleanup.RENAME:
+                return await finish.rename(old, new, old.name)
+            case Cleanup.PRESERVE:
+                return await finish.preserve(old, new)
+            case _:
+                return await finish.delete(old, new)
+
+    async def _from_image(self, old: Controller) -> _Target:
+        """The new controller by ``--image``."""
+        options = self._options
+        next_name = old.annotations.get(NEXT, "")
+        next_one = await self._requests.get(next_name) if next_name else None
+        resumed = in_progress(old, next_one)
+        name = options.names[1] if len(options.names) > 1 else next_name if resumed else ""
+        self._refuse_another(old, name, next_one)
+        existing = next_one if name == next_name else await self._requests.get(name) if name else None
+        new_controller.container_of(old, options.container)
+        if existing is not None and existing.name != old.name:
+            check_source(old, existing)
+            new_controller.check_image(existing, options.container, options.image)
+            self._account.event(
+                "resume", f"Found existing update in progress ({existing.name}), resuming.", controller=existing.name
+            )
+            return _Target(existing, True, desired_size(existing), resumed)
+        desired = original_size(old) if resumed else old.replicas
+        new = new_controller.with_image(
+            old,
+            name=name,
+            container=options.container,
+            image=options.image,
+            pull_policy=options.image_pull_policy,
+            key=options.deployment_label_key,
+            replicas=desired,
+        )
+        _check_size(new)
+        return _Target(new, False, desired, resumed)
+
+    async def _from_file(self, old: Controller) -> _Target:
+        """The new controller by ``--filename``."""
+        new = await self._read_file()
+        next_name = old.annotations.get(NEXT, "")
+        next_one = await self._requests.get(next_name) if next_name else None
+        resumed = in_progress(old, next_one)
+        self._refuse_another(old, new.name, next_one)
+        if new.name == old.name:
+            new_controller.check_names(old, new, self._options.filename)
+        existing = await self._requests.get(new.name)
+        if existing is not None:
+            check_source(old, existing)
+            return _Target(existing, True, desired_size(existing), resumed)
+        if new.spec.get("replicas") is None:
+            new.spec["replicas"] = original_size(old) if resumed else old.replicas
+        _check_size(new)
+        return _Target(new, False, new.replicas, resumed)
+
+    def _refuse_another(self, old: Controller, name: str, next_one: Controller | None) -> None:
+        """`UpdateError` where the old controller is being replaced by another one than `name`."""
+        if next_one is not None and name not in ("", next_one.name) and next_one.annotations.get(SOURCE):
+            raise UpdateError(
+                f"Found existing in-progress update to {next_one.name}.\n"
+                f"Either continue it or roll it back with: kubeproxy rolling-update {old.name} --rollback"
+            )
+
+    def _key_of(self, old: Controller, *, resumed: bool) -> str:
+        """The old controller's value of the deployment key: that of an interrupted run, if there was one."""
+        key = self._options.deployment_label_key
+        found = old.template_labels.get(key)
+        if found is not None and (resumed or key in old.selector):
+            return found
+        return new_controller.hash_of(old) + new_controller.ORIGINAL_SUFFIX
+
+    async def _would_be_created(self, new: Controller) -> None:
+        """Let the server check the new controller before anything is written."""
+        try:
+            await self._requests.try_create(_without_pods(new))
+        except StatusError as error:
+            if error.code in (403, 422):
+                raise
+
+    async def _create(self, old: Controller, new: Controller, desired: int) -> Controller:
+        wanted = _without_pods(new)
+        wanted.annotations[SOURCE] = old.source_id
+        wanted.annotations[DESIRED_REPLICAS] = str(desired)
+        created = await self._requests.create(wanted)
+        if created is not None:
+            self._account.event("create", f"Created {created.name}", controller=created.name)
+            return created
+        existing = await self._requests.get(new.name)  # by a write that lost its answer
+        if existing is None:
+            raise UpdateError(f"{new.name} exists and waits for its deletion; run the same command again")
+        check_source(old, existing)
+        self._continuing(existing)
+        return existing
+
+    def _continuing(self, new: Controller) -> None:
+        self._account.event("continue", f"Continuing update with existing controller {new.name}.", controller=new.name)
+
+    # What is left of an interrupted update
+
+    async def _complete_rename(self, successor: Controller) -> Controller:
+        """The new controller is to get the old name, and an earlier run ended in the middle of that."""
+        former = successor.annotations[RENAMED_FROM]
+        self.new_name = former
+        self.back = False
+        self._account.event("rename", f"Renaming {former} to {successor.name}", controller=former, name=successor.name)
+        claim = Claim.of(successor, self._requests.now())
+        self.began = True
+        return await self._finish(claim).complete_rename(successor)
+
+    async def _is_result(self, survivor: Controller, former: str) -> bool:
+        """Whether a rename that was completed is all that this command asks for. `former`: the name before."""
+        options = self._options
+        if options.filename:
+            return (await self._read_file()).name == former
+        return new_controller.container_of(survivor, options.container).get("image") == options.image
+
+    async def _without_old(self, name: str) -> Controller | Planned:
+        """The old controller is deleted: by an interrupted run just before its end, or never was one."""
+        options = self._options
+        new = await self._replacement_of(name)
+        if new is None:
+            raise _missing(name)
+        self.new_name = new.name
+        if options.image:
+            new_controller.check_image(new, options.container, options.image)
+        if options.dry_run:
+            return Planned(Controller({"metadata": {"name": name}}), new)
+        self._account.event("resume", f"Found existing update in progress ({new.name}), resuming.", controller=new.name)
+        claim = Claim(name, "", "")
+        self.began, self.back = True, False
+        await self._roll(claim, up=new, down=None, desired=desired_size(new))
+        finish = self._finish(claim)
+        if options.cleanup_policy is Cleanup.RENAME:
+            return await finish.rename(None, new, name)
+        return await finish.delete(None, new)
+
+    async def _replacement_of(self, name: str) -> Controller | None:
+        options = self._options
+        if len(options.names) > 1:
+            found = await self._requests.get(options.names[1])
+        elif options.filename:
+            found = await self._requests.get((await self._read_file()).name)
+        else:
+            all_found = [each for each in await self._requests.all() if is_source_of(name, each) and not each.deleting]
+            if len(all_found) > 1:
+                names = ", ".join(sorted(each.name for each in all_found))
+                raise UpdateError(f"{name} is deleted, and several controllers replace it: {names}; name one of them")
+            found = all_found[0] if all_found else None
+        return found if found is not None and is_source_of(name, found) else None
+
+    # Back
+
+    async def _back(self, name: str, old: Controller | None) -> Controller | Planned:
+        """Scale the old controller up again, and the new one down."""
+        options = self._options
+        if old is None:
+            replacement = next((each for each in await self._requests.all() if is_source_of(name, each)), None)
+            if replacement is None:
+                raise _missing(name)
+            raise self._too_late(name, replacement)
+        if RENAMED_FROM in old.annotations:
+            raise self._too_late(name, old)
+        new_name = options.names[1] if len(options.names) > 1 else old.annotations.get(NEXT, "")
+        if not new_name:
+            raise UpdateError(f"Could not find an update of {name} to rollback: no update of it is in progress")
+        self.new_name = new_name
+        new = await self._requests.get(new_name)
+        if new is not None and new.name == old.name:
+            raise UpdateError(f"{new_name} cannot have the same name as the existing ReplicationController {name}")
+        if new is not None and new.annotations.get(SOURCE) != old.source_id and not finished(old, new):
+            check_source(old, new)
+        if new is None and not in_progress(old, None) and SOURCE not in old.annotations:
+            raise UpdateError(f"Could not find {new_name} to rollback.")
+        original = old.number(ORIGINAL_REPLICAS)
+        if original is None:
+            if new is not None and new.replicas:
+                raise UpdateError(f"couldn't find original replica count of {quoted(old.name)}")
+            original = old.replicas
+        if options.dry_run:
+            return Planned(new or Controller({"metadata": {"name": new_name}}), old)
+        claim = Claim.of(old, self._requests.now())
+        resumed = HOLDER in old.annotations
+
+        def mark(found: Controller) -> None:
+            claim.take(found)
+            annotations = found.annotations
+            annotations[NEXT] = new_name
+            annotations[ORIGINAL_REPLICAS] = annotations[DESIRED_REPLICAS] = str(original)
+            if new is not None:
+                annotations[SOURCE] = new.source_id
+
+        self.began = True
+        self._account.event(
+            "rollback", f"Setting {quoted(old.name)} replicas to {original}", controller=old.name, replicas=original
+        )
+        old = await self._requests.update(old, mark)
+        self._continuing(old)
+        old = await deployment_key.add_key(self._requests, claim, old, options.deployment_label_key, resumed=resumed)
+        await self._roll(claim, up=old, down=new, desired=original)
+        return await self._finish(claim).delete(new, old)
+
+    def _too_late(self, name: str, new: Controller) -> UpdateError:
+        """The old controller is gone. `new`: what replaces it, also when it has the old name already."""
+        images = [str(container.get("image")) for container in new.containers]
+        image = images[0] if len(images) == 1 else "IMAGE"
+        command = go_on(self._options).replace("--rollback", f"--image={image}")
+        return UpdateError(
+            f"{name} cannot be rolled back to: it is deleted already, and its pods are replaced by those of"
+            f" {new.annotations.get(RENAMED_FROM, new.name)}. To complete the update: {command}"
+        )
+
+    # Parts
+
+    async def _roll(self, claim: Claim, *, up: Controller, down: Controller | None, desired: int) -> None:
+        options = self._options
+        min_ready_s = options.min_ready_s or float(up.spec.get("minReadySeconds") or 0)
+        pace = Pace(options.update_period_s, options.poll_interval_s, options.timeout_s, min_ready_s)
+        limits = bounds(options.max_surge, options.max_unavailable, desired)
+        self.updater = Updater(self._requests, self._account, claim, pace, self._retirement)
+        await self.updater.roll(up, down, limits)
+
+    def _finish(self, claim: Claim) -> Finish:
+        return Finish(
+            self._requests,
+            self._account,
+            claim,
+            poll_interval_s=self._options.poll_interval_s,
+            timeout_s=self._options.timeout_s,
+        )
+
+
+def _check_size(new: Controller) -> None:
+    if new.replicas <= 0:
+        raise UpdateError(f"Invalid controller spec for {new.name}; required: > 0 replicas, actual: {new.replicas}")
+
+
+def _without_pods(new: Controller) -> Controller:
+    wanted = new.copy()
+    wanted.spec["replicas"] = 0
+    return wanted
+
+
+def _missing(name: str) -> StatusError:
+    return StatusError(Status(reason="NotFound", message=not_found(name)), 404)

@@ -1,0 +1,271 @@
+"""The loop of a rolling update: one controller grows, the other one shrinks, step by step, until nothing is left to do.
+
+Every step is computed from what the server has now, so the loop goes on from any state: after an interruption, after a
+run of kubectl, after another client has scaled a controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from kubeproxy.commands.rolling_update.claim import Claim
+from kubeproxy.commands.rolling_update.controller import Controller, DeletedError, UpdateError
+from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.snapshot import Snapshot, take
+from kubeproxy.commands.rolling_update.steps import Bounds, scale_down, scale_up, trim
+from kubeproxy.controllers.deployments.rollout_status import Waiting
+from kubeproxy.controllers.objects import Pod
+from kubeproxy.runtime.backoff import DoublingBackoff
+
+_FIRST_LOOK_S: Final = 0.1
+
+
+class StalledError(UpdateError):
+    """No progress was made for too long."""
+
+
+class Retirement(Protocol):
+    """Takes pods out of service before they are deleted."""
+
+    async def retire(self, pods: Sequence[Pod], number: int) -> Sequence[Pod]:
+        """Choose so many of these pods, and return when they serve no connection any more, or may be cut off.
+
+        It may choose fewer, which are a step of their own; none: pods go without being retired.
+        """
+
+    async def delete(self, pods: Sequence[Pod]) -> None:
+        """The controller is scaled down now: see to it that these pods go."""
+
+    async def put_back(self, pods: Sequence[Pod]) -> None:
+        """These pods stay after all."""
+
+    async def begin(self, pods: Sequence[Pod]) -> None:
+        """Undo what an interrupted run has left on these pods."""
+
+    async def end(self) -> None:
+        """Nothing is to be retired any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast an update may be. Times are in seconds."""
+
+    update_period_s: float
+    """Between a step up and the next step down."""
+    poll_interval_s: float
+    timeout_s: float
+    """Without progress."""
+    min_ready_s: float
+
+
+class _Moved(Exception):
+    """Another client has scaled the controller since the step was computed."""
+
+
+class Updater:
+    """One update. `claim`: of the controller that the command line names first."""
+
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        account: Account,
+        claim: Claim,
+        pace: Pace,
+        retirement: Retirement | None = None,
+    ) -> None:
+        self._requests = requests
+        self._account = account
+        self._claim = claim
+        self._pace = pace
+        self._retirement = retirement
+        self._deadline = 0.0
+        self._best_ready = 0
+        self._last: Snapshot | None = None
+
+    @property
+    def last(self) -> Snapshot | None:
+        """What the loop saw last."""
+        return self._last
+
+    async def roll(self, up: Controller, down: Controller | None, limits: Bounds) -> None:
+        """Until `up` has the desired size and `down` has no pods. `down` None: it is deleted already.
+
+        Raises `StalledError`, `DeletedError`, `RivalError`, StatusError, Unreachable.
+        """
+        self._progress()
+        snapshot = await self._look(up, down)
+        if self._retirement is not None:
+            await self._retirement.begin(snapshot.active)
+        sizes = snapshot.sizes
+        self._account.event(
+            "begin",
+            f"Scaling up {up.name} from {sizes.new} to {limits.desired},"
+            f" scaling down {down.name if down else 'nothing'} from {sizes.old} to 0"
+            f" (keep {limits.least_ready} pods available, don't exceed {limits.most} pods)",
+            new=up.name,
+            old=down.name if down else None,
+            desired=limits.desired,
+            least=limits.least_ready,
+            most=limits.most,
+        )
+        while not snapshot.is_done(limits):
+            stepped = await self._grow(snapshot, limits)
+            snapshot = await self._look(up, down)
+            if snapshot.is_done(limits):
+                break
+            if stepped:
+                snapshot = await self._pause(up, down, limits)
+            if snapshot.sizes.old:
+                stepped = await self._shrink(snapshot, limits) or stepped
+                snapshot = await self._look(up, down)
+            if stepped:
+                self._progress()
+            else:
+                await self._wait(snapshot, limits)
+                snapshot = await self._look(up, down)
+        await self._synced(up.name, limits.desired)
+
+    # Steps
+
+    async def _grow(self, snapshot: Snapshot, limits: Bounds) -> bool:
+        up, sizes = snapshot.up.controller, snapshot.sizes
+        size = scale_up(limits, sizes) if sizes.new <= limits.desired else trim(limits, sizes)
+        if size == sizes.new:
+            return False
+        direction = "up" if size > sizes.new else "down"
+        self._account.event(
+            f"scale-{direction}", f"Scaling {up.name} {direction} to {size}", controller=up.name, replicas=size
+        )
+        return await self._scale(up, size)
+
+    async def _shrink(self, snapshot: Snapshot, limits: Bounds) -> bool:
+        side = snapshot.down
+        assert side is not None
+        down, sizes = side.controller, snapshot.sizes
+        size = scale_down(limits, sizes)
+        if size == sizes.old:
+            return False
+        gone: Sequence[Pod] = ()
+        if self._retirement is not None:
+            number = len(side.active) - size
+            gone = await self._retirement.retire(side.active, number)
+            size += number - len(gone) if gone else 0
+            again = await self._look(snapshot.up.controller, down)
+            if again.sizes.old != sizes.old or scale_down(limits, again.sizes) > size:
+                await self._retirement.put_back(gone)
+                return False  # pods have become unready meanwhile, or another client has scaled: compute the step anew
+            assert again.down is not None
+            down = again.down.controller
+        self._account.event("scale-down", f"Scaling {down.name} down to {size}", controller=down.name, replicas=size)
+        if self._retirement is not None:
+            await self._check_claim(down.name)
+            await self._retirement.delete(gone)
+        done = await self._scale(down, size)
+        if not done and self._retirement is not None:
+            await self._retirement.put_back(gone)
+        return done
+
+    async def _scale(self, controller: Controller, size: int) -> bool:
+        """Write the size, and wait until the pods are that many. False: another client has changed it meanwhile."""
+        before = controller.replicas
+
+        def change(found: Controller) -> None:
+            if found.name == self._claim.name:
+                self._claim.check(found)
+            if found.replicas not in (before, size):
+                raise _Moved
+            found.spec["replicas"] = size
+
+        await self._check_claim(controller.name)
+        try:
+            await self._requests.update(controller, change)
+        except _Moved:
+            return False
+        self._progress()
+        await self._synced(controller.name, size)
+        return True
+
+    async def _check_claim(self, name: str) -> None:
+        """The claim is on the other controller than the one that is written: look at it first."""
+        if name != self._claim.name and (anchor := await self._requests.get(self._claim.name)) is not None:
+            self._claim.check(anchor)
+
+    # Waiting
+
+    async def _synced(self, name: str, size: int) -> None:
+        """Until the controller has acted on its spec. Another client's size ends it, too."""
+        end = self._clock() + self._pace.timeout_s
+        backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._pace.poll_interval_s)
+        while True:
+            found = await self._requests.get(name)
+            if found is None:
+                raise DeletedError(name)
+            if found.replicas != size or found.synced:
+                return
+            reason = f": {found.failure}" if found.failure else ""
+            if not found.observed:
+                reason = "; the controller manager has not acted on it: does it run?"
+            self._account.waits(Waiting(f"{name} to have {size} pods (it has {found.present}){reason}", None))
+            if self._clock() > end:
+                raise StalledError(
+                    f'timed out waiting for "{name}" to be synced: it has {found.present} of {size} pods{reason}'
+                )
+            await asyncio.sleep(backoff.next())
+
+    async def _pause(self, up: Controller, down: Controller | None, limits: Bounds) -> Snapshot:
+        """The update period, with an eye on the pods."""
+        end = self._clock() + self._pace.update_period_s
+        while True:
+            snapshot = await self._look(up, down)
+            left = end - self._clock()
+            if left <= 0:
+                return snapshot
+            self._account.waits(snapshot.waiting(limits) or Waiting("the update period to be over", None))
+            await asyncio.sleep(min(left, self._pace.poll_interval_s))
+
+    async def _wait(self, snapshot: Snapshot, limits: Bounds) -> None:
+        """No step was possible. `StalledError` when that lasts."""
+        sizes = snapshot.sizes
+        if scale_up(limits, replace(sizes, ending=0)) > sizes.new:
+            self._progress()  # only pods within their grace period are in the way, which has an end
+        waiting = snapshot.waiting(limits)
+        self._account.waits(waiting or Waiting("a step to become possible", None))
+        if self._clock() > self._deadline:
+            why = f"; it waits for {waiting.text}" if waiting is not None else ""
+            raise StalledError(f"timed out waiting for any update progress to be made{why}")
+        await asyncio.sleep(self._pace.poll_interval_s)
+
+    async def _look(self, up: Controller, down: Controller | None) -> Snapshot:
+        """Both controllers and their pods. `DeletedError` where one is gone, or another object has its name."""
+        now_up = await self._same(up)
+        now_down = None if down is None else await self._same(down)
+        up_pods = await self._requests.pods(now_up.selector)
+        down_pods = [] if now_down is None else await self._requests.pods(now_down.selector)
+        snapshot = take(
+            now_up, up_pods, now_down, down_pods, min_ready_s=self._pace.min_ready_s, now=self._requests.now()
+        )
+        self._last = snapshot
+        if snapshot.up.ready > self._best_ready:
+            self._best_ready = snapshot.up.ready
+            self._deadline = self._clock() + self._pace.timeout_s
+        self._account.see(snapshot)
+        return snapshot
+
+    async def _same(self, controller: Controller) -> Controller:
+        found = await self._requests.get(controller.name)
+        if found is None or found.uid != controller.uid:
+            raise DeletedError(controller.name)
+        if found.name == self._claim.name:
+            self._claim.check(found)
+        return found
+
+    def _progress(self) -> None:
+        self._deadline = self._clock() + self._pace.timeout_s
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""``kubeproxy rollout``: what kubectl's command of that name does with Deployments."""

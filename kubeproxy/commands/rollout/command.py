@@ -1,0 +1,274 @@
+"""``kubeproxy rollout``: what kubectl's command of that name does with Deployments, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import yaml
+
+from kubeproxy.controllers.deployments import revisions, rollback
+from kubeproxy.controllers.deployments.drain_plan import options_of
+from kubeproxy.controllers.deployments.explain import explain
+from kubeproxy.controllers.deployments.explain_proxies import ProxyWait, proxy_wait
+from kubeproxy.controllers.deployments.rollout_status import DeadlineExceededError, status_line
+from kubeproxy.controllers.drains.node_proxies import owner_of
+from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
+from kubeproxy.controllers.informers import deployment_client, deployment_informer, pod_client, replica_set_client
+from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet, template_of
+from kubeproxy.controllers.template import without_hash
+from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.metadata import controller_of
+from kubeproxy.kubernetes.object_client import JSON_PATCH, understood
+from kubeproxy.model.errors import KubeproxyError
+
+RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+CHANGE_CAUSE = "kubernetes.io/change-cause"
+
+
+class RolloutError(KubeproxyError):
+    """The command cannot do what it was asked for."""
+
+
+class _EventObject(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    involved_object: _EventObject = msgspec.field(default_factory=_EventObject)
+
+
+class _Events(msgspec.Struct):
+    items: list[_Event] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The rollout of one Deployment. `say` prints a line."""
+
+    client: Client
+    namespace: str
+    name: str
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+
+    async def status(self, *, watch: bool = True, timeout_s: float | None = None) -> None:
+        """Print where the rollout is, and with `watch` every change until it is done.
+
+        `RolloutError` when it timed out, or is not done within `timeout_s` seconds.
+        """
+        deployment = await self._deployment()
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not self._print_status(deployment, "") and watch:
+                    await self._watch(_line(deployment)[0])
+        except TimeoutError:
+            raise RolloutError("timed out waiting for the condition") from None
+
+    async def history(self, *, revision: int | None = None) -> None:
+        """Print all revisions with their causes, or the template of one."""
+        found = {revisions.revision_of(each): each for each in await self._replica_sets(await self._deployment())}
+        found.pop(0, None)
+        if revision is not None:
+            if revision not in found:
+                raise RolloutError("unable to find the specified revision")
+            self.say(f"deployment.apps/{self.name} with revision #{revision}")
+            self._say_yaml({"Pod Template": template_of(found[revision].spec.template)})
+            self.say("")
+            return
+        self.say(f"deployment.apps/{self.name} ")
+        self.say("REVISION  CHANGE-CAUSE")
+        for number, replica_set in sorted(found.items()):
+            cause = replica_set.metadata.annotations.get(CHANGE_CAUSE) or "<none>"
+            self.say(f"{number:<9} {cause}")
+        self.say("")
+
+    async def undo(self, *, to_revision: int = 0, dry_run: bool = False) -> None:
+        """Go back to a revision; 0: the one before."""
+        deployment = await self._deployment()
+        if deployment.spec.paused:
+            raise RolloutError(
+                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again"
+            )
+        found = await self._replica_sets(deployment)
+        wanted = to_revision or rollback.previous_revision(found)
+        if wanted is None:
+            raise RolloutError(f'no rollout history found for deployment "{self.name}"')
+        target = rollback.find_revision(found, wanted)
+        if target is None:
+            raise RolloutError(f"unable to find specified revision {wanted} in history")
+        if dry_run:
+            self.say(f"deployment.apps/{self.name} Pod Template:")
+            self._say_yaml(without_hash(target.spec.template))
+            self.say("(dry run)")
+            return
+        if rollback.same_template(deployment, target):
+            self.say(
+                f"deployment.apps/{self.name} skipped rollback (current template already matches revision {wanted})"
+            )
+            return
+        patch = rollback.patch(deployment, target)
+        await deployment_client(self.client).patch(self.namespace, self.name, patch, content_type=JSON_PATCH)
+        self.say(f"deployment.apps/{self.name} rolled back")
+
+    async def pause(self) -> None:
+        """Stop rolling out changes of the template."""
+        deployment = await self._deployment()
+        if deployment.spec.paused:
+            raise RolloutError(f'deployments.apps "{self.name}" is already paused')
+        await self._patch(deployment, {"spec": {"paused": True}})
+        self.say(f"deployment.apps/{self.name} paused")
+
+    async def resume(self) -> None:
+        """Roll out what changed meanwhile, and go on."""
+        deployment = await self._deployment()
+        if not deployment.spec.paused:
+            raise RolloutError(f'deployments.apps "{self.name}" is not paused')
+        await self._patch(deployment, {"spec": {"paused": None}})
+        self.say(f"deployment.apps/{self.name} resumed")
+
+    async def restart(self) -> None:
+        """Replace all pods by new ones of the same template."""
+        deployment = await self._deployment()
+        if deployment.spec.paused:
+            raise RolloutError(
+                f'deployments.apps "{self.name}" can\'t restart paused deployment (run rollout resume first)'
+            )
+        annotations = {RESTARTED_AT: timestamps.seconds(self.clock())}
+        await self._patch(deployment, {"spec": {"template": {"metadata": {"annotations": annotations}}}})
+        self.say(f"deployment.apps/{self.name} restarted")
+
+    async def explain(self) -> None:
+        """Print in one paragraph what the rollout waits for."""
+        deployment = await self._deployment()
+        owned = await self._replica_sets(deployment)
+        new = revisions.find_new(deployment, owned)
+        uids = {each.metadata.uid for each in owned}
+        pods = [pod for pod in await pod_client(self.client).list_namespace(self.namespace) if _owner(pod) in uids]
+        new_uid = "" if new is None else new.metadata.uid
+        new_pods = [pod for pod in pods if _owner(pod) == new_uid]
+        old_pods = [pod for pod in pods if _owner(pod) != new_uid]
+        warnings, proxies = await self._warnings(), await self._proxies(deployment, new_pods, old_pods)
+        self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
+
+    def _say_yaml(self, value: object) -> None:
+        for line in yaml.safe_dump(value, sort_keys=False).splitlines():
+            self.say(line)
+
+    # Reading and writing
+
+    async def _deployment(self) -> Deployment:
+        return await deployment_client(self.client).get(self.namespace, self.name)
+
+    async def _replica_sets(self, deployment: Deployment) -> list[ReplicaSet]:
+        found = await replica_set_client(self.client).list_namespace(self.namespace)
+        return [each for each in found if (owner := controller_of(each)) and owner.uid == deployment.metadata.uid]
+
+    async def _patch(self, deployment: Deployment, change: dict[str, object]) -> None:
+        body = {"metadata": {"resourceVersion": deployment.metadata.resource_version}, **change}
+        await deployment_client(self.client).patch(self.namespace, self.name, body)
+
+    async def _proxies(
+        self, deployment: Deployment, new_pods: Sequence[Pod], old_pods: Sequence[Pod]
+    ) -> ProxyWait | None:
+        """What the rollout waits for at the node proxies; None where it does not ask them, or reports are secret."""
+        try:
+            options = options_of(deployment)
+        except ValueError:
+            options = None  # the controller has reported it, and asks no proxy
+        if options is None:
+            return None
+        drain = ProxyDrain(self.client, self.namespace, owner_of(deployment), clock=self.clock)
+        states = await drain.state([*new_pods, *old_pods])
+        return proxy_wait(new_pods, old_pods, states, options, self.clock())
+
+    async def _warnings(self) -> dict[str, str]:
+        """The newest Warning of each pod; none where Events may not be read."""
+        query = {"fieldSelector": "type=Warning,involvedObject.kind=Pod"}
+        try:
+            body = await self.client.get_json(f"/api/v1/namespaces/{self.namespace}/events", query)
+        except ApiError as error:
+            if error.status == 403:
+                return {}
+            raise
+        with understood("events"):
+            found = msgspec.json.decode(body, type=_Events).items
+        events = sorted(found, key=lambda each: each.last_timestamp or "")
+        return {each.involved_object.name: f"{each.reason}: {each.message}" for each in events}
+
+    async def _watch(self, said: str) -> None:
+        """Print every line that differs from the one before, until the rollout is done."""
+        whole = deployment_informer()
+        informer: Informer[Deployment] = Informer(
+            name=whole.name,
+            kind=whole.kind,
+            path=deployment_client(self.client).path(self.namespace),
+            query={"fieldSelector": f"metadata.name={self.name}"},
+            decode=whole.decode,
+        )
+        changed = asyncio.Event()
+        informer.add_handler(_Waker(changed))
+        contact = Connectivity(server=self.client.server, clock=self.clock)
+        keeping = asyncio.ensure_future(informer.run(self.client, contact=contact))  # noqa: TID251 - ends with the block
+        try:
+            await informer.synced.wait()
+            while True:
+                deployment = informer.store.get(f"{self.namespace}/{self.name}")
+                if deployment is None:
+                    raise RolloutError(f'deployment "{self.name}" was deleted')
+                line, _ = _line(deployment)
+                if self._print_status(deployment, said):
+                    return
+                said = line
+                changed.clear()
+                await changed.wait()
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    def _print_status(self, deployment: Deployment, said: str) -> bool:
+        """Print the line unless it is the one said last; whether the rollout is done."""
+        line, done = _line(deployment)
+        if line != said:
+            self.say(line)
+        return done
+
+
+class _Waker:
+    """Sets an event at every change."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self._changed = changed
+
+    def added(self, item: Deployment) -> None:
+        self._changed.set()
+
+    def updated(self, old: Deployment, new: Deployment) -> None:
+        self._changed.set()
+
+    def deleted(self, item: Deployment) -> None:
+        self._changed.set()
+
+
+def _line(deployment: Deployment) -> tuple[str, bool]:
+    try:
+        return status_line(deployment)
+    except DeadlineExceededError as error:
+        raise RolloutError(str(error)) from error
+
+
+def _owner(pod: Pod) -> str:
+    owner = controller_of(pod)
+    return "" if owner is None else owner.uid

@@ -1,0 +1,50 @@
+"""Conditions in the status of workloads: found, set, removed. Pure; `now` is in Unix seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kubeproxy.controllers.objects import Condition
+from kubeproxy.kubernetes import timestamps
+
+PROGRESSING = "Progressing"
+AVAILABLE = "Available"
+REPLICA_FAILURE = "ReplicaFailure"
+
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+
+
+def find(conditions: Sequence[Condition], type: str) -> Condition | None:
+    """The condition of a type."""
+    return next((condition for condition in conditions if condition.type == type), None)
+
+
+def new(type: str, status: str, reason: str, message: str, now: float) -> Condition:
+    """A Deployment's condition that begins now."""
+    moment = timestamps.seconds(now)
+    return Condition(
+        type=type,
+        status=status,
+        last_update_time=moment,
+        last_transition_time=moment,
+        reason=reason,
+        message=message,
+    )
+
+
+def without(conditions: Sequence[Condition], type: str) -> list[Condition]:
+    """All conditions but those of a type."""
+    return [condition for condition in conditions if condition.type != type]
+
+
+def put(conditions: Sequence[Condition], condition: Condition) -> list[Condition]:
+    """Set a condition. With the same status and reason nothing changes, not even the message; with the same status the
+    transition time is kept."""
+    current = find(conditions, condition.type)
+    if current is not None and (current.status, current.reason) == (condition.status, condition.reason):
+        return list(conditions)
+    if current is not None and current.status == condition.status:
+        condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
+    return [*without(conditions, condition.type), condition]

@@ -1,0 +1,255 @@
+"""What a rollout that knows the node proxies does next: which pods count, which drain, which may go. Pure.
+
+The arithmetic of `rolling_update` stays as it is. It is given other numbers:
+
+    new ReplicaSet     an available pod counts once every live node's proxy uses it, or `use_s` after it became ready
+    old ReplicaSets    a draining pod counts as gone already, so it is neither available nor unhealthy; but it exists,
+                       so it leaves no room for another new one
+
+An old pod that the arithmetic takes is marked and drained. It is deleted when no node has a connection to it any more,
+or `drain_s` after its drain began. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+from kubeproxy.controllers.deployments import rolling_update
+from kubeproxy.controllers.deployments.rolling_update import Scale
+from kubeproxy.controllers.drains.reports import PodDrain
+from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
+from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
+from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, ready_since
+
+OPT_IN: Final = "kubeproxy/drain"
+"""The annotation of a Deployment with rollouts that wait for the node proxies: ``true``."""
+DRAIN_TIMEOUT: Final = "kubeproxy/drain-timeout"
+USE_TIMEOUT: Final = "kubeproxy/use-timeout"
+MOST_AWAITED: Final = 200
+"""Pods awaited in use at once: requests stand in an annotation, which has a limit."""
+MOST_DRAINED: Final = 300
+"""Pods that drain at once, for the same reason."""
+_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOptions:
+    """The time-outs of a Deployment that has opted in."""
+
+    drain_s: float = 30.0
+    """After its drain began a pod is deleted, whatever is open."""
+    use_s: float = 60.0
+    """After it became available a pod counts, whether or not every proxy uses it."""
+
+
+def options_of(deployment: Deployment) -> DrainOptions | None:
+    """The options of a Deployment; None: it has not opted in. ValueError, with what is wrong, for unusable ones."""
+    annotations = deployment.metadata.annotations
+    opted = annotations.get(OPT_IN, "false")
+    if opted not in ("true", "false"):
+        raise ValueError(f"annotation {OPT_IN}: found {opted!r}; allowed are true and false")
+    if opted == "false":
+        return None
+    default = DrainOptions()
+    return DrainOptions(
+        drain_s=_seconds(annotations, DRAIN_TIMEOUT, default.drain_s),
+        use_s=_seconds(annotations, USE_TIMEOUT, default.use_s),
+    )
+
+
+def _seconds(annotations: Mapping[str, str], name: str, default: float) -> float:
+    text = annotations.get(name)
+    if text is None:
+        return default
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(f"annotation {name}: found {text!r}; allowed is a duration such as 30s or 1m30s")
+    hours, minutes, seconds = (Fraction(part or 0) for part in match.groups())
+    return float(hours * 3600 + minutes * 60 + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainView:
+    """The pods of a rollout, and what the nodes report about them."""
+
+    pods_of: Callable[[ReplicaSet], Sequence[Pod]]
+    """The pods of a ReplicaSet, in every phase."""
+    exposed: Callable[[Pod], bool]
+    """Whether a Service selects a pod: other pods need no proxy."""
+    states: Mapping[str, PodDrain]
+    """By pod name, for the pods about which nodes are asked."""
+    in_service: frozenset[str]
+    """UIDs of pods that every proxy has used once."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """The pods of a rolling step, sorted by what becomes of them."""
+
+    new: ReplicaSet
+    """The new ReplicaSet, with the available pods that count."""
+    old: tuple[ReplicaSet, ...]
+    """The old ones, without draining pods."""
+    in_service: tuple[Pod, ...]
+    """New pods that every proxy uses."""
+    late: tuple[Pod, ...]
+    """New pods that count although not every proxy uses them, because their time is over."""
+    awaited: tuple[Pod, ...]
+    """New pods that do not count yet."""
+    draining: tuple[Pod, ...]
+    """Old pods that drain."""
+    drained: tuple[Pod, ...]
+    """Old pods that may go: no connection is open, or their time is over."""
+    put_back: tuple[Pod, ...]
+    """Pods of the new ReplicaSet that are marked as draining: after an undo they are wanted again."""
+    due: float | None
+    """When the next time-out is; None: none is waited for."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rollout waits for proxies."""
+        return bool(self.awaited or self.draining)
+
+
+def is_marked(pod: Pod) -> bool:
+    """Whether a pod drains, or has drained, and still counts as a replica."""
+    return pod.metadata.annotations.draining is not None and is_active(pod)
+
+
+def plan(
+    deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet], options: DrainOptions, view: DrainView
+) -> DrainPlan:
+    """Sort the pods, and adjust the ReplicaSets for the arithmetic."""
+    least, now = deployment.spec.min_ready_seconds, view.now
+    active = [pod for pod in view.pods_of(new) if is_active(pod)]
+    available = [pod for pod in active if is_available(pod, least, now)]
+    in_service: list[Pod] = []
+    late: list[Pod] = []
+    awaited: list[Pod] = []
+    ends: list[float] = []
+    for pod in available:
+        state = view.states.get(pod.metadata.name)
+        ends_at = _counts_at(pod, state, least, options)
+        if pod.metadata.uid in view.in_service or not view.exposed(pod) or _is_used(state):
+            in_service.append(pod)
+        elif ends_at <= now:
+            late.append(pod)
+        else:
+            awaited.append(pod)
+            ends.append(ends_at)
+    draining: list[Pod] = []
+    drained: list[Pod] = []
+    adjusted = []
+    for replica_set in old:
+        marked = [pod for pod in view.pods_of(replica_set) if is_marked(pod)]
+        for pod in marked:
+            ends_at = _drained_at(pod, view, options)
+            if ends_at <= now:
+                drained.append(pod)
+            else:
+                draining.append(pod)
+                ends.append(ends_at)
+        beyond = max(0, sum(map(is_active, view.pods_of(replica_set))) - replica_set.spec.replicas)
+        adjusted.append(_without(replica_set, marked, beyond, least, now))
+    return DrainPlan(
+        new=_with_available(new, new.status.available_replicas - len(awaited)),
+        old=tuple(adjusted),
+        in_service=tuple(in_service),
+        late=tuple(late),
+        awaited=tuple(awaited[:MOST_AWAITED]),
+        draining=tuple(draining),
+        drained=tuple(drained),
+        put_back=tuple(pod for pod in active if is_marked(pod)),
+        due=min((end for end in ends if end < float("inf")), default=None),
+    )
+
+
+def victims(
+    deployment: Deployment, adjusted: DrainPlan, old: Sequence[ReplicaSet], view: DrainView
+) -> list[tuple[ReplicaSet, list[Pod]]]:
+    """The pods that old ReplicaSets may lose now beyond those that are marked: unavailable ones first.
+
+    No more than may drain at once. `old` are the ReplicaSets as they are, in the order of `adjusted.old`."""
+    new, shrinking = adjusted.new, list(adjusted.old)
+    budget = rolling_update.may_shrink_old(deployment, new, shrinking)
+    if budget == 0:
+        return []
+    unhealthy = rolling_update.cleanup_unhealthy(shrinking, budget)
+    if unhealthy is None:
+        return []
+    losses = _losses(unhealthy)
+    shrinking = [
+        msgspec.structs.replace(
+            each,
+            spec=msgspec.structs.replace(each.spec, replicas=each.spec.replicas - losses.get(each.metadata.uid, 0)),
+        )
+        for each in shrinking
+    ]
+    for uid, number in _losses(rolling_update.scale_down_old(deployment, new, shrinking)).items():
+        losses[uid] = losses.get(uid, 0) + number
+    found = []
+    room = MOST_DRAINED - len(adjusted.draining) - len(adjusted.drained)
+    for replica_set in old:
+        number = min(losses.get(replica_set.metadata.uid, 0), room)
+        pods = [pod for pod in view.pods_of(replica_set) if is_active(pod) and not is_marked(pod)]
+        # Where the cache has more pods than are wanted, the surplus goes anyway: it is no part of the loss.
+        if (number := min(number, len(pods))) > 0:
+            room -= number
+            found.append((replica_set, choose_pods_to_delete(pods, number, related=pods, now=view.now)))
+    return found
+
+
+def needs_drain(pod: Pod, view: DrainView) -> bool:
+    """Whether proxies may have connections to a pod: one that is not ready gets no new ones, and is deleted at once, as
+    without proxies."""
+    return is_ready(pod) and view.exposed(pod)
+
+
+def _losses(scales: Sequence[Scale]) -> dict[str, int]:
+    return {scale.replica_set.metadata.uid: -scale.change for scale in scales if scale.change < 0}
+
+
+def _is_used(state: PodDrain | None) -> bool:
+    return state is not None and state.since is not None and not state.waiting
+
+
+def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptions) -> float:
+    """When a new pod counts in any case. Where the pod does not have when it became ready, the request counts."""
+    since = ready_since(pod)
+    if since is not None:
+        return since + least + options.use_s
+    return float("inf") if state is None or state.since is None else state.since + options.use_s
+
+
+def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
+    """When a marked pod may go: long ago, at its time-out, or never, because it was not asked for yet."""
+    if not needs_drain(pod, view):
+        return float("-inf")
+    state = view.states.get(pod.metadata.name)
+    if state is None or state.since is None:
+        return float("inf")
+    return float("-inf") if state.done else state.since + options.drain_s
+
+
+def _without(replica_set: ReplicaSet, marked: Sequence[Pod], beyond: int, least: int, now: float) -> ReplicaSet:
+    """A ReplicaSet as if its marked pods were gone. `beyond`: pods above its size, which are being deleted."""
+    available = sum(is_available(pod, least, now) for pod in marked)
+    smaller = _smaller(replica_set, max(0, len(marked) - beyond))
+    return _with_available(smaller, replica_set.status.available_replicas - available)
+
+
+def _smaller(replica_set: ReplicaSet, by: int) -> ReplicaSet:
+    spec = msgspec.structs.replace(replica_set.spec, replicas=max(0, replica_set.spec.replicas - by))
+    return msgspec.structs.replace(replica_set, spec=spec)
+
+
+def _with_available(replica_set: ReplicaSet, available: int) -> ReplicaSet:
+    status = msgspec.structs.replace(replica_set.status, available_replicas=max(0, available))
+    return msgspec.structs.replace(replica_set, status=status)

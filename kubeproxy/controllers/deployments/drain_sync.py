@@ -1,0 +1,244 @@
+"""The rolling step of a Deployment that waits for the node proxies: the plan, carried out.
+
+`drain_plan` decides. Marks come before requests, and requests before deletions, so a rollout that is interrupted
+between any two writes goes on from what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from kubeproxy.controllers import conditions, event_sink
+from kubeproxy.controllers.deployments import drain_plan
+from kubeproxy.controllers.deployments.drain_plan import (
+    DrainOptions,
+    DrainPlan,
+    DrainView,
+    is_marked,
+    needs_drain,
+    plan,
+    victims,
+)
+from kubeproxy.controllers.deployments.revisions import active
+from kubeproxy.controllers.deployments.rolling_update import Scale
+from kubeproxy.controllers.deployments.writes import DeploymentWrites
+from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
+from kubeproxy.controllers.drains.reports import PodDrain, Reports, named
+from kubeproxy.controllers.objects import Condition, Deployment, DeploymentStatus, Pod, ReplicaSet
+from kubeproxy.controllers.pod_state import is_active
+from kubeproxy.kubernetes import timestamps
+
+FOLLOWED: Final = "ProxiesFollowed"
+"""The condition of a Deployment while its rollout waits for proxies: False, with the nodes that have not followed."""
+WAITS: Final = "WaitingForProxies"
+LOOK_S: Final = 1.0
+"""How often a rollout that waits is looked at, whatever comes."""
+REWRITE_S: Final = 10.0
+"""The shortest time between two writes of that condition."""
+LATE_S: Final = 5.0
+"""How long nodes may take before a condition names them."""
+
+
+@dataclass(slots=True)
+class DrainStep:
+    """One look at the pods of a rollout. `begin` it, then `shrink`."""
+
+    drains: DeploymentDrains
+    writes: DeploymentWrites
+    deployment: Deployment
+    old: Sequence[ReplicaSet]
+    options: DrainOptions
+    view: DrainView
+    reports: Reports
+    plan: DrainPlan
+    progressed: bool = False
+    """Whether this step marked or released pods."""
+    marked: list[Pod] = field(default_factory=list)
+
+    @classmethod
+    async def begin(
+        cls,
+        drains: DeploymentDrains,
+        writes: DeploymentWrites,
+        deployment: Deployment,
+        new: ReplicaSet,
+        old: Sequence[ReplicaSet],
+        pods_of: Callable[[ReplicaSet], Sequence[Pod]],
+        now: float,
+    ) -> DrainStep | None:
+        """Make the plan, and bring requests up to date; None: the rollout goes on as upstream's, without proxies.
+
+        `NotAskedError` where requests cannot be written."""
+        try:
+            options = drain_plan.options_of(deployment)
+        except ValueError as error:
+            writes.report(deployment, "Warning", event_sink.DRAIN_OPTIONS, f"{error}; proxies are not waited for")
+            options = None
+        if options is None or not active(list(old)) or drains.does_without(deployment):
+            return None
+        if not drains.ready:
+            if drains.first_unknown(deployment):
+                text = "Services or drain reports cannot be read; proxies are not waited for"
+                writes.report(deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
+            return None
+        reports = drains.reports()
+        if not reports.nodes:
+            return None
+        view = DrainView(
+            pods_of=pods_of,
+            exposed=_remembered(drains.exposed),
+            states=drains.states(deployment, reports),
+            in_service=frozenset(drains.used(deployment)),
+            now=now,
+        )
+        found = plan(deployment, new, old, options, view)
+        step = cls(drains, writes, deployment, old, options, view, reports, found)
+        step._note_used()
+        await drains.unmark(found.put_back)
+        await step._ask(())
+        return step
+
+    def _note_used(self) -> None:
+        """Remember the pods that count, and report those that count only because their time is over."""
+        used = self.drains.used(self.deployment)
+        for pod in self.plan.late:
+            state = self.view.states.get(pod.metadata.name)
+            waiting = state.waiting if state is not None else frozenset(self.reports.nodes)
+            text = (
+                f"Pod {pod.metadata.name} counts although the proxies of {_nodes(waiting)} do not use it after"
+                f" {self.options.use_s:g} s"
+            )
+            self.writes.report(self.deployment, "Warning", event_sink.PROXIES_LATE, text)
+        used.update(pod.metadata.uid for pod in (*self.plan.in_service, *self.plan.late))
+
+    async def _ask(self, more: Sequence[Pod]) -> None:
+        """Write the requests: new pods that are awaited, and pods that drain or have drained."""
+        marked = [*self.plan.draining, *self.plan.drained, *more]
+        await self.drains.ask(
+            self.deployment,
+            self.plan.awaited,
+            [pod for pod in marked if needs_drain(pod, self.view)],
+            {pod.metadata.name for pod in self.plan.put_back},
+        )
+
+    async def shrink(self) -> list[ReplicaSet]:
+        """Mark the pods that may go, and take from the old ReplicaSets those that have drained; the changed ones.
+
+        What has drained is first given the lowest deletion cost. Only when the cache of the ReplicaSet controller has
+        that, the ReplicaSet is scaled, or another pod would be deleted. `NotAskedError` as for `begin`."""
+        chosen = victims(self.deployment, self.plan, self.old, self.view)
+        fresh = [pod for _, pods in chosen for pod in pods]
+        going = [*self.plan.drained, *(pod for pod in fresh if not needs_drain(pod, self.view))]
+        released = {pod.metadata.uid for pod in going if self.drains.is_released(pod)}
+        await self._drain(fresh)
+        await self.drains.release(pod for pod in going if pod.metadata.uid not in released)
+        scaled = []
+        for replica_set in self.old:
+            pods = [pod for pod in self.view.pods_of(replica_set) if is_active(pod)]
+            leaving = [pod for pod in pods if pod.metadata.uid in released]
+            # Pods beyond the wanted size are being deleted already.
+            number = len(leaving) - max(0, len(pods) - replica_set.spec.replicas)
+            if number > 0:
+                self._report_cut(leaving)
+                size = max(0, replica_set.spec.replicas - number)
+                scaled.append(await self.writes.scale(self.deployment, Scale(replica_set, size)))
+        self.progressed = bool(fresh or scaled)
+        return scaled
+
+    async def _drain(self, pods: Sequence[Pod]) -> None:
+        """Mark pods, and ask the proxies to drain those that may have connections."""
+        await self.drains.mark(pods)
+        draining = [pod for pod in pods if needs_drain(pod, self.view)]
+        if draining:
+            await self._ask(draining)
+            names = ", ".join(pod.metadata.name for pod in draining)
+            self.writes.report(self.deployment, "Normal", event_sink.DRAINING, f"Draining pods: {names}")
+
+    def _report_cut(self, pods: Sequence[Pod]) -> None:
+        for pod in pods:
+            state = self.view.states.get(pod.metadata.name)
+            if state is not None and state.since is not None and not state.done:
+                what = f"{state.connections} open connections" if state.connections else _unfollowed(state)
+                text = f"Pod {pod.metadata.name} is deleted after {self.options.drain_s:g} s with {what}"
+                self.writes.report(self.deployment, "Warning", event_sink.DRAIN_TIMED_OUT, text)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rollout waits for proxies or connections."""
+        return self.plan.waits or bool(self.plan.drained) or self.progressed
+
+    @property
+    def look_in_s(self) -> float | None:
+        """Seconds until the next look; None: nothing is waited for."""
+        if not self.waits:
+            return None
+        due = self.plan.due
+        return LOOK_S if due is None else min(LOOK_S, max(0.05, due - self.view.now))
+
+    def condition(self) -> Condition | None:
+        """What is waited for, with the nodes; None while nodes follow in time."""
+        late = {
+            pod.metadata.name: state
+            for pod in (*self.plan.awaited, *self.plan.draining)
+            if (state := self.view.states.get(pod.metadata.name)) is not None
+            and state.since is not None
+            and state.waiting
+            and self.view.now - state.since > LATE_S
+        }
+        if not late:
+            return None
+        text = "; ".join(f"pod {name}: {_unfollowed(state)}" for name, state in sorted(late.items())[:3])
+        more = f"; and {len(late) - 3} more pods" if len(late) > 3 else ""
+        return conditions.new(FOLLOWED, conditions.FALSE, WAITS, f"{text}{more}", self.view.now)
+
+
+def with_proxies(status: DeploymentStatus, step: DrainStep | None) -> DeploymentStatus:
+    """A status with the condition about the proxies. It is written again only when it names others, and not at once."""
+    found = None if step is None else step.condition()
+    current = conditions.find(status.conditions, FOLLOWED)
+    if found is None:
+        stated = status.conditions if current is None else conditions.without(status.conditions, FOLLOWED)
+    elif current is None:
+        stated = [*status.conditions, found]
+    elif current.message == found.message or _recent(current, found):
+        return status
+    else:
+        found = msgspec.structs.replace(found, last_transition_time=current.last_transition_time)
+        stated = [*conditions.without(status.conditions, FOLLOWED), found]
+    return msgspec.structs.replace(status, conditions=stated)
+
+
+def _recent(current: Condition, found: Condition) -> bool:
+    before, now = timestamps.parse(current.last_update_time), timestamps.parse(found.last_update_time)
+    return before is not None and now is not None and now - before < REWRITE_S
+
+
+def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
+    """The same, asked once for all pods that are alike: a namespace may have a thousand Services."""
+    known: dict[tuple[object, ...], bool] = {}
+
+    def of(pod: Pod) -> bool:
+        labels = tuple(sorted(pod.metadata.labels.items()))
+        alike = labels, pod.spec.host_network, len(pod.status.pod_ips)
+        if alike not in known:
+            known[alike] = exposed(pod)
+        return known[alike]
+
+    return of
+
+
+def marked_pods(pods: Sequence[Pod]) -> list[Pod]:
+    """The pods that drain."""
+    return [pod for pod in pods if is_marked(pod)]
+
+
+def _unfollowed(state: PodDrain) -> str:
+    return f"the proxies of {_nodes(state.waiting)} have not followed"
+
+
+def _nodes(nodes: frozenset[str]) -> str:
+    return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ({named(nodes)})"

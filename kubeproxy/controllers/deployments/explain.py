@@ -1,0 +1,95 @@
+"""What a rollout waits for, in one paragraph: what, where, why, since when, and what would let it go on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kubeproxy.controllers.deployments.explain_proxies import ProxyWait
+from kubeproxy.controllers.deployments.rollout_status import State, state_of, waiting_for
+from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
+from kubeproxy.controllers.pod_state import is_ready
+
+REMEDIES: Final[Mapping[str, str]] = {
+    "ImagePullBackOff": "correct the image's name or tag, or the pull secret",
+    "ErrImagePull": "correct the image's name or tag, or the pull secret",
+    "ErrImageNeverPull": "load the image on the node, or allow it to be pulled (imagePullPolicy)",
+    "InvalidImageName": "correct the image's name",
+    "OOMKilled": "raise the container's memory limit, or lower what it needs",
+    "CrashLoopBackOff": "read the container's log (kubectl logs --previous), then mend the image or its configuration",
+    "RunContainerError": "correct the container's command, or what it mounts",
+    "CreateContainerConfigError": "create the ConfigMap or Secret that the container refers to",
+    "CreateContainerError": "correct the container's command, or what it mounts",
+    "FailedMount": "create the ConfigMap, Secret or volume that the pod mounts",
+    "FailedAttachVolume": "detach the volume from the other node, or wait until that is done",
+    "probe failed": "read the container's log (kubectl logs), then mend the application or its probe",
+    "ended with exit code": "read the container's log (kubectl logs), then mend the image or its configuration",
+    "Unschedulable": "free resources or add a node, or relax the pod's requests, selectors and tolerations",
+    "exceeded quota": "raise the namespace's ResourceQuota, or lower maxSurge to 0",
+    "failed calling webhook": "make the webhook's service answer, or remove its configuration",
+    "denied the request": "change the pod template as the webhook demands",
+    "violates PodSecurity": "change the pod template's securityContext, or the namespace's PodSecurity level",
+    "serviceaccount": "create the service account that the pod template names",
+    "is paused": "kubeproxy rollout resume",
+    "not acted on": "look whether a controller manager runs and leads",
+}
+"""What lets a rollout go on, by what is found in the reason."""
+
+
+def explain(
+    deployment: Deployment,
+    new: ReplicaSet | None,
+    new_pods: Sequence[Pod],
+    old_pods: Sequence[Pod],
+    warnings: Mapping[str, str],
+    now: float,
+    *,
+    proxies: ProxyWait | None = None,
+) -> str:
+    """The paragraph. `warnings` are the newest Warning events of pods, by name; `proxies`: a wait for node proxies."""
+    name = f'Deployment "{deployment.metadata.name}"'
+    status, wanted = deployment.status, deployment.spec.replicas
+    state = state_of(deployment)
+    if state is State.COMPLETE:
+        return f"{name} is rolled out: {status.available_replicas} of {wanted} pods are new and available."
+    waiting = waiting_for(deployment, new, new_pods, old_pods, now)
+    blocked = _blocked(new_pods)
+    if proxies is not None and blocked is None and state is State.PROGRESSING:
+        waiting = proxies.waiting
+    parts = [
+        f"{name} is {state}: {status.updated_replicas} of {wanted} pods are new,"
+        f" {status.available_replicas} available, {max(0, status.replicas - status.updated_replicas)} old ones left."
+    ]
+    if waiting is None:
+        return parts[0]
+    age = "" if waiting.since is None else f" for {duration(now - waiting.since)}"
+    parts.append(f"It waits{age}: {waiting.text}.")
+    said = "" if blocked is None else warnings.get(blocked.metadata.name, "")
+    if blocked is not None and blocked.spec.node_name:
+        parts.append(f"The pod is on node {blocked.spec.node_name}.")
+    if said:
+        parts.append(f"Its last warning: {said}")
+    remedy = next((text for key, text in REMEDIES.items() if key in f"{waiting.text} {said}"), "")
+    if waiting.text == (proxies.waiting.text if proxies is not None else ""):
+        remedy = proxies.remedy if proxies is not None else ""
+    if remedy:
+        parts.append(f"To go on: {remedy}.")
+    if state is State.TIMED_OUT:
+        parts.append("To go back: kubeproxy rollout undo.")
+    return " ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in at most two units."""
+    whole = max(0, round(seconds))
+    for size, unit, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size}{unit}{rest}{small}" if rest else f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def _blocked(pods: Sequence[Pod]) -> Pod | None:
+    """The pod that `waiting_for` names: the oldest that is not ready."""
+    unready = [pod for pod in pods if not is_ready(pod) and pod.metadata.deletion_timestamp is None]
+    return min(unready, key=lambda pod: pod.metadata.creation_timestamp or "", default=None)

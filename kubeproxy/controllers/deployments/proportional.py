@@ -1,0 +1,103 @@
+"""Scaling a Deployment in the middle of a rollout, or while it is paused: every ReplicaSet by its share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubeproxy.controllers.deployments.revisions import DESIRED_REPLICAS, MAX_REPLICAS, active, age_key, by_age, integer
+from kubeproxy.controllers.deployments.rolling_update import Scale, wanted_pods
+from kubeproxy.controllers.objects import Deployment, ReplicaSet
+from kubeproxy.controllers.surge import max_surge
+
+
+def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> bool:
+    """Whether the Deployment's size changed since an active ReplicaSet was scaled last.
+
+    Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits for ever;
+    here the strategy goes on, which removes the old ones.
+    """
+    running = active(replica_sets)
+    if not deployment.rolling and len(running) > 1:
+        return False
+    wanted = (integer(replica_set.metadata.annotations.get(DESIRED_REPLICAS)) for replica_set in running)
+    return any(desired is not None and desired != deployment.spec.replicas for desired in wanted)
+
+
+def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool:
+    """Whether a ReplicaSet has all of the Deployment's pods, available."""
+    if replica_set is None:
+        return False
+    replicas = deployment.spec.replicas
+    return (
+        replica_set.spec.replicas == replicas
+        and integer(replica_set.metadata.annotations.get(DESIRED_REPLICAS)) == replicas
+        and replica_set.status.available_replicas == replicas
+    )
+
+
+def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaSet | None:
+    """The one ReplicaSet to be scaled: the active one; without any the new one, or the newest old one. None when
+    several are active, or there is none at all."""
+    old = by_age(old)
+    running = active([*old, *([] if new is None else [new])])
+    if len(running) > 1:
+        return None
+    if running:
+        return running[0]
+    return new if new is not None else (old[-1] if old else None)
+
+
+def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
+    """The ReplicaSets to be written, with their sizes; the size may be the present one, for its annotations.
+
+    Of a Recreate Deployment with several active ReplicaSets none is scaled.
+    """
+    replicas = deployment.spec.replicas
+    single = single_active(new, old)
+    if single is not None:
+        noted = integer(single.metadata.annotations.get(DESIRED_REPLICAS))
+        # A ReplicaSet that got this size from another client still has the former one noted, and every later sync would
+        # see a scaling event: upstream's never rolls anything out again.
+        return [] if single.spec.replicas == replicas and noted in (None, replicas) else [Scale(single, replicas)]
+    if is_saturated(deployment, new):
+        return [Scale(replica_set, 0) for replica_set in active(by_age(old))]
+    if not deployment.rolling:
+        return []
+    running = active([*old, *([] if new is None else [new])])
+    allowed = replicas + max_surge(deployment) if replicas > 0 else 0
+    add = allowed - wanted_pods(running)
+    ordered = sorted(running, key=age_key, reverse=add > 0)
+    ordered.sort(key=lambda replica_set: -replica_set.spec.replicas)
+    done, sizes = 0, []
+    for replica_set in ordered:
+        share = _share(deployment, replica_set, add, done)
+        done += share
+        sizes.append(replica_set.spec.replicas + share)
+    if sizes:
+        sizes[0] = max(0, sizes[0] + add - done)
+    return [Scale(replica_set, size) for replica_set, size in zip(ordered, sizes, strict=True)]
+
+
+def _share(deployment: Deployment, replica_set: ReplicaSet, add: int, done: int) -> int:
+    """The change of one ReplicaSet by its fraction of the Deployment, never beyond what is left to be added."""
+    if add == 0 or add == done:
+        return 0
+    fraction = _fraction(deployment, replica_set)
+    return min(fraction, add - done) if add > 0 else max(fraction, add - done)
+
+
+def _fraction(deployment: Deployment, replica_set: ReplicaSet) -> int:
+    size = replica_set.spec.replicas
+    if deployment.spec.replicas == 0:
+        return -size
+    maximum = integer(replica_set.metadata.annotations.get(MAX_REPLICAS))
+    if maximum is None or maximum <= 0:
+        maximum = deployment.status.replicas
+        if maximum == 0:
+            return 0
+    return _rounded(size * (deployment.spec.replicas + max_surge(deployment)), maximum) - size
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    """A quotient of positive numbers to the nearest integer, halves up (Python's round would take the even one)."""
+    return (2 * numerator + denominator) // (2 * denominator)

@@ -1,0 +1,28 @@
+"""Which old ReplicaSets are deleted, by the Deployment's revisionHistoryLimit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubeproxy.controllers.deployments.revisions import age_key, revision_of
+from kubeproxy.controllers.objects import Deployment, ReplicaSet
+
+
+def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSet]:
+    """The ReplicaSets to be deleted, lowest revision first.
+
+    Only so many of the lowest revisions as there are too many are looked at. Of those, a set that has or wants pods, or
+    has an unobserved newest spec, is left, and no higher one goes in its place.
+    """
+    limit = deployment.history_limit
+    if limit is None:
+        return []
+    candidates = [replica_set for replica_set in old if replica_set.metadata.deletion_timestamp is None]
+    candidates.sort(key=lambda replica_set: (revision_of(replica_set), *age_key(replica_set)))
+    return [
+        replica_set
+        for replica_set in candidates[: max(0, len(candidates) - limit)]
+        if replica_set.status.replicas == 0
+        and replica_set.spec.replicas == 0
+        and replica_set.metadata.generation <= replica_set.status.observed_generation
+    ]

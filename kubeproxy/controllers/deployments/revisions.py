@@ -1,0 +1,108 @@
+"""Revisions of a Deployment: the annotations of its ReplicaSets, and which set is the new one. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kubeproxy.controllers import template
+from kubeproxy.controllers.objects import Deployment, ReplicaSet
+
+REVISION: Final = "deployment.kubernetes.io/revision"
+REVISION_HISTORY: Final = "deployment.kubernetes.io/revision-history"
+DESIRED_REPLICAS: Final = "deployment.kubernetes.io/desired-replicas"
+MAX_REPLICAS: Final = "deployment.kubernetes.io/max-replicas"
+ROLLBACK_TO: Final = "deprecated.deployment.rollback.to"
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+SKIPPED: Final = frozenset({LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO})
+"""Annotations that are not copied between a Deployment and its ReplicaSets."""
+MAX_HISTORY: Final = 2000
+"""Characters of the annotation with former revisions."""
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+def integer(text: str | None) -> int | None:
+    """A 64-bit integer as Go's ParseInt reads it; None for anything else."""
+    if text is None or not _INTEGER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def revision_of(item: ReplicaSet | Deployment) -> int:
+    """The revision by its annotation; 0 where there is none or it is unreadable."""
+    return integer(item.metadata.annotations.get(REVISION)) or 0
+
+
+def max_revision(replica_sets: Iterable[ReplicaSet]) -> int:
+    """The highest revision; 0 without any. Sets without a readable one do not count."""
+    return max((revision_of(replica_set) for replica_set in replica_sets), default=0)
+
+
+def by_age(replica_sets: Iterable[ReplicaSet]) -> list[ReplicaSet]:
+    """Oldest first; of the same second by name."""
+    return sorted(replica_sets, key=age_key)
+
+
+def age_key(replica_set: ReplicaSet) -> tuple[str, str]:
+    """Sorts by creation, then by name. RFC 3339 times of one server compare as text."""
+    return replica_set.metadata.creation_timestamp or "", replica_set.metadata.name
+
+
+def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> ReplicaSet | None:
+    """The ReplicaSet with the Deployment's template. Of several the oldest, so that every controller takes the same."""
+    wanted = template.canonical(deployment.spec.template)
+    return next((each for each in by_age(replica_sets) if template.canonical(each.spec.template) == wanted), None)
+
+
+def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[ReplicaSet]:
+    """The old ReplicaSets, those without pods included, oldest first."""
+    uid = None if new is None else new.metadata.uid
+    return [replica_set for replica_set in by_age(replica_sets) if replica_set.metadata.uid != uid]
+
+
+def active(replica_sets: Sequence[ReplicaSet]) -> list[ReplicaSet]:
+    """The ReplicaSets that are to have pods."""
+    return [replica_set for replica_set in replica_sets if replica_set.spec.replicas > 0]
+
+
+def copied_annotations(source: Mapping[str, str]) -> dict[str, str]:
+    """The annotations of a Deployment that its ReplicaSet gets."""
+    return {key: value for key, value in source.items() if key not in SKIPPED}
+
+
+def annotations_for_new(
+    deployment: Deployment, current: Mapping[str, str], revision: int, *, exists: bool, limit: int = MAX_HISTORY
+) -> dict[str, str]:
+    """The annotations that the new ReplicaSet is to have, out of those that it has.
+
+    A revision is never lowered. A set that had one before and now gets a higher one was rolled back to: the former
+    revision is appended to its history; its oldest entries go when it grows too long. An annotation that the
+    Deployment no longer has stays. An unreadable revision is left as it is, and with it the history.
+    """
+    wanted = {**current, **copied_annotations(deployment.metadata.annotations)}
+    before = current.get(REVISION)
+    number = 0 if before is None else integer(before)
+    if number is None or number >= revision:
+        return wanted
+    wanted[REVISION] = str(revision)
+    if exists and before is not None and (history := _appended(current.get(REVISION_HISTORY), before, limit)):
+        wanted[REVISION_HISTORY] = history
+    return wanted
+
+
+def _appended(history: str | None, revision: str, limit: int) -> str | None:
+    """The history with one more revision, within the limit; None where it cannot be appended.
+
+    One that begins with an empty entry is replaced, as upstream's does."""
+    entries = history.split(",") if history and not history.startswith(",") else []
+    while entries and len(",".join([*entries, revision])) > limit:
+        del entries[0]
+    text = ",".join([*entries, revision])
+    return text if len(text) <= limit else None
+
+
+def scale_annotations(desired: int, maximum: int) -> dict[str, str]:
+    """What a ReplicaSet remembers of the Deployment's size when it was scaled."""
+    return {DESIRED_REPLICAS: str(desired), MAX_REPLICAS: str(maximum)}

@@ -1,0 +1,50 @@
+"""Going back to an earlier revision: which ReplicaSet that is, and what the Deployment gets from it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kubeproxy.controllers import template
+from kubeproxy.controllers.deployments.revisions import ROLLBACK_TO, SKIPPED, integer, revision_of
+from kubeproxy.controllers.objects import Deployment, ReplicaSet
+
+
+def requested_revision(deployment: Deployment) -> int | None:
+    """The revision that the annotation asks for, 0 for the one before; None without a readable annotation."""
+    return integer(deployment.metadata.annotations.get(ROLLBACK_TO))
+
+
+def previous_revision(replica_sets: Sequence[ReplicaSet]) -> int | None:
+    """The second highest revision; None when there is only one."""
+    highest = sorted({revision_of(replica_set) for replica_set in replica_sets} - {0}, reverse=True)
+    return highest[1] if len(highest) > 1 else None
+
+
+def find_revision(replica_sets: Sequence[ReplicaSet], revision: int) -> ReplicaSet | None:
+    """The ReplicaSet of a revision."""
+    return next((each for each in replica_sets if revision_of(each) == revision), None)
+
+
+def same_template(deployment: Deployment, replica_set: ReplicaSet) -> bool:
+    """Whether going back would change nothing."""
+    return template.equal(deployment.spec.template, replica_set.spec.template)
+
+
+def annotations_after(deployment: Deployment, replica_set: ReplicaSet) -> dict[str, str]:
+    """The Deployment's annotations after the rollback: the ReplicaSet's, and of its own those that are never copied."""
+    kept = {key: value for key, value in deployment.metadata.annotations.items() if key in SKIPPED}
+    kept.pop(ROLLBACK_TO, None)
+    return {**{key: value for key, value in replica_set.metadata.annotations.items() if key not in SKIPPED}, **kept}
+
+
+def patch(deployment: Deployment, replica_set: ReplicaSet) -> list[dict[str, Any]]:
+    """A JSON patch that replaces template and annotations; a Conflict if the Deployment changed since it was read.
+
+    A merge patch would keep fields of the present template that the earlier one does not have.
+    """
+    return [
+        {"op": "add", "path": "/metadata/resourceVersion", "value": deployment.metadata.resource_version},
+        {"op": "replace", "path": "/spec/template", "value": template.without_hash(replica_set.spec.template)},
+        {"op": "add", "path": "/metadata/annotations", "value": annotations_after(deployment, replica_set)},
+    ]

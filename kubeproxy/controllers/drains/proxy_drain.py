@@ -1,0 +1,214 @@
+"""Asks the proxies of all nodes to drain pods, and waits until they have done so, for one rollout.
+
+The requests stand on the Services that select the pods, and expire by themselves if this process ends. Pods that no
+Service selects need no draining. An API server that refuses a request is an `ApiError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from kubeproxy.controllers.drains.reports import PodDrain, Reports, live_reports
+from kubeproxy.controllers.drains.requests import Wish, addresses_for, merged, name_of, requests_of, selects
+from kubeproxy.controllers.informers import lease_client, service_client
+from kubeproxy.controllers.objects import Pod, Service
+from kubeproxy.kubernetes import api_types
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.object_client import Requests, is_conflict, is_not_found
+from kubeproxy.model.drain_report import REPORT_NAMESPACE, REPORT_SELECTOR
+from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
+
+log = structlog.get_logger(__name__)
+
+POLL_S: Final = 0.5
+"""How often reports are read while something is waited for; with many nodes a thousandth of a second for each."""
+COUNT_S: Final = 3.0
+"""How long counts of connections are waited for: they only help to choose."""
+CLEAN_UP_S: Final = 10.0
+CONFLICTS: Final = 10
+"""Tries of one change of a Service."""
+
+
+_Slices = api_types.ObjectList[api_types.EndpointSlice]
+
+
+class ProxyDrain:
+    """The requests of one rollout, `owner`, about pods of one namespace. `clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        namespace: str,
+        owner: str,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._requests = requests
+        self._services = service_client(requests)
+        self._leases = lease_client(requests)
+        self._namespace = namespace
+        self._owner = owner
+        self._clock = clock
+
+    async def proxies(self) -> frozenset[str]:
+        """The live nodes with proxies that take part; empty: none does, or this user may not read their reports."""
+        return frozenset((await self._reports()).nodes)
+
+    async def connections(self, pods: Sequence[Pod]) -> dict[str, int]:
+        """Open connections by pod name, as far as nodes report them within `COUNT_S`."""
+        await self._until_done(pods, COUNT_S, Want.COUNT)
+        services, reports = await self._selecting(pods), await self._reports()
+        return {
+            pod.metadata.name: reports.connections(
+                (name_of(service), addresses_for(service, pod)) for service in services if selects(service, pod)
+            )
+            for pod in pods
+        }
+
+    async def start(self, pods: Sequence[Pod]) -> None:
+        """Ask every node to send these pods no new connections."""
+        await self._ask(pods, Want.DRAIN)
+
+    async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
+        """What the nodes report about the last request for each pod, by pod name."""
+        return self._states(pods, await self._selecting(pods), await self._reports())
+
+    async def wait(
+        self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
+    ) -> dict[str, PodDrain]:
+        """Wait until every node has followed and no connection to these pods is open, at most `timeout_s` seconds.
+
+        Returns the last state. The requests of `start` are kept alive, and made again where they have been removed.
+        `on_change` is called with each new state."""
+        return await self._until_done(pods, timeout_s, Want.DRAIN, on_change=on_change)
+
+    async def withdraw(self, pods: Sequence[Pod]) -> None:
+        """Take the requests for these pods back: those that run get connections again, at once."""
+        names = {pod.metadata.name for pod in pods}
+        for service in await self._selecting(pods):
+            await self._change(service, [], withdrawn=names)
+
+    async def clean_up(self, timeout_s: float = CLEAN_UP_S) -> None:
+        """Remove what this rollout has left on Services, as soon as no EndpointSlice has its deleted pods as ready.
+
+        Only for a tidy end: what stays after `timeout_s` seconds expires by itself."""
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + timeout_s
+        for service in await self._services.list_namespace(self._namespace):
+            while owned := [each for each in requests_of(service).requests if each.owner == self._owner]:
+                ready = await self._ready_endpoints(service)
+                gone = {each.pod for each in owned if each.want is not Want.DRAIN or not _is_ready(each, ready)}
+                if gone:
+                    service = await self._change(service, [], withdrawn=gone)
+                if len(gone) == len({each.pod for each in owned}) or clock() >= ends_at:
+                    break
+                await asyncio.sleep(POLL_S)
+
+    async def _ready_endpoints(self, service: Service) -> frozenset[tuple[str, str]]:
+        """Address and pod (see `Endpoint.pod`) of what EndpointSlices of a Service have as ready."""
+        name = service.metadata.name
+        query = {"labelSelector": f"kubernetes.io/service-name={name}"}
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
+        try:
+            body = await self._requests.get_json(path, query)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            # They cannot be read, or not in this version: then they may have every pod, and requests expire.
+            return frozenset((a, each.uid) for each in requests_of(service).requests for a in each.addresses)
+        slices = msgspec.json.decode(body, type=_Slices)
+        return frozenset(
+            (address, api_types.pod_of(endpoint.target_ref))
+            for it in slices.items or ()
+            for endpoint in it.endpoints or ()
+            if endpoint is not None and (endpoint.conditions is None or endpoint.conditions.ready is not False)
+            for address in endpoint.addresses or ()
+            if address is not None
+        )
+
+    async def _until_done(
+        self,
+        pods: Sequence[Pod],
+        timeout_s: float,
+        want: Want,
+        *,
+        on_change: Callable[[Mapping[str, PodDrain]], None] | None = None,
+    ) -> dict[str, PodDrain]:
+        clock = asyncio.get_running_loop().time
+        ends_at, seen = clock() + timeout_s, None
+        while True:
+            reports = await self._reports()
+            states = self._states(pods, await self._ask(pods, want), reports)
+            if on_change is not None and states != seen:
+                on_change(states)
+            seen = states
+            if all(not it.waiting and (want is not Want.DRAIN or not it.connections) for it in states.values()):
+                return states
+            left_s = ends_at - clock()
+            if left_s <= 0:
+                return states
+            await asyncio.sleep(min(left_s, max(POLL_S, len(reports.nodes) / 1000)))
+
+    def _states(self, pods: Sequence[Pod], services: Sequence[Service], reports: Reports) -> dict[str, PodDrain]:
+        requests = {name_of(service): requests_of(service) for service in services}
+        return {pod.metadata.name: reports.state(pod.metadata.name, self._owner, requests) for pod in pods}
+
+    async def _ask(self, pods: Sequence[Pod], want: Want) -> list[Service]:
+        """Put requests for these pods on every Service that selects them; the Services afterwards."""
+        asked = []
+        for service in await self._selecting(pods):
+            wishes = [
+                Wish(pod.metadata.name, pod.metadata.uid, addresses, want)
+                for pod in pods
+                if selects(service, pod) and (addresses := addresses_for(service, pod))
+            ]
+            asked.append(await self._change(service, wishes))
+        return asked
+
+    async def _change(self, service: Service, wishes: Sequence[Wish], withdrawn: Collection[str] = ()) -> Service:
+        """Write the requests of a Service, if they differ; again if another writer was faster."""
+        for last in (*[False] * (CONFLICTS - 1), True):
+            current = requests_of(service)
+            found = merged(current, self._owner, wishes, withdrawn=withdrawn, now=self._clock())
+            if found is current:
+                break
+            try:
+                return await self._services.patch(self._namespace, service.metadata.name, request_patch(service, found))
+            except ApiError as error:
+                if is_not_found(error):
+                    break  # without its Service no proxy uses the pods
+                if last or not is_conflict(error):
+                    raise
+                service = await self._services.get(self._namespace, service.metadata.name)
+        return service
+
+    async def _selecting(self, pods: Sequence[Pod]) -> list[Service]:
+        services = await self._services.list_namespace(self._namespace)
+        return [service for service in services if any(selects(service, pod) for pod in pods)]
+
+    async def _reports(self) -> Reports:
+        """The reports of the live nodes; none where this user may not read them."""
+        try:
+            leases = await self._leases.list_namespace(REPORT_NAMESPACE, selector=REPORT_SELECTOR)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            log.debug("drain reports are not readable", error=str(error))
+            return Reports({})
+        return live_reports(leases, self._clock())
+
+
+def _is_ready(request: DrainRequest, ready: Collection[tuple[str, str]]) -> bool:
+    return any(address in request.addresses and request.is_about(pod) for address, pod in ready)
+
+
+def request_patch(service: Service, requests: DrainRequests) -> dict[str, object]:
+    """The merge patch that gives a Service these requests; without any the annotation goes."""
+    text = encode_requests(requests) if requests.requests else None
+    return {"metadata": {"resourceVersion": service.metadata.resource_version, "annotations": {REQUESTS: text}}}

@@ -1,0 +1,163 @@
+"""Reports of the node proxies, and what they say about pods. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kubeproxy.controllers.objects import Lease
+from kubeproxy.kubernetes import timestamps
+from kubeproxy.model import Address, ServiceName
+from kubeproxy.model.drain_report import (
+    LEASE_S,
+    LEAVING,
+    NODE,
+    REPORT,
+    NodeReport,
+    ServiceReport,
+    decode_report,
+    lease_name,
+)
+from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
+
+NODES_NAMED = 3
+"""Nodes that a text names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDrain:
+    """What the proxies of all live nodes report about one pod."""
+
+    waiting: frozenset[str] = frozenset()
+    """Nodes that have not followed."""
+    connections: int = 0
+    """Open connections to the pod, of all nodes."""
+    busy: frozenset[str] = frozenset()
+    """Nodes with such connections."""
+    kept: frozenset[str] = frozenset()
+    """Nodes that go on using the pod, because they have no other endpoint."""
+    omitted: frozenset[str] = frozenset()
+    """Of `waiting`, nodes whose reports have no room for all Services of the namespace."""
+    since: float | None = None
+    """Unix seconds at which it was asked for; None: no Service selects the pod, or it was not asked for."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every node has followed, and no connection is open."""
+        return not self.waiting and not self.connections
+
+
+NOTHING = PodDrain()
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The reports of the live nodes."""
+
+    nodes: Mapping[str, NodeReport]
+    """Empty: no proxy takes part in rollouts."""
+    leaving: Mapping[str, NodeReport] = field(default_factory=dict)
+    """The connections of instances that others have replaced, by node."""
+
+    def state(self, pod: str, owner: str, services: Mapping[ServiceName, DrainRequests]) -> PodDrain:
+        """What is reported about the requests of an owner for a pod, over all Services that have some."""
+        asked = [
+            (name, request)
+            for name, requests in services.items()
+            for request in requests.requests
+            if request.owner == owner and request.pod == pod
+        ]
+        if not asked:
+            return NOTHING
+        waiting, kept, omitted = set(), set(), set()
+        for node, report in self.nodes.items():
+            for name, request in asked:
+                of_service = report.services.get(name, ServiceReport())
+                if not _follows(of_service, request):
+                    waiting.add(node)
+                    if name not in report.services and name.namespace in report.omitted:
+                        omitted.add(node)
+                if not of_service.kept.isdisjoint(request.addresses):
+                    kept.add(node)
+        open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want is not Want.USE])
+        return PodDrain(
+            waiting=frozenset(waiting),
+            connections=sum(open_on.values()),
+            busy=frozenset(open_on),
+            kept=frozenset(kept),
+            omitted=frozenset(omitted),
+            since=max(request.since for _, request in asked) / 1000,
+        )
+
+    def connections(self, endpoints: Iterable[tuple[ServiceName, Collection[Address]]]) -> int:
+        """Open connections to these endpoints of Services, of all nodes."""
+        return sum(self._open_on(list(endpoints)).values())
+
+    def _open_on(self, endpoints: Sequence[tuple[ServiceName, Collection[Address]]]) -> dict[str, int]:
+        """The same by node, without zeros. A node counts by address: each Service that has it reports them all."""
+        found: Counter[str] = Counter()
+        for node, report in (*self.nodes.items(), *self.leaving.items()):
+            counts: dict[Address, int] = {}
+            for service, addresses in endpoints:
+                open_ = report.services.get(service, ServiceReport()).open
+                counts.update((each, max(counts.get(each, 0), open_.get(each, 0))) for each in addresses)
+            found[node] += sum(counts.values())
+        return dict(+found)
+
+
+def _follows(report: ServiceReport, request: DrainRequest) -> bool:
+    if report.generation < request.since:
+        return False
+    return request.want is not Want.USE or report.unused.isdisjoint(request.addresses)
+
+
+def live_reports(leases: Iterable[Lease], now: float) -> Reports:
+    """The reports that have not expired; `now` in Unix seconds. An unreadable report is one without contents."""
+    return reports_of([(lease, report_of(lease)) for lease in leases if is_live(lease, now)])
+
+
+def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
+    """The reports of Leases that have not expired."""
+    found: dict[bool, dict[str, NodeReport]] = {False: {}, True: {}}
+    for lease, report in live:
+        found[lease.metadata.labels.get(REPORT) == LEAVING][lease.spec.holder_identity] = report
+    return Reports(found[False], found[True])
+
+
+def is_live(lease: Lease, now: float) -> bool:
+    """Whether it is the report of a node, and has not expired.
+
+    The Lease must be owned by the Node: then the garbage collector deletes those of nodes that do not exist, for which
+    rollouts would wait. No report is believed for longer than proxies write."""
+    node, spec = lease.spec.holder_identity, lease.spec
+    role = LEAVING if lease.metadata.labels.get(REPORT) == LEAVING else NODE
+    owned = any(owner.kind == "Node" and owner.name == node for owner in lease.metadata.owner_references)
+    if not node or not owned or lease.metadata.name != lease_name(node, role):
+        return False
+    renewed = timestamps.parse(spec.renew_time)
+    return renewed is not None and now < renewed + min(spec.lease_duration_seconds, LEASE_S) <= now + 2 * LEASE_S
+
+
+def report_of(lease: Lease) -> NodeReport:
+    """The report of a Lease; an unreadable one has no contents."""
+    try:
+        return decode_report(lease.metadata.annotations.report or "")
+    except ValueError:
+        return NodeReport()
+
+
+def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
+    """The namespaces about which two reports of a node differ."""
+    return {
+        name.namespace
+        for name in before.services.keys() | now.services.keys()
+        if before.services.get(name) != now.services.get(name)
+    }
+
+
+def named(nodes: Collection[str]) -> str:
+    """``node-a, node-b, node-c and 4 more``."""
+    first = sorted(nodes)[:NODES_NAMED]
+    more = f" and {len(nodes) - len(first)} more" if len(nodes) > len(first) else ""
+    return ", ".join(first) + more

@@ -1,0 +1,139 @@
+"""Drain requests of a rollout: which Services they belong to, and how they are merged into those of others. Pure.
+
+Several rollouts may ask about one Service at once, so each changes only what it owns. A request that a rollout does not
+repeat stays until it expires: while a deleted pod leaves the EndpointSlices, no proxy may take it for a ready one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from kubeproxy.controllers.objects import Pod, Service
+from kubeproxy.model import Address, ServiceName, family_of, parse_address
+from kubeproxy.model.drain_request import MAX_AHEAD_S, MAX_REQUESTS, DrainRequest, DrainRequests, Want, decode_requests
+
+log = structlog.get_logger(__name__)
+
+LIFETIME_S: Final = 120.0
+"""How long a request of a killed client stays."""
+RENEW_S: Final = 60.0
+"""A request with less time left is renewed; so a rollout writes once a minute at most while it only waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a rollout wants of one pod."""
+
+    pod: str
+    uid: str
+    addresses: tuple[Address, ...]
+    want: Want
+
+    def is_stated_by(self, request: DrainRequest) -> bool:
+        """Whether a request already says it."""
+        mine, its = (self.pod, self.uid, self.want), (request.pod, request.uid, request.want)
+        return mine == its and self.addresses == request.addresses
+
+
+def selects(service: Service, pod: Pod) -> bool:
+    """Whether proxies send connections for a Service to a pod."""
+    spec, labels = service.spec, pod.metadata.labels
+    if not spec.selector or spec.type == "ExternalName" or spec.cluster_ip in ("", "None"):
+        return False
+    return all(labels.get(key) == value for key, value in spec.selector.items())
+
+
+def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
+    """The addresses of a pod in the families of a Service.
+
+    None of a pod on the host's network: other pods, the one that replaces it among them, have the same address."""
+    if pod.spec.host_network:
+        return ()
+    families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
+    found = (parse_address(each.ip) for each in pod.status.pod_ips if each.ip)
+    return tuple(address for address in found if family_of(address) in families)
+
+
+def name_of(service: Service) -> ServiceName:
+    """The name of a Service, as reports have it."""
+    return ServiceName(service.metadata.namespace, service.metadata.name)
+
+
+def requests_of(service: Service) -> DrainRequests:
+    """The requests that a Service has; unusable ones are none, and the next write replaces them."""
+    text = service.metadata.annotations.drain_requests
+    if not text:
+        return DrainRequests(0)
+    try:
+        return decode_requests(text)
+    except ValueError as error:
+        log.info("drain requests replaced", service=str(name_of(service)), error=str(error))
+        return DrainRequests(0)
+
+
+def merged(
+    current: DrainRequests,
+    owner: str,
+    wishes: Sequence[Wish],
+    *,
+    withdrawn: Collection[str] = (),
+    now: float,
+) -> DrainRequests:
+    """The requests with these wishes of an owner; `current` itself where nothing has to be written.
+
+    `withdrawn`: pods; this owner's requests for them end at once. Where there is no room, requests end that this owner
+    does not repeat; ValueError where even that leaves too many."""
+    wanted = {(wish.pod, wish.want): wish for wish in wishes}
+    taken = {address for wish in wishes for address in wish.addresses}
+    kept: list[DrainRequest] = []
+    known: dict[tuple[str, Want], DrainRequest] = {}
+    lasting = [request for request in current.requests if request.until > now]
+    for request in lasting:
+        if request.owner != owner:
+            kept.append(request)
+        elif (wish := wanted.get((request.pod, request.want))) is not None and wish.is_stated_by(request):
+            known[request.pod, request.want] = request
+        elif request.pod not in withdrawn and taken.isdisjoint(request.addresses) and not _superseded(request, wishes):
+            kept.append(request)
+    if (surplus := len(kept) + len(wanted) - MAX_REQUESTS) > 0:
+        # The pods of this rollout's oldest requests have left the EndpointSlices long ago.
+        past = sorted((request for request in kept if request.owner == owner), key=lambda request: request.until)
+        dropped = frozenset(past[:surplus])
+        kept = [request for request in kept if request not in dropped]
+    generation = max(round(now * 1000), current.generation + 1)
+    asked = [
+        _renewed(known[key], now) if key in known else _new(owner, wish, generation, now)
+        for key, wish in wanted.items()
+    ]
+    found = (*kept, *asked)
+    if len(found) > MAX_REQUESTS:
+        raise ValueError(f"found {len(found)} drain requests for one Service; allowed are at most {MAX_REQUESTS}")
+    if set(found) == set(current.requests):
+        return current
+    changed = {_content(request) for request in found} != {_content(request) for request in lasting}
+    return DrainRequests(generation if changed else current.generation, found)
+
+
+def _superseded(request: DrainRequest, wishes: Iterable[Wish]) -> bool:
+    """Whether the owner wants something else of the same pod by now."""
+    return any(wish.pod == request.pod for wish in wishes)
+
+
+def _new(owner: str, wish: Wish, generation: int, now: float) -> DrainRequest:
+    until = round(now + LIFETIME_S, 3)
+    return DrainRequest(owner, wish.pod, wish.addresses, wish.want, generation, until, wish.uid)
+
+
+def _renewed(request: DrainRequest, now: float) -> DrainRequest:
+    if RENEW_S <= request.until - now <= MAX_AHEAD_S:
+        return request
+    return replace(request, until=round(now + LIFETIME_S, 3))
+
+
+def _content(request: DrainRequest) -> DrainRequest:
+    """A request without its end: a renewal is nothing that a node has to report."""
+    return replace(request, until=0.0)

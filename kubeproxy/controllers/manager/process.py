@@ -1,0 +1,203 @@
+"""The process of the controller manager: signals, the HTTP server, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+from aiohttp import web
+
+from kubeproxy.controllers.manager.manager import ControllerManager, ManagerSettings
+from kubeproxy.controllers.manager.pages import routes
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import ClientSettings
+from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
+from kubeproxy.kubernetes.object_client import Requests
+from kubeproxy.observability.http.access import Access
+from kubeproxy.observability.http.server import Gate, HttpServer
+from kubeproxy.observability.http.tls import ServingTls, TlsFiles
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+REVIEWS: Final = "reviews"
+UNLIMITED: Final = frozenset({"informers", "leader-election"})
+"""Clients without a limit of requests: watches must not wait behind writes, and a renewal behind nothing."""
+
+
+OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
+"""Pages of the plain port for other hosts; the status names every Deployment of the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Where health, metrics and status are served; port 0: not there."""
+
+    address: str
+    port: int
+    """By plain HTTP."""
+    secure_address: str = ""
+    secure_port: int = 0
+    """By TLS, to clients that the API server allows to read the page."""
+    files: TlsFiles = field(default_factory=TlsFiles)
+    always_allowed: frozenset[str] = frozenset()
+    """Paths of the secure port for any client; one that ends in ``/*`` stands for all below it."""
+
+    def is_open(self, path: str) -> bool:
+        """Whether the secure port serves a path to any client."""
+        return any(
+            path == allowed or (allowed.endswith("/*") and path.startswith(allowed[:-1]))
+            for allowed in self.always_allowed
+        )
+
+
+class ServiceManager(Protocol):
+    """The service manager that started this process, by sd_notify(3)."""
+
+    def starting(self, status: str) -> None:
+        """Not ready yet."""
+
+    def ready(self, status: str) -> None:
+        """At work, or waiting for the lease."""
+
+    def stopping(self, status: str, *, takes_s: float) -> None:
+        """About to end."""
+
+    async def beat(self, status: Callable[[], str]) -> None:
+        """Repeat the status, until cancelled."""
+
+    def close(self) -> None:
+        """Close the connection to the service manager."""
+
+
+def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
+    """Until a signal (exit status 0), or until leadership is lost (1)."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(settings, client, serving, notifier))
+
+
+async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
+    """From the start to the end of the process."""
+
+    async def connect(purpose: str) -> Client:
+        return await Client.connect(replace(client, qps=0.0) if purpose in UNLIMITED else client)
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop_requested, stop, number)
+    notifier.starting("connects to the API server")
+    manager = ControllerManager(settings, connect)
+    reviews = await connect(REVIEWS) if serving.secure_port else None
+    servers = make_servers(manager, serving, reviews)
+    for server in servers:
+        await server.start()
+    try:
+        return await _until_the_end(manager, stop, notifier)
+    finally:
+        notifier.stopping("gives up the lease", takes_s=5.0)
+        await manager.close()
+        for server in servers:
+            await server.close()
+        if reviews is not None:
+            await reviews.close()
+        notifier.close()
+
+
+def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
+    """The plain and the secure server, where they have a port. `reviews`: asks the API server about clients.
+
+    `ConfigError` when a TLS file cannot be used.
+    """
+    servers = []
+    if serving.port:
+        servers.append(
+            HttpServer(
+                name="status",
+                host=serving.address,
+                port=serving.port,
+                routes=routes(manager),
+                setting="--address, --port",
+                access=Access(open_pages=OPEN_PAGES),
+            )
+        )
+    if serving.secure_port and reviews is not None:
+        servers.append(
+            HttpServer(
+                name="secure status",
+                host=serving.secure_address,
+                port=serving.secure_port,
+                routes=routes(manager),
+                setting="--bind-address, --secure-port",
+                gate=_gate(serving, DelegatedAccess(reviews)),
+                tls=ServingTls(serving.files).context,
+            )
+        )
+    return servers
+
+
+def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
+    """Refuses clients that the API server does not allow to read a page."""
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        no_such_page = request.match_info.http_exception is not None  # 404 or 405; no question to the API server
+        if serving.is_open(request.path) or no_such_page:
+            return None
+        transport = request.transport
+        try:
+            await access.demand(
+                request.path,
+                request.method,
+                authorization=request.headers.get("Authorization", ""),
+                certificate=None if transport is None else transport.get_extra_info("peercert"),
+            )
+        except AccessRefusedError as error:
+            log.debug("page refused", path=request.path, status=error.status, reason=str(error))
+            return web.Response(status=error.status, text=f"{error}\n")
+        return None
+
+    return refuse
+
+
+async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:
+    """Work until the signal comes or the work ends; the exit status."""
+    tasks = TaskSet(lambda name, error: None)  # the one that may fail is looked at below
+    working = tasks.start(manager.run(), name="controller manager")
+    stopping = tasks.start(stop.wait(), name="signals")
+    tasks.start(notifier.beat(lambda: summary(manager)), name="service manager")
+    notifier.ready(summary(manager))
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    error = working.exception() if working.done() else None
+    await tasks.close()
+    if error is not None:
+        raise _cause(error)
+    return 0 if stop.is_set() else 1
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error of a group that task groups have wrapped around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def summary(manager: ControllerManager) -> str:
+    """One line for `systemctl status`."""
+    leadership = manager.leadership
+    if leadership is not None and not leadership.is_leading():
+        return f"waits for the lease of {leadership.holder}" if leadership.holder else "waits for the lease"
+    if not manager.working:
+        return "fills its caches"
+    waiting = sum(len(controller.queue) for controller in manager.controllers)
+    return f"keeps {len(manager.deployments.store)} Deployments and {len(manager.pods.store)} pods; {waiting} keys wait"
+
+
+def _stop_requested(stop: asyncio.Event, number: signal.Signals) -> None:
+    log.info("stop requested", signal=number.name)
+    stop.set()

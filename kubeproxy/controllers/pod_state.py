@@ -1,0 +1,63 @@
+"""What counts as an active, ready or available pod. Pure; `now` is in Unix seconds."""
+
+from __future__ import annotations
+
+from kubeproxy.controllers.objects import Pod, PodCondition
+from kubeproxy.kubernetes import timestamps
+
+TERMINAL = ("Succeeded", "Failed")
+
+
+def is_active(pod: Pod) -> bool:
+    """Whether a pod counts as a replica: neither finished nor being deleted."""
+    return pod.status.phase not in TERMINAL and pod.metadata.deletion_timestamp is None
+
+
+def is_terminating(pod: Pod) -> bool:
+    """Whether a pod is being deleted and may still run."""
+    return pod.metadata.deletion_timestamp is not None and pod.status.phase not in TERMINAL
+
+
+def ready_condition(pod: Pod) -> PodCondition | None:
+    """The Ready condition, if there is one."""
+    return next((condition for condition in pod.status.conditions if condition.type == "Ready"), None)
+
+
+def is_ready(pod: Pod) -> bool:
+    """Whether the kubelet reports the pod as ready."""
+    condition = ready_condition(pod)
+    return condition is not None and condition.status == "True"
+
+
+def ready_since(pod: Pod) -> float | None:
+    """Unix seconds at which the pod became ready; None when it is not ready, or does not say since when."""
+    condition = ready_condition(pod)
+    if condition is None or condition.status != "True":
+        return None
+    return timestamps.parse(condition.last_transition_time)
+
+
+def available_at(pod: Pod, min_ready_s: int) -> float | None:
+    """Unix seconds from which on the pod is available if it stays ready; None when it is not ready."""
+    if not is_ready(pod):
+        return None
+    if min_ready_s == 0:
+        return float("-inf")
+    since = ready_since(pod)
+    return None if since is None else since + min_ready_s
+
+
+def is_available(pod: Pod, min_ready_s: int, now: float) -> bool:
+    """Whether the pod has been ready for `min_ready_s` seconds."""
+    available = available_at(pod, min_ready_s)
+    return available is not None and available <= now
+
+
+def restarts(pod: Pod) -> int:
+    """The restarts of the container that was restarted most often."""
+    return max((status.restart_count for status in pod.status.container_statuses), default=0)
+
+
+def init_restarts(pod: Pod) -> int:
+    """The same of the init containers."""
+    return max((status.restart_count for status in pod.status.init_container_statuses), default=0)

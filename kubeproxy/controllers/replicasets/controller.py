@@ -1,0 +1,273 @@
+"""The controller that keeps as many pods as a ReplicaSet or ReplicationController wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import time
+from typing import Any
+
+import structlog
+
+from kubeproxy.controllers.event_sink import EventSink
+from kubeproxy.controllers.informers import pod_client, replica_set_client
+from kubeproxy.controllers.objects import Pod, ReplicaSet, ReplicaSetStatus
+from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
+from kubeproxy.controllers.pod_state import is_active, is_ready, is_terminating
+from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
+from kubeproxy.controllers.replicasets import status as replicaset_status
+from kubeproxy.controllers.replicasets.pod_control import PodRequests
+from kubeproxy.controllers.replicasets.slow_start import BURST
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.controller.claim import claim
+from kubeproxy.kubernetes.controller.controller import Controller, monotonic
+from kubeproxy.kubernetes.controller.controller_ref import controller_reference
+from kubeproxy.kubernetes.controller.expectations import Expectations
+from kubeproxy.kubernetes.informer.informer import Informer
+from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
+from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
+from kubeproxy.kubernetes.metadata import Meta, controller_of, key_of
+from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
+
+log = structlog.get_logger(__name__)
+
+
+class ReplicaSetController:
+    """Keeps the objects of one kind. `clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        kind: ReplicaSetKind,
+        *,
+        requests: Requests,
+        replica_sets: Informer[ReplicaSet],
+        pods: Informer[Pod],
+        sink: EventSink,
+        workers: int,
+        clock: Callable[[], float] = time,
+        burst: int = BURST,
+    ) -> None:
+        self._kind = kind
+        self._replica_sets = MutationCache(replica_sets)
+        self._client = replica_set_client(requests, kind, written=self._replica_sets.written)
+        self._pod_client = pod_client(requests)
+        self._pods = pods.store
+        self._pods_include = pods.includes
+        self._pod_requests = PodRequests(self._pod_client, sink, kind)
+        self._clock = clock
+        self._burst = burst
+        self._terminating_served = kind.counts_terminating
+        self.expectations = Expectations()
+        self.controller = Controller(kind.queue, self.sync, workers=workers)
+        replica_sets.add_handler(_ReplicaSetHandler(self))
+        pods.add_handler(PodHandler(self))
+        pods.add_list_handler(self._look_again)
+
+    # What the cache reports
+
+    def enqueue(self, replica_set: ReplicaSet) -> None:
+        """Sync a ReplicaSet."""
+        self.controller.enqueue(key_of(replica_set))
+
+    def gone(self, replica_set: ReplicaSet) -> None:
+        """A ReplicaSet was deleted, or another took its name."""
+        self.expectations.forget(key_of(replica_set))
+        self.enqueue(replica_set)
+
+    def _look_again(self) -> None:
+        """All pods were listed: what was expected and is not there came and went unseen."""
+        for key in self.expectations.unfulfilled():
+            self.controller.enqueue(key)
+
+    def owner_of(self, pod: Pod) -> ReplicaSet | None:
+        """The ReplicaSet that controls a pod; None for an orphan, and for pods of another kind or of another UID."""
+        owner = controller_of(pod)
+        if owner is None or owner.kind != self._kind.kind:
+            return None
+        found = self._replica_sets.get(f"{pod.metadata.namespace}/{owner.name}")
+        return found if found is not None and found.metadata.uid == owner.uid else None
+
+    def enqueue_matching(self, pod: Pod) -> None:
+        """Sync every ReplicaSet that might adopt an orphan."""
+        there = self._replica_sets.indexed(NAMESPACE, pod.metadata.namespace)
+        matching = [replica_set for replica_set in there if _selects(replica_set, pod)]
+        if len(matching) > 1:
+            log.info("several selectors match one pod", pod=key_of(pod), kind=self._kind.kind)
+        for replica_set in matching:
+            self.enqueue(replica_set)
+
+    # Sync
+
+    async def sync(self, key: str) -> None:
+        """Bring one ReplicaSet to its number of pods, and write its status."""
+        replica_set = self._replica_sets.get(key)
+        if replica_set is None:
+            self.expectations.forget(key)
+            return
+        may_manage = self.expectations.satisfied(key, monotonic(), self._pods_include)
+        if not may_manage:
+            self.controller.enqueue_after(key, self.expectations.expires_in(key, monotonic()))
+        selector = replica_set.spec.selector
+        try:
+            selector.matches({})
+        except ValueError as error:
+            log.warning("selector is invalid", kind=self._kind.kind, key=key, error=str(error))
+            return
+        owned = self._pods.indexed(CONTROLLER, replica_set.metadata.uid)
+        candidates = [*filter(is_active, owned)]
+        if not selector.empty:
+            candidates += filter(is_active, self._pods.indexed(ORPHANS, replica_set.metadata.namespace))
+        active = await self._claim(replica_set, candidates)
+        terminating = sum(is_terminating(pod) and selector.matches(pod.metadata.labels) for pod in owned)
+        failure: BaseException | None = None
+        if may_manage and replica_set.metadata.deletion_timestamp is None:
+            failure = await self._manage(key, replica_set, active)
+        now = self._clock()
+        counted = terminating if self._terminating_served else replica_set.status.terminating_replicas
+        status = replicaset_status.compute(replica_set, active, counted, failure, now)
+        await self._write_status(replica_set, status)
+        if failure is not None:
+            raise failure
+        if status.ready_replicas != status.available_replicas:
+            wait_s = replicaset_status.next_availability(replica_set, active, now)
+            if wait_s is not None:
+                self.controller.enqueue_after(key, wait_s)
+
+    async def _claim(self, replica_set: ReplicaSet, candidates: Sequence[Pod]) -> list[Pod]:
+        metadata = replica_set.metadata
+
+        async def live() -> Meta:
+            return (await self._client.get(metadata.namespace, metadata.name)).metadata
+
+        async def patch(pod: Meta, body: Mapping[str, Any]) -> None:
+            await self._pod_client.patch(pod.namespace, pod.name, body, content_type=STRATEGIC)
+
+        reference = controller_reference(self._kind.api_version, self._kind.kind, metadata)
+        return await claim(metadata, reference, candidates, replica_set.spec.selector.matches, live=live, patch=patch)
+
+    async def _manage(self, key: str, replica_set: ReplicaSet, active: Sequence[Pod]) -> BaseException | None:
+        """Create or delete pods; the first error. Expectations are set before the requests are made, so that an event
+        that overtakes the answer is counted."""
+        surplus = len(active) - replica_set.spec.replicas
+        if surplus < 0:
+            number = min(-surplus, self._burst)
+            self.expectations.expect_creations(key, number, monotonic())
+            succeeded, failure = await self._pod_requests.create(
+                replica_set, number, lambda pod: self.expectations.created(key, pod.metadata.resource_version)
+            )
+            self.expectations.creation_observed(key, number - succeeded)
+            return failure
+        if surplus > 0:
+            number = min(surplus, self._burst)
+            chosen = choose_pods_to_delete(active, number, related=self._related(replica_set), now=self._clock())
+            self.expectations.expect_deletions(key, map(key_of, chosen), monotonic())
+            return await self._pod_requests.delete(
+                replica_set, chosen, lambda pod: self.expectations.deletion_observed(key, key_of(pod))
+            )
+        return None
+
+    def _related(self, replica_set: ReplicaSet) -> list[Pod]:
+        """Active pods of all ReplicaSets with the same owner: those of a Deployment spread together."""
+        owner = controller_of(replica_set)
+        if owner is None:
+            return []
+        siblings = self._replica_sets.indexed(CONTROLLER, owner.uid)
+        return [
+            pod
+            for sibling in siblings
+            for pod in self._pods.indexed(CONTROLLER, sibling.metadata.uid)
+            if is_active(pod)
+        ]
+
+    async def _write_status(self, replica_set: ReplicaSet, status: ReplicaSetStatus) -> None:
+        """Write the status if it differs; after a conflict once more, on the object as the server has it."""
+        if not replicaset_status.worth_writing(replica_set.status, status):
+            return
+        metadata = replica_set.metadata
+        for last in (False, True):
+            try:
+                written = await self._client.patch(
+                    metadata.namespace,
+                    metadata.name,
+                    replicaset_status.patch(replica_set, status),
+                    subresource="status",
+                )
+            except ApiError as error:
+                if last or is_not_found(error):
+                    raise
+                replica_set = await self._client.get(metadata.namespace, metadata.name)
+                if replica_set.metadata.uid != metadata.uid:
+                    raise
+                continue
+            if status.terminating_replicas is not None and written.status.terminating_replicas is None:
+                self._terminating_served = False  # a server before 1.33, or with the feature off, drops the field
+            return
+
+
+class _ReplicaSetHandler:
+    """Changes of the ReplicaSets themselves."""
+
+    def __init__(self, owner: ReplicaSetController) -> None:
+        self._owner = owner
+
+    def added(self, item: ReplicaSet) -> None:
+        self._owner.enqueue(item)
+
+    def updated(self, old: ReplicaSet, new: ReplicaSet) -> None:
+        self._owner.enqueue(new)
+
+    def deleted(self, item: ReplicaSet) -> None:
+        self._owner.gone(item)
+
+
+class PodHandler:
+    """Changes of pods, as expectations and queue need them."""
+
+    def __init__(self, owner: ReplicaSetController) -> None:
+        self._owner = owner
+
+    def added(self, item: Pod) -> None:
+        """A pod is new: expected, or an orphan."""
+        if item.metadata.deletion_timestamp is not None:
+            self.deleted(item)
+        elif controller_of(item) is None:
+            self._owner.enqueue_matching(item)
+        elif (owner := self._owner.owner_of(item)) is not None:
+            self._owner.expectations.creation_observed(key_of(owner))
+            self._owner.enqueue(owner)
+
+    def updated(self, old: Pod, new: Pod) -> None:
+        """A pod changed: its owner, its labels, or its state."""
+        if old.metadata.resource_version == new.metadata.resource_version:
+            return
+        moved = controller_of(old) != controller_of(new)
+        relabelled = old.metadata.labels != new.metadata.labels
+        if new.metadata.deletion_timestamp is not None:
+            self.deleted(new)
+            if moved or relabelled:
+                self.deleted(old)
+            return
+        if moved and (before := self._owner.owner_of(old)) is not None:
+            # The end of the pod will be reported for its new owner only.
+            self._owner.expectations.deletion_observed(key_of(before), key_of(old))
+            self._owner.enqueue(before)
+        if controller_of(new) is None:
+            if moved or relabelled:
+                self._owner.enqueue_matching(new)
+        elif (owner := self._owner.owner_of(new)) is not None:
+            self._owner.enqueue(owner)
+            if not is_ready(old) and is_ready(new) and owner.spec.min_ready_seconds > 0:
+                self._owner.controller.enqueue_after(key_of(owner), owner.spec.min_ready_seconds)
+
+    def deleted(self, item: Pod) -> None:
+        """A pod is gone, or about to be."""
+        if (owner := self._owner.owner_of(item)) is not None:
+            self._owner.expectations.deletion_observed(key_of(owner), key_of(item))
+            self._owner.enqueue(owner)
+
+
+def _selects(replica_set: ReplicaSet, pod: Pod) -> bool:
+    selector = replica_set.spec.selector
+    try:
+        return not selector.empty and selector.matches(pod.metadata.labels)
+    except ValueError:
+        return False  # reported when the ReplicaSet itself is synced

@@ -1,0 +1,110 @@
+"""Creating and deleting the pods of one ReplicaSet, with the Events about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kubeproxy.controllers import event_sink
+from kubeproxy.controllers.event_sink import EventSink, Involved
+from kubeproxy.controllers.objects import Pod, ReplicaSet, template_of
+from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
+from kubeproxy.controllers.replicasets.slow_start import slow_start
+from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.controller.controller_ref import controller_reference
+from kubeproxy.kubernetes.metadata import to_wire
+from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating, server_text
+from kubeproxy.model.errors import ClusterError
+
+_MAX_PREFIX = 253
+"""The longest name of a pod."""
+
+
+def pod_from_template(kind: ReplicaSetKind, replica_set: ReplicaSet) -> dict[str, Any]:
+    """The pod that a template describes, owned by the ReplicaSet; the server completes its name."""
+    template = template_of(replica_set.spec.template)
+    given = template.get("metadata") or {}
+    prefix = f"{replica_set.metadata.name}-"
+    metadata = {
+        "generateName": prefix if len(prefix) <= _MAX_PREFIX else replica_set.metadata.name,
+        "namespace": replica_set.metadata.namespace,
+        **{key: given[key] for key in ("labels", "annotations", "finalizers") if given.get(key)},
+        "ownerReferences": [to_wire(controller_reference(kind.api_version, kind.kind, replica_set.metadata))],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template.get("spec") or {}}
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequests:
+    """The requests for one ReplicaSet. `pods` is the client of the pods' resource."""
+
+    pods: ObjectClient[Pod]
+    sink: EventSink
+    kind: ReplicaSetKind
+
+    async def create(
+        self, replica_set: ReplicaSet, number: int, created: Callable[[Pod], None]
+    ) -> tuple[int, BaseException | None]:
+        """Create pods in slow start; how many succeeded, and the first error. `created` is called with each new pod.
+
+        A namespace that is being deleted takes no pods: that counts as success and is not reported.
+        """
+        wanted = pod_from_template(self.kind, replica_set)
+        if not wanted["metadata"].get("labels"):
+            return 0, ClusterError("unable to create pods, no labels")
+        body = msgspec.json.encode(wanted)
+        involved = self._involved(replica_set)
+
+        async def create_one() -> None:
+            try:
+                pod = await self.pods.create(replica_set.metadata.namespace, body)
+            except ApiError as error:
+                if namespace_terminating(error):
+                    return
+                self._report_failure(involved, event_sink.FAILED_CREATE, "creating", error)
+                raise
+            created(pod)
+            self.sink.record(involved, "Normal", event_sink.SUCCESSFUL_CREATE, f"Created pod: {pod.metadata.name}")
+
+        return await slow_start(number, create_one)
+
+    async def delete(
+        self, replica_set: ReplicaSet, pods: Sequence[Pod], not_deleted: Callable[[Pod], None]
+    ) -> BaseException | None:
+        """Delete pods at once; the first error. `not_deleted` is called for each pod that was not deleted by this.
+
+        A pod that is gone already is no error, but no deletion of it will be seen either.
+        """
+        involved = self._involved(replica_set)
+
+        async def delete_one(pod: Pod) -> None:
+            try:
+                await self.pods.delete(pod.metadata.namespace, pod.metadata.name, uid=pod.metadata.uid)
+            except ApiError as error:
+                not_deleted(pod)
+                if is_not_found(error) or _another_now(error):
+                    return
+                self._report_failure(involved, event_sink.FAILED_DELETE, "deleting", error)
+                raise
+            self.sink.record(involved, "Normal", event_sink.SUCCESSFUL_DELETE, f"Deleted pod: {pod.metadata.name}")
+
+        results = await asyncio.gather(*map(delete_one, pods), return_exceptions=True)
+        return next((result for result in results if isinstance(result, BaseException)), None)
+
+    def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
+        """Report a refusal. Without a server no Event arrives, and those that wait use up the object's share."""
+        if not isinstance(error, Unreachable):
+            self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")
+
+    def _involved(self, replica_set: ReplicaSet) -> Involved:
+        return Involved.of(self.kind.api_version, self.kind.kind, replica_set.metadata)
+
+
+def _another_now(error: ApiError) -> bool:
+    """The UID in the precondition belongs to no pod any more: the name was given to another. (A webhook may refuse with
+    the same status.)"""
+    return error.status == 409 and "UID in precondition" in server_text(error)

@@ -1,0 +1,167 @@
+"""The state of this host: address families, addresses, the Node object, and what the kernel supports."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.node_facts import node_facts, node_of
+from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
+from kubeproxy.dataplane.sockets.transparent_dial import why_not
+from kubeproxy.model import Address, Family, Node
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.netfilter import kube_proxy_rules
+from kubeproxy.netfilter.conntrack import usage
+from kubeproxy.netfilter.direct_links import bridged_families
+from kubeproxy.netfilter.forwarding import forwarded_families
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
+from kubeproxy.observability.health import Reason
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.runtime import privileges
+from kubeproxy.runtime.threads import in_thread
+
+log = structlog.get_logger(__name__)
+
+ADDRESS_LOOK_S = 5.0
+"""How often the addresses of this node are compared: a few system calls."""
+LEFTOVERS_LOOK = 10
+"""Full sync periods between two searches for kube-proxy's leftovers, since a search runs programs. While there are
+leftovers it runs in each period, so that the complaint ends soon after them."""
+
+
+def node_name_of(configuration: Configuration) -> str:
+    """This node's name, as kube-proxy has it: trimmed and in lower case."""
+    return (configuration.hostname_override or socket.gethostname()).strip().lower()
+
+
+class HostFacts:
+    """The host as of now. `node` returns the latest Node object."""
+
+    def __init__(self, configuration: Configuration, *, node: Callable[[], Node | None]) -> None:
+        self._configuration = configuration
+        self._node = node
+        self._can_preserve = False
+        self.conntrack_room: ConntrackRoom | None = None
+        """Connection tracking when it was last read."""
+        self._leftovers_complaint: str | None = None
+        self.node_name = node_name_of(configuration)
+        self.families = _families()
+        self.landing = landing_addresses()
+        bind = configuration.bind_address
+        self.bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
+
+    def facts(self) -> NodeFacts:
+        """The facts for the proxier, as of now."""
+        node = node_of(self._configuration, self.node_name, self._node())
+        return node_facts(
+            self._configuration,
+            node,
+            local_addresses(),
+            can_preserve=self._can_preserve,
+            landing=self.landing.values(),
+            forwarding=forwarded_families(),
+            bridged=bridged_families(),
+        )
+
+    def _reasons_not_to_preserve(self) -> list[str]:
+        """Why privileges do not allow preserving client addresses.
+
+        Workers dial, and may keep only CAP_NET_RAW for it; without workers this process may use CAP_NET_ADMIN.
+        """
+        reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
+        has_workers = self._configuration.kubeproxy.workers.number != 0
+        if not reasons and has_workers and not privileges.held() >> privileges.Capability.NET_RAW & 1:
+            reasons.append("this process has no CAP_NET_RAW to give to workers")
+        return reasons
+
+    async def look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> None:
+        """Ask the kernel, and warn if it does not support the configured preservation of client addresses."""
+        if self._configuration.kubeproxy.preserve_client_address == "never":
+            return
+        reasons = self._reasons_not_to_preserve()
+        if not reasons and (reason := await netfilter.why_not_transparent()) is not None:
+            reasons.append(f"{netfilter.name}: {reason}")
+        self._can_preserve = not reasons
+        if reasons:
+            log.warning(
+                "cannot preserve client addresses",
+                reason="; ".join(reasons),
+                effect="endpoints see this node's addresses",
+                remedy="CAP_NET_RAW, or --preserve-client-address=never",
+            )
+
+    async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
+        """Whether netfilter can distinguish our listening sockets from those of other processes."""
+        reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
+        if not reasons and (reason := await netfilter.why_not_guarding_sockets()) is not None:
+            reasons.append(f"{netfilter.name}: {reason}")
+        if reasons and netfilter.name != "none":
+            log.info(
+                "cannot guard listening sockets",
+                effect="netfilter does not check which process listens at a proxy port",
+                reason="; ".join(reasons),
+            )
+        return not reasons
+
+    async def look_whether_dials_are_marked(self, netfilter: Netfilter) -> None:
+        """Ask the kernel, and warn if our rules would catch our own dials."""
+        if netfilter.name != "none" and (reason := await in_thread(why_not_marked)) is not None:
+            log.warning(
+                "cannot mark dials; loops end later",
+                reason=reason,
+                effect="an endpoint that is a service address unknown to this node is dialed up to 8 times",
+                remedy="CAP_NET_RAW and Linux 5.17",
+            )
+
+    @property
+    def complaints(self) -> Mapping[Reason, Callable[[], str | None]]:
+        """The functions that report problems of this host."""
+        return {Reason.CONNTRACK: self._complain_of_conntrack, Reason.LEFTOVERS: lambda: self._leftovers_complaint}
+
+    def _complain_of_conntrack(self) -> str | None:
+        """Problems of connection tracking since the last call."""
+        before, now = self.conntrack_room, usage.look()
+        self.conntrack_room = now
+        return None if now is None else now.complaint(before)
+
+    async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:
+        """Call back when this node's addresses change, until cancelled."""
+        known = self.facts()
+        while True:
+            await asyncio.sleep(ADDRESS_LOOK_S)
+            landing, facts = landing_addresses(), self.facts()
+            if landing != self.landing:
+                log.info("this node's address has changed", before=_words(self.landing), now=_words(landing))
+                self.landing = landing
+                on_landing()
+            if facts != known:
+                known = facts
+                on_facts(facts)
+
+    async def follow_leftovers(self, ours: str) -> None:
+        """Search for kube-proxy's rules, until cancelled.
+
+        `ours`: the adapter in use; with ``none`` kube-proxy may be the proxy that serves, and its rules are no problem.
+        """
+        period_s = self._configuration.sync_period_s
+        while ours != "none":
+            self._leftovers_complaint = kube_proxy_rules.complaint(await kube_proxy_rules.look())
+            await asyncio.sleep(period_s if self._leftovers_complaint else LEFTOVERS_LOOK * period_s)
+
+
+def _families() -> tuple[Family, ...]:
+    """The families of this kernel: IPv6 may be missing, or disabled at boot."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return (Family.IPV4,)
+    return tuple(Family)
+
+
+def _words(addresses: Mapping[Family, Address]) -> str:
+    return ", ".join(addresses.values()) or "none"

@@ -1,0 +1,135 @@
+"""Reports problems as Kubernetes Events on Services and on the Node; passes the proxier's news on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kubeproxy.model import ServiceName, Target
+from kubeproxy.model.drain_report import DrainState
+from kubeproxy.observability.health import ProxyHealth
+from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.sync_observer import SyncObserver
+
+if TYPE_CHECKING:
+    from kubeproxy.kubernetes.events.recorder import EventRecorder
+
+
+class Reason(StrEnum):
+    """The reasons of Events, in kube-proxy's words where it has the same."""
+
+    STARTING = "Starting"
+    FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
+    FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
+    NOT_SERVED = "NotServed"
+    EJECTED = "EndpointNotAnswering"
+
+
+class Events:
+    """Events about Services of the cluster and about the Node. A Service of a manifest has no object in the cluster.
+
+    Without a `recorder` there are none; the log has every problem in any case.
+    """
+
+    def __init__(self) -> None:
+        self._recorder: EventRecorder | None = None
+        self._node_warnings: list[tuple[str, Reason, str]] = []
+        """Warnings of the time before the recorder existed."""
+        self.owner_of: Callable[[ServiceName], str | None] = lambda service: None
+        """The source of a Service."""
+        self._problems: Mapping[ServiceName, Sequence[str]] = {}
+
+    @property
+    def recorder(self) -> EventRecorder | None:
+        """Sends the Events; None: not yet, or never."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: EventRecorder) -> None:
+        self._recorder, early, self._node_warnings = recorder, self._node_warnings, []
+        for warning in early:
+            self._warn_node(*warning)
+
+    def starting(self, node_name: str) -> None:
+        """Record the start on the Node, in kube-proxy's words."""
+        if self.recorder is not None:
+            words = "Starting kubeproxy."
+            self.recorder.record(
+                "Node",
+                "",
+                node_name,
+                uid=node_name,
+                type="Normal",
+                reason=Reason.STARTING,
+                message=words,
+            )
+
+    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """Record new problems; `problems` has all Services with problems now."""
+        for service, texts in problems.items():
+            for text in texts:
+                if text not in self._problems.get(service, ()):
+                    self._warn(service, Reason.NOT_SERVED, text)
+        self._problems = problems
+
+    def endpoint_lost(self, service: ServiceName, target: Target) -> None:
+        """Record that an endpoint of a Service has not answered for minutes. Every node says it in the same words."""
+        text = (
+            f"endpoint {target} is listed as ready and has not answered for minutes; it gets no clients until it does"
+        )
+        self._warn(service, Reason.EJECTED, text, shared=True)
+
+    def health_failed(self, node_name: str, text: str) -> None:
+        """Record that the health server has no address; before there is a recorder, keep it for later."""
+        self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
+
+    def health_server_failed(self, service: ServiceName, text: str) -> None:
+        """Record that a health check node port is in use by another process."""
+        self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
+
+    def _warn_node(self, node_name: str, reason: Reason, text: str) -> None:
+        if self.recorder is None:
+            self._node_warnings.append((node_name, reason, text))
+        else:
+            self.recorder.record("Node", "", node_name, uid=node_name, type="Warning", reason=reason, message=text)
+
+    def _warn(self, service: ServiceName, reason: Reason, text: str, *, shared: bool = False) -> None:
+        if self.recorder is None:
+            return
+        # With a recorder this module is imported already; without one it must not be (see `sources`).
+        from kubeproxy.sources.kubernetes.kinds import SOURCE
+
+        if self.owner_of(service) == SOURCE:
+            self.recorder.record("Service", *service, type="Warning", reason=reason, message=text, shared=shared)
+
+
+class ProxierEvents(SyncObserver):
+    """The proxier's observer: metrics, health, Events, health check node ports."""
+
+    def __init__(
+        self,
+        health: ProxyHealth,
+        metrics: Metrics,
+        *,
+        adapter: str,
+        events: Events,
+        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
+        on_drains: Callable[[Mapping[ServiceName, DrainState]], None] = lambda drains: None,
+    ) -> None:
+        super().__init__(health, metrics, adapter=adapter)
+        self._events = events
+        self._on_service_health = on_service_health
+        self._on_drains = on_drains
+
+    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
+        """See `Events.services_degraded`."""
+        self._events.services_degraded(problems)
+
+    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Set the Services with a health check node port."""
+        self._on_service_health(wanted)
+
+    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
+        """Pass on what is in effect of the drain requests."""
+        self._on_drains(drains)

@@ -1,0 +1,60 @@
+"""Reserve of memory for the case that an allocation fails.
+
+The kernel does not report how much memory is left; a failed allocation is the first sign. So a reserve is mapped at the
+start. When an allocation fails, the reserve is freed: all parts can work again, and new clients are limited to a third
+of the present ones. Of that third, as of descriptors (see `fd_budget`), a flooded frontend leaves some to the others.
+As soon as there is enough memory again, the reserve is mapped anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
+from kubeproxy.dataplane.loop.reactor import Reactor
+
+RESERVE_BYTES = 4 << 20
+"""A hundred clients' buffers, or some thousand idle clients. Never touched, so it is address space only, which
+``ulimit -v`` limits. (Beyond the limit of a control group no allocation fails: the kernel kills the process.)"""
+LOOK_S = 1.0
+"""How often a freed reserve is tried to be mapped again."""
+
+
+class MemoryReserve:
+    """The memory reserve of one process's byte path."""
+
+    def __init__(self, *, budget: DescriptorBudget, reactor: Reactor) -> None:
+        self._budget = budget
+        self._reactor = reactor
+        self._reserve = _map(RESERVE_BYTES)
+        self.shortages = 0
+        """How often the reserve was freed, or could not be mapped again."""
+
+    def spend(self) -> bool:
+        """Free the reserve after a failed allocation; whether a retry may succeed."""
+        if self._reserve is None:
+            return False
+        self._reserve.close()
+        self._reserve = None
+        self.shortages += 1
+        self._budget.tighten()
+        self._reactor.after(LOOK_S, self._look)
+        return True
+
+    def _look(self) -> None:
+        # Twice as much: the reserve must not use up all that is free.
+        if (enough := _map(2 * RESERVE_BYTES)) is not None:
+            enough.close()
+            self._reserve = _map(RESERVE_BYTES)
+        if self._reserve is None:
+            self.shortages += 1
+            self._reactor.after(LOOK_S, self._look)
+        else:
+            self._budget.loosen()
+
+
+def _map(size: int) -> mmap.mmap | None:
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError):
+        return None

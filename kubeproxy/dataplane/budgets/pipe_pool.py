@@ -1,0 +1,73 @@
+"""Pool of pipes for splicing.
+
+Pooled, as opening a pipe takes three system calls; bounded, as each is two descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import NamedTuple
+
+from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
+
+PIPE_BYTES = 1 << 20
+"""Requested capacity: at the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice is a small
+one. The kernel grants less when the user's share (fs.pipe-user-pages-soft) is used up; a small pipe works as well."""
+POOL_SIZE = 32
+"""Idle pipes in the pool, at most."""
+PIPES_MAX = 1024
+"""Pipes in use at once; a connection that gets none continues with recv and send."""
+
+
+class Pipe(NamedTuple):
+    """Both ends of a non-blocking pipe."""
+
+    read_fd: int
+    write_fd: int
+
+
+class PipePool:
+    """A bounded pool of empty pipes."""
+
+    def __init__(self, budget: DescriptorBudget) -> None:
+        self._budget = budget
+        self._idle: list[Pipe] = []
+        self.in_use = 0
+
+    def take(self) -> Pipe | None:
+        """An empty pipe; None when the pool or the descriptor budget is used up."""
+        if self._idle:
+            self.in_use += 1
+            return self._idle.pop()
+        if self.in_use >= PIPES_MAX or not self._budget.take_spare(2):
+            return None
+        try:
+            pipe = Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError:
+            self._budget.give(2)
+            return None
+        # Fails beyond the user's share of pipe pages; the default capacity suffices.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.in_use += 1
+        return pipe
+
+    def give(self, pipe: Pipe, *, empty: bool) -> None:
+        """Return a pipe. One that still holds a connection's bytes is closed."""
+        self.in_use -= 1
+        if empty and len(self._idle) < POOL_SIZE:
+            self._idle.append(pipe)
+        else:
+            self._close(pipe)
+
+    def close(self) -> None:
+        """Close the idle pipes."""
+        for pipe in self._idle:
+            self._close(pipe)
+        self._idle.clear()
+
+    def _close(self, pipe: Pipe) -> None:
+        os.close(pipe.read_fd)
+        os.close(pipe.write_fd)
+        self._budget.give(2)

@@ -1,0 +1,252 @@
+"""``-f`` arguments to sources: standard input, files, directories, patterns, web addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urljoin
+
+from kubeproxy.kubernetes.manifests.files import MAX_BYTES, SUFFIXES
+from kubeproxy.kubernetes.manifests.http import REDIRECTS, Session, is_url, proxy_for
+from kubeproxy.kubernetes.resource_builder.errors import Position, SourceError, quoted
+from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    import aiohttp
+
+STDIN: Final = "-"
+STDIN_NAME: Final = "STDIN"
+CHUNK: Final = 256 << 10
+URL_ATTEMPTS: Final = 3
+URL_PAUSE_S: Final = 1.0
+URL_REDIRECTS: Final = 10
+
+
+class Source(Protocol):
+    """Bytes with a name."""
+
+    @property
+    def name(self) -> str:
+        """As messages have it."""
+
+    def read(self) -> AsyncIterator[bytes]:
+        """The bytes, piece by piece. Raises SourceError."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file, a pipe, or a device."""
+
+    name: str
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The bytes; a pipe is waited for without holding up anything else."""
+        try:
+            regular = stat.S_ISREG(os.stat(self.name).st_mode)
+            descriptor = await _opened(self.name, in_time=regular)
+            try:
+                while data := await _piece(descriptor, in_time=regular):
+                    yield data
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            reason = f"the path {quoted(self.name)} cannot be accessed: {error.strerror or error}"
+            raise SourceError(reason, Position(self.name)) from None
+
+
+async def _opened(path: str, *, in_time: bool) -> int:
+    def attempt() -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    return attempt() if in_time else await in_thread(attempt)
+
+
+async def _piece(descriptor: int, *, in_time: bool) -> bytes:
+    """The next bytes. `in_time`: they are there at once; a terminal and a pipe are waited for in a thread."""
+    if not in_time:
+        return await in_thread(lambda: os.read(descriptor, CHUNK))
+    await asyncio.sleep(0)
+    return os.read(descriptor, CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class StdinSource:
+    """Standard input."""
+
+    name: str = STDIN_NAME
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The bytes, as they come."""
+        try:
+            while data := await _piece(sys.stdin.fileno(), in_time=False):
+                yield data
+        except (OSError, ValueError) as error:
+            raise SourceError(str(error), Position(self.name)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSource:
+    """Bytes that are there already."""
+
+    name: str
+    data: bytes
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """All of them."""
+        yield self.data
+
+
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """A web address. Its whole answer is held: a document is used only when the transfer is known to be complete."""
+
+    name: str
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The answer's body. Network errors and answers from 500 on are tried again."""
+        async with Session() as web:
+            for attempt in range(1, URL_ATTEMPTS + 1):
+                try:
+                    data = await _fetch(web, self.name)
+                except _Passing as error:
+                    if attempt == URL_ATTEMPTS:
+                        raise SourceError(str(error), Position(self.name)) from None
+                    await asyncio.sleep(URL_PAUSE_S)
+                    continue
+                for start in range(0, len(data), CHUNK):
+                    yield data[start : start + CHUNK]
+                return
+
+
+class _Passing(Exception):
+    """It may work the next time."""
+
+
+async def _fetch(web: Session, url: str) -> bytes:
+    import aiohttp
+
+    where = Position(url)
+    try:
+        async with _answer(web.open(), url) as response:
+            if response.status != 200:
+                said = f"{response.status} {response.reason or ''}".rstrip()
+                message = f"unable to read URL {quoted(url)}, server reported {said}, status code={response.status}"
+                raise _Passing(message) if response.status >= 500 else SourceError(message, where)
+            pieces, size = [], 0
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > MAX_BYTES:
+                    raise SourceError(f"unable to read URL {quoted(url)}: more than {MAX_BYTES} bytes", where)
+                pieces.append(piece)
+    except TimeoutError:
+        raise _Passing(f"unable to read URL {quoted(url)}: the server did not answer in time") from None
+    except (aiohttp.InvalidURL, ValueError) as error:
+        raise SourceError(f"unable to read URL {quoted(url)}: {error or 'no URL'}", where) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise _Passing(f"unable to read URL {quoted(url)}: {error or type(error).__name__}") from None
+    data = b"".join(pieces)
+    kind = response.content_type
+    if kind in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
+        raise SourceError(f"unable to read URL {quoted(url)}: the server answered HTML, not YAML or JSON", where)
+    return data
+
+
+@asynccontextmanager
+async def _answer(session: aiohttp.ClientSession, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer behind at most `URL_REDIRECTS` redirects, to other servers, too, but never from TLS to clear text."""
+    at = url
+    for _ in range(URL_REDIRECTS + 1):
+        async with session.get(at, allow_redirects=False, proxy=proxy_for(at)) as response:
+            location = response.headers.get("Location", "")
+            if response.status not in REDIRECTS or not location:
+                yield response
+                return
+        to = urljoin(at, location)
+        if not is_url(to) or (at.startswith("https://") and not to.startswith("https://")):
+            raise ValueError(f"the server redirects to {quoted(to[:200])}; allowed: https, or http from http")
+        at = to
+    raise ValueError(f"stopped after {URL_REDIRECTS} redirects")
+
+
+def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], list[ConfigError]]:
+    """The sources that these arguments name, in their order, and what is wrong with others of them. An argument may
+    name several, separated by commas."""
+    sources: list[Source] = []
+    errors: list[ConfigError] = []
+    for name in (part for argument in arguments for part in _parts(argument)):
+        try:
+            found = list(_named(name, recursive=recursive))
+        except ConfigError as error:
+            errors.append(error)
+            continue
+        sources += found
+    if sum(isinstance(source, StdinSource) for source in sources) > 1:
+        errors.append(ConfigError("standard input cannot be used for multiple arguments"))
+    return sources, errors
+
+
+def _parts(argument: str) -> list[str]:
+    """A comma separates, unless it is in the name of a file that exists, or in a web address."""
+    if "," not in argument or is_url(argument) or os.path.lexists(argument):
+        return [argument]
+    return argument.split(",")
+
+
+def _named(name: str, *, recursive: bool) -> Iterator[Source]:
+    if name == STDIN:
+        yield StdinSource()
+        return
+    if is_url(name):
+        yield UrlSource(name)
+        return
+    if not name:
+        raise ConfigError('the path "" does not exist')
+    if os.path.lexists(name):
+        yield from _path(name, recursive=recursive)
+        return
+    matches = sorted(glob.glob(name)) if glob.has_magic(name) else []
+    if not matches:
+        raise ConfigError(f"the path {quoted(name)} does not exist")
+    for match in matches:
+        yield from _path(match, recursive=recursive)
+
+
+def _path(path: str, *, recursive: bool) -> Iterator[Source]:
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        raise ConfigError(f"the path {quoted(path)} cannot be accessed: {error.strerror or error}") from None
+    if not is_directory:
+        yield FileSource(path)
+        return
+    found = [FileSource(file) for file in _walk(path, recursive=recursive)]
+    if not found:
+        raise ConfigError(f"error reading [{path}]: recognized file extensions are [.json .yaml .yml]")
+    yield from found
+
+
+def _walk(directory: str, *, recursive: bool) -> Iterator[str]:
+    """The manifests in a directory in the order of their names, those of a subdirectory in its place. Links to
+    directories are not followed, and what begins with two dots is passed over: in a mounted ConfigMap these are older
+    versions of the same files."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise ConfigError(f"the path {quoted(directory)} cannot be accessed: {error.strerror or error}") from None
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith(".."):
+            continue
+        if os.path.isdir(path) and not os.path.islink(path):
+            if recursive:
+                yield from _walk(path, recursive=True)
+        elif name.endswith(SUFFIXES):
+            yield path

@@ -1,0 +1,164 @@
+"""The fields that a server knows, by its OpenAPI document; kept on disk in short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.resource_builder.discovery import FORMAT, UNDECODABLE, file_name, write_file
+
+TTL_S: Final = 3600.0
+_REF: Final = "#/definitions/"
+
+
+class Schema(msgspec.Struct, omit_defaults=True):
+    """What a value may be; the default: anything."""
+
+    type: str = ""
+    """``object``, ``array``, ``string``, ``integer``, ``number``, ``boolean``; empty: anything."""
+    ref: str = ""
+    """The name of the definition that has the rest."""
+    fields: dict[str, Schema] | None = None
+    """Of an object with a fixed set of fields."""
+    values: Schema | None = None
+    """Of a mapping with any keys."""
+    items: Schema | None = None
+    required: tuple[str, ...] = ()
+    open: bool = False
+    """Fields that are not listed are kept."""
+    int_or_string: bool = False
+
+
+class Schemas(msgspec.Struct):
+    """All definitions, and which of them an object of a kind has to follow."""
+
+    definitions: dict[str, Schema] = {}
+    kinds: dict[str, str] = {}
+    """By ``GROUP/VERSION/KIND``, the name of the definition."""
+
+    def of(self, group: str, version: str, kind: str) -> tuple[str, Schema] | None:
+        """The definition of a kind with its name; None: the server has none."""
+        name = self.kinds.get(f"{group}/{version}/{kind}")
+        schema = self.definitions.get(name or "")
+        return (name, schema) if name and schema is not None else None
+
+
+def parse(body: bytes) -> Schemas:
+    """An OpenAPI v2 document. Raises `Garbage`."""
+    try:
+        document = msgspec.json.decode(body, type=_Document)
+    except UNDECODABLE as error:
+        raise Garbage(f"/openapi/v2 answered what is none: {error}", cause="garbage") from None
+    schemas = Schemas({}, {})
+    for name, definition in (document.definitions or {}).items():
+        try:
+            schemas.definitions[name] = _schema(definition, depth=0)
+        except RecursionError:
+            continue
+        marks = definition.get("x-kubernetes-group-version-kind")
+        for mark in marks if isinstance(marks, list) else []:
+            if isinstance(mark, dict):
+                group, version, kind = (str(mark.get(key) or "") for key in ("group", "version", "kind"))
+                schemas.kinds[f"{group}/{version}/{kind}"] = name
+    return schemas
+
+
+class _Document(msgspec.Struct):
+    definitions: dict[str, dict[str, Any]] | None = None
+
+
+_MAX_DEPTH: Final = 100
+
+
+def _schema(found: Any, depth: int) -> Schema:
+    if not isinstance(found, dict) or depth > _MAX_DEPTH:
+        return Schema()
+    ref = found.get("$ref")
+    if isinstance(ref, str):
+        return Schema(ref=ref.removeprefix(_REF))
+    schema = Schema()
+    kind = found.get("type")
+    schema.type = kind if isinstance(kind, str) else ""
+    schema.open = bool(found.get("x-kubernetes-preserve-unknown-fields"))
+    schema.int_or_string = found.get("format") == "int-or-string" or bool(found.get("x-kubernetes-int-or-string"))
+    fields = found.get("properties")
+    if isinstance(fields, dict):
+        schema.type = "object"
+        schema.fields = {str(key): _schema(value, depth + 1) for key, value in fields.items()}
+    values = found.get("additionalProperties")
+    if isinstance(values, dict):
+        schema.values = _schema(values, depth + 1)
+    items = found.get("items")
+    if isinstance(items, dict):
+        schema.items = _schema(items, depth + 1)
+    required = found.get("required")
+    if isinstance(required, list):
+        schema.required = tuple(str(name) for name in required)
+    return schema
+
+
+class _Kept(msgspec.Struct):
+    format: int
+    server: str
+    at: float
+    schemas: Schemas
+
+
+class SchemaSource:
+    """The schemas of one server: from disk, else from the server. Asked for once; `refresh` asks again."""
+
+    def __init__(self, client: RestClient, directory: Path | None) -> None:
+        self._client = client
+        server = client.config.host
+        self._server = server
+        self._path = directory / "openapi" / f"{file_name(server)}.msgpack" if directory is not None else None
+        self._schemas: Schemas | None = None
+        self.from_disk = False
+
+    async def get(self) -> Schemas:
+        """Raises StatusError, Unreachable, Garbage where the server does not answer."""
+        if self._schemas is None:
+            self._schemas = self._read()
+            self.from_disk = self._schemas is not None
+        return self._schemas if self._schemas is not None else await self.refresh()
+
+    def missing(self) -> None:
+        """The server does not serve them; nothing is known of any kind."""
+        self._schemas = Schemas()
+
+    async def refresh(self) -> Schemas:
+        """Ask the server now."""
+        answer = await self._client.get("/openapi/v2")
+        self._schemas = parse(answer.body)
+        self.from_disk = False
+        if self._path is not None:
+            kept = _Kept(FORMAT, self._server, time.time(), self._schemas)
+            write_file(self._path, msgspec.msgpack.encode(kept))
+        return self._schemas
+
+    def _read(self) -> Schemas | None:
+        if self._path is None:
+            return None
+        try:
+            kept = msgspec.msgpack.decode(self._path.read_bytes(), type=_Kept)
+        except (OSError, *UNDECODABLE):
+            return None
+        fresh = 0 <= time.time() - kept.at < TTL_S
+        return kept.schemas if fresh and kept.format == FORMAT and kept.server == self._server else None
+
+
+def resolved(schema: Schema, definitions: Mapping[str, Schema]) -> tuple[Schema, str]:
+    """A schema without a reference, and the name of the definition it is."""
+    name = ""
+    for _ in range(_MAX_DEPTH):
+        if not schema.ref:
+            return schema, name
+        name = schema.ref
+        schema = definitions.get(name, Schema())
+    return Schema(), name

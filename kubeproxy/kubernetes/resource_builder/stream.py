@@ -1,0 +1,272 @@
+"""Bytes to documents, one at a time: YAML separated by ``---``, JSON values one behind the other. Pure.
+
+The splitter holds the document that is not complete yet, and nothing else: a stream of any length takes the memory of
+its longest document. UTF-8 and, with a byte order mark, UTF-16 are read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kubeproxy.kubernetes.manifests.parse import is_json
+from kubeproxy.kubernetes.manifests.split import body, is_empty, is_separated
+from kubeproxy.kubernetes.resource_builder.errors import Position, UnreadableError
+
+MAX_DOCUMENT: Final = 256 << 20
+"""Bytes of one document; a longer one ends the source with an error."""
+_SEPARATOR: Final = b"\n---"
+_UTF8_MARK: Final = codecs.BOM_UTF8
+_UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OUTSIDE: Final = re.compile(rb'["{}\[\]]')
+_INSIDE: Final = re.compile(rb'["\\]')
+_SPACES: Final = re.compile(rb"[ \t\r\n]*")
+_QUOTE, _ESCAPE, _BRACE, _OPENING = b'"'[0], b"\\"[0], b"{"[0], b"{["
+
+
+def as_utf8(data: bytes) -> bytes:
+    """A whole text without its byte order mark, UTF-16 as UTF-8. What is no UTF-16 is left as it is."""
+    decoder = _Decoder()
+    try:
+        return decoder.feed(data) + decoder.end()
+    except UnicodeDecodeError:
+        return data
+
+
+def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
+    """The JSON values in a document that consists of several, each with the number of its first line. Empty where it is
+    one value, or no JSON."""
+    if not is_json(text) or _valid(text):
+        return []
+    found: list[tuple[int, bytes]] = []
+    position = 0
+    while (start := _behind_space(text, position)) < len(text):
+        end = _JsonScanner(start).scan(text)
+        if end is None or not _valid(text[start:end]):
+            return []
+        line += text.count(b"\n", position, start)
+        found.append((line, text[start:end]))
+        line += text.count(b"\n", start, end)
+        position = end
+    return found
+
+
+def _behind_space(text: bytes | bytearray, start: int) -> int:
+    """Where white space that begins here ends."""
+    match = _SPACES.match(text, start)
+    assert match is not None  # it may be empty
+    return match.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The text of one document."""
+
+    text: bytes
+    number: int
+    """Counted from 1; documents without content do not count."""
+    line: int
+    """The number of its first line."""
+    is_json: bool = False
+    """One JSON value, and nothing else."""
+
+
+class Splitter:
+    """Cuts a stream into documents. `feed` it pieces of any size, then `end` it."""
+
+    def __init__(self, source: str, *, max_document: int = MAX_DOCUMENT) -> None:
+        self._source = source
+        self._max_document = max_document
+        self._decoder = _Decoder()
+        self._buffer = bytearray()
+        self._searched = 0
+        """Up to here the buffer holds no separator."""
+        self._json: _JsonScanner | None = None
+        """Where in the buffer's first JSON value the search stands; None: the document is not read as JSON."""
+        self._undecided = True
+        """Whether the document is JSON is not known yet."""
+        self._number = 0
+        self._line = 1
+
+    def feed(self, data: bytes) -> Iterator[Document]:
+        """The documents that are complete with these bytes. Raises UnreadableError where the source has to end."""
+        try:
+            self._buffer += self._decoder.feed(data)
+        except UnicodeDecodeError as error:
+            raise UnreadableError(f"not UTF-16: {error.reason}", self._position()) from None
+        yield from self._complete()
+        if len(self._buffer) > self._max_document:
+            raise UnreadableError(f"a document of more than {self._max_document} bytes", self._position())
+
+    def end(self) -> Iterator[Document]:
+        """The documents that are complete as nothing follows."""
+        try:
+            self._buffer += self._decoder.end()
+        except UnicodeDecodeError as error:
+            raise UnreadableError(f"not UTF-16: {error.reason}", self._position()) from None
+        yield from self._complete()
+        rest = bytes(self._buffer)
+        if rest.endswith(_SEPARATOR):
+            rest = rest[: 1 - len(_SEPARATOR)]
+        self._buffer.clear()
+        yield from self._document(rest)
+
+    def _position(self) -> Position:
+        return Position(self._source, self._number + 1, self._line)
+
+    def _complete(self) -> Iterator[Document]:
+        while True:
+            if self._undecided and self._decide():
+                self._json = _JsonScanner()
+            if self._json is not None:
+                document = self._next_value()
+                if document is not None:
+                    yield document
+                    continue
+            end = self._separator()
+            if end < 0:
+                return
+            text = bytes(self._buffer[:end])
+            del self._buffer[:end]
+            self._restart()
+            yield from self._document(text)
+
+    def _restart(self) -> None:
+        self._searched, self._json, self._undecided = 0, None, True
+
+    def _decide(self) -> bool:
+        """Whether the buffer begins with JSON; undecided as long as it holds only white space."""
+        if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
+            return False
+        first = _behind_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
+        if first >= len(self._buffer):
+            return False
+        self._undecided = False
+        if self._buffer[first] != _BRACE:
+            return False
+        self._skip(first)
+        return True
+
+    def _separator(self) -> int:
+        """Where the next document begins; -1: not in what is there."""
+        position = self._searched
+        while (found := self._buffer.find(_SEPARATOR, position)) >= 0:
+            after = found + len(_SEPARATOR)
+            if after == len(self._buffer):  # what follows decides
+                self._searched = found
+                return -1
+            if self._buffer[after : after + 1].isspace():
+                return found + 1
+            position = after
+        self._searched = max(0, len(self._buffer) - len(_SEPARATOR))
+        return -1
+
+    def _next_value(self) -> Document | None:
+        """The JSON value at the buffer's beginning, once it is there to its end. What is no JSON is left to YAML."""
+        assert self._json is not None
+        end = self._json.scan(self._buffer)
+        if end is None:
+            return None
+        text = bytes(self._buffer[:end])
+        if not _valid(text):
+            self._json = None
+            return None
+        self._number += 1
+        document = Document(text, self._number, self._line, is_json=True)
+        self._skip(end)
+        self._restart()
+        return document
+
+    def _skip(self, size: int) -> None:
+        """Take away what is white space or has been handed out."""
+        self._line += self._buffer.count(b"\n", 0, size)
+        del self._buffer[:size]
+
+    def _document(self, text: bytes) -> Iterator[Document]:
+        line = self._line
+        self._line += text.count(b"\n")
+        if is_empty(text):
+            return
+        self._number += 1
+        yield Document(body(text), self._number, line)
+
+
+class _JsonScanner:
+    """Looks for the end of a JSON value by its brackets, piece by piece."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._position = start
+        self._depth = 0
+        self._inside = False
+
+    def scan(self, buffer: bytearray | bytes) -> int | None:
+        """Where the value ends; None: not in what is there."""
+        position, depth = self._position, self._depth
+        while True:
+            found = (_INSIDE if self._inside else _OUTSIDE).search(buffer, position)
+            if found is None:
+                self._position, self._depth = len(buffer), depth
+                return None
+            position = found.end()
+            character = buffer[position - 1]
+            if self._inside:
+                if character == _ESCAPE:
+                    if position == len(buffer):  # the escaped character is still to come
+                        self._position, self._depth = position - 1, depth
+                        return None
+                    position += 1
+                else:
+                    self._inside = False
+            elif character == _QUOTE:
+                self._inside = True
+            elif character in _OPENING:
+                depth += 1
+            else:
+                depth -= 1
+                if depth <= 0:
+                    return position
+
+
+def _valid(text: bytes) -> bool:
+    if not is_json(text):
+        return False
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+class _Decoder:
+    """Takes byte order marks away, and turns UTF-16 into UTF-8."""
+
+    def __init__(self) -> None:
+        self._head: bytes | None = b""
+        """What came before the encoding was known; None: it is."""
+        self._utf16: codecs.IncrementalDecoder | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        if self._head is None:
+            return self._convert(data)
+        self._head += data
+        if len(self._head) < len(_UTF8_MARK):
+            return b""
+        return self._begin()
+
+    def end(self) -> bytes:
+        rest = self._begin() if self._head is not None else b""
+        return rest + (self._utf16.decode(b"", final=True).encode() if self._utf16 is not None else b"")
+
+    def _begin(self) -> bytes:
+        head, self._head = self._head or b"", None
+        if head.startswith(_UTF16_MARKS):
+            self._utf16 = codecs.getincrementaldecoder("utf-16")()
+        return self._convert(head.removeprefix(_UTF8_MARK))
+
+    def _convert(self, data: bytes) -> bytes:
+        return data if self._utf16 is None else self._utf16.decode(data).encode()

@@ -1,0 +1,43 @@
+"""Links on which hosts reach one another without this node: a bridge with pods, a network with clients and endpoints.
+
+A client there that the kernel leads to an endpoint there, or behind another host there, would get the answer directly,
+and not by this node, which has to translate it back. So such a client is masqueraded. Netfilter sees the frames that a
+bridge passes on if it is asked to (bridge-nf-call-iptables); then the answer is translated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kubeproxy.model import Family
+from kubeproxy.netfilter.forwarding import DIRECTORY, is_on
+from kubeproxy.netfilter.local_addresses import LocalAddress
+from kubeproxy.netfilter.ruleset import DirectLink
+
+SETTINGS: Mapping[Family, str] = {
+    Family.IPV4: "bridge/bridge-nf-call-iptables",
+    Family.IPV6: "bridge/bridge-nf-call-ip6tables",
+}
+"""Of all bridges; a bridge may have a setting of its own beside it."""
+_SEVERAL_HOSTS = {Family.IPV4: 29, Family.IPV6: 126}
+"""The longest prefix of a link with more hosts than this node and another one."""
+
+
+def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
+    """The families of frames that netfilter sees on all bridges of this network namespace."""
+    return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
+
+
+def direct_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[DirectLink]:
+    """These links, by the addresses of this node. Pure."""
+    found = set()
+    for it in addresses:
+        if it.network is None or it.address.startswith("fe80:"):
+            continue
+        if int(it.network.rpartition("/")[2]) > _SEVERAL_HOSTS[it.family]:
+            continue
+        if it.bridge is not None and it.family in it.bridge | bridged:
+            continue
+        found.add(DirectLink(it.number, it.interface, it.network))
+    return frozenset(found)

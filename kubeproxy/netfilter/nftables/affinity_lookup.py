@@ -1,0 +1,43 @@
+"""Looks up which endpoint session affinity has for a client of the kernel path, by one question to the kernel."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kubeproxy.model import Address, Target, family_of
+from kubeproxy.netfilter.nftables.declarations import TABLE
+from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound
+from kubeproxy.netfilter.nftables.rules import affinity_name, clients_map
+from kubeproxy.netfilter.ruleset import Spread
+
+
+class Bond(NamedTuple):
+    """The endpoint of a client, and for how long without a new connection."""
+
+    endpoint: Target
+    expires: str
+    """As nft prints it: ``9m59s996ms``."""
+
+
+async def bond_of(client: Address, spread: Spread) -> Bond | None:
+    """The endpoint that the kernel keeps for a client; None: none, so it gets any. KernelError when nft fails.
+
+    The map of a port may lead to an endpoint that has just left; such a bond does not count."""
+    if spread.affinity_timeout_s is None:
+        return None
+    commands = NftCommands(timeout_s=5.0)
+    name = affinity_name(spread, family_of(client))
+    for port in sorted({target.port for target in spread.endpoints}):
+        try:
+            # `get element` prints no JSON (nft 1.0.6).
+            printed = await commands.run("get", "element", *TABLE.split(), clients_map(name, port), f"{{ {client} }}")
+        except NotFound:
+            continue
+        match = _ELEMENT.search(printed.decode())
+        if match is not None and (endpoint := Target(Address(match[2]), port)) in spread.targets:
+            return Bond(endpoint, match[1])
+    return None
+
+
+_ELEMENT = re.compile(r"elements = \{ \S+ timeout \S+ expires (\S+) : (\S+) \}")

@@ -1,0 +1,52 @@
+"""Hints for a query that matches no Service: which ports there are, why it is not served. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from kubeproxy.observability.status.service_index import Index, Query, Row, named
+
+LISTED = 5
+"""Names and ports in one hint."""
+
+
+def hint(index: Index, query: Query) -> str:
+    """Why no Service matches; empty for a query without a Service."""
+    wanted = query.service
+    if not wanted:
+        return ""
+    name, _, port = wanted.rpartition(":")
+    if port and name and (rows := [row for row in index.rows.values() if named(row, name)]):
+        has = "; ".join(_ports(rows[0])) or "none that is served"
+        return f"{rows[0].name} has no port {port}; it has: {has}"
+    if wanted.replace(".", "").replace(":", "").isalnum() and any(c.isdigit() for c in wanted) and "." in wanted:
+        return f"no Service has the address {wanted}; `kubeproxy trace IP:PORT` shows the path of a connection"
+    namespace, _, bare = wanted.partition(":")[0].rpartition("/")
+    if reason := index.observation.why_not_served(namespace, bare):
+        return f"{wanted} is not served: {reason}"
+    return f"no Service {wanted} (of {len(index.rows)}){_similar(index, namespace, bare)}"
+
+
+def _similar(index: Index, namespace: str, name: str) -> str:
+    same = [str(known) for known in index.rows if known.name == name and known.namespace != namespace]
+    if not same:
+        known_names = {known.name for known in index.rows}
+        near = get_close_matches(name, known_names, n=LISTED)
+        same = [str(known) for known in index.rows if known.name in near and namespace in ("", known.namespace)]
+    if not same:
+        return "; `kubeproxy status` without a name lists all"
+    return f"; did you mean {' or '.join(same[:LISTED])}?"
+
+
+def _ports(row: Row) -> Iterator[str]:
+    """``http (80/TCP)`` for each port of a Service."""
+    seen: dict[str, set[int]] = {}
+    for view in row.frontends:
+        frontend = view.frontend
+        numbers = {destination.port for destination in frontend.destinations | frontend.own_destinations}
+        seen.setdefault(f"{frontend.name.service_port.port}|{frontend.protocol}", set()).update(numbers)
+    for key, ports in list(seen.items())[:LISTED]:
+        name, _, protocol = key.partition("|")
+        numbers_text = ", ".join(f"{number}/{protocol}" for number in sorted(ports))
+        yield f"{name} ({numbers_text})" if name else numbers_text

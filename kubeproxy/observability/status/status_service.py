@@ -1,0 +1,119 @@
+"""Answers the queries of ``kubeproxy status`` and the status page from a recent observation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kubeproxy.model import ServiceName
+from kubeproxy.observability.status import build
+from kubeproxy.observability.status.document import RecentWarning, ServiceStatus, Status
+from kubeproxy.observability.status.observation import Candidates, Observation
+from kubeproxy.observability.status.service_index import Index, Query, Row, named, split_port
+from kubeproxy.observability.status.traffic_history import History
+from kubeproxy.runtime.time_slice import TimeSlice
+
+SAMPLE_S: Final = 2.0
+"""Seconds between two samples while queries arrive."""
+KEEP_SAMPLING_S: Final = 60.0
+"""Seconds that samples go on after the last query, so that the next query finds a history without a gap."""
+FRESH_S: Final = 0.9
+"""Seconds for which an observation answers further queries."""
+SLICE_S: Final = 0.002
+"""Seconds of work between two yields to the event loop."""
+
+
+class StatusService:
+    """Answers queries; `run` takes samples as long as queries arrive. `look` makes an observation."""
+
+    def __init__(
+        self,
+        *,
+        look: Callable[[], Awaitable[Observation]],
+        candidates: Candidates,
+        recent_warnings: Callable[[], Sequence[RecentWarning]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._candidates = candidates
+        self._recent_warnings = recent_warnings
+        self._clock = clock
+        self._history = History(gap_s=5 * SAMPLE_S)
+        self._index: Index | None = None
+        self._names: list[ServiceName] | None = None
+        self._looked_at = float("-inf")
+        self._queried_at = float("-inf")
+        self._queried = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Take samples while queries arrive, until cancelled."""
+        while True:
+            await self._queried.wait()
+            if self._clock() - self._queried_at > KEEP_SAMPLING_S:
+                self._queried.clear()
+                continue
+            await self._fresh(0.0, sample=True)
+            await asyncio.sleep(SAMPLE_S)
+
+    async def ask(self, query: Query) -> tuple[Status, AsyncIterator[ServiceStatus]]:
+        """The status without Services, and the Services one by one."""
+        self._queried_at = self._clock()
+        self._queried.set()
+        index = await self._fresh(FRESH_S)
+        matched: list[Row] = []
+        time_slice = TimeSlice(SLICE_S)
+        for found in index.select(query, self._history):
+            if found is None:
+                await time_slice.offer()
+            else:
+                matched = found
+        head = build.status(
+            index,
+            query,
+            matched=len(matched),
+            history=self._history,
+            recent_warnings=self._recent_warnings(),
+            interval_s=SAMPLE_S,
+        )
+        end = None if query.limit is None else query.offset + query.limit
+        return head, self._services(matched[query.offset : end], index, port=_port_of(query, matched))
+
+    async def whole(self, query: Query) -> Status:
+        """The status together with the selected Services."""
+        head, services = await self.ask(query)
+        return replace(head, services=tuple([service async for service in services]))
+
+    async def _services(self, rows: Sequence[Row], index: Index, *, port: str) -> AsyncIterator[ServiceStatus]:
+        time_slice = TimeSlice(SLICE_S)
+        for row in rows:
+            yield build.service(row, index.observation, port=port, history=self._history, candidates=self._candidates)
+            await time_slice.offer()
+
+    async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
+        """The index, at most `age_s` seconds old; `sample` adds it to the history, at a steady pace only."""
+        async with self._one_at_a_time:
+            if self._index is None or self._clock() - self._looked_at >= age_s:
+                observation = await self._look()
+                index = Index(observation)
+                await _run(index.fill(self._names))
+                if sample:
+                    await _run(self._history.add(observation.counters, observation.now))
+                self._index, self._names, self._looked_at = index, index.names, self._clock()
+            return self._index
+
+
+def _port_of(query: Query, matched: Sequence[Row]) -> str:
+    """The port that a query names; an address with a port names none of the Service's."""
+    name, port = split_port(query.service)
+    return port if all(named(row, name) for row in matched) else ""
+
+
+async def _run(work: Iterator[None]) -> None:
+    """Run work that comes in pieces, and yield to the event loop between them."""
+    time_slice = TimeSlice(SLICE_S)
+    for _ in work:
+        await time_slice.offer()

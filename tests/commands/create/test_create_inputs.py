@@ -1,0 +1,139 @@
+"""Inputs that are unusual or broken: what is created all the same, the message, and the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kubeproxy.kubernetes.manifests import http
+from kubeproxy.kubernetes.resource_builder import file_arguments
+from tests.commands.create.conftest import Run, config_map
+from tests.commands.create.server import WriteServer
+from tests.support.web_server import Handler
+from tests.support.web_server import web_server as web_server_on_loopback
+
+TWO = config_map("a") + config_map("b", data={"text": "ä"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        codecs.BOM_UTF16_LE + TWO.encode("utf-16-le"),
+        codecs.BOM_UTF16_BE + TWO.encode("utf-16-be"),
+        codecs.BOM_UTF8 + TWO.encode(),
+        TWO.replace("\n", "\r\n").encode(),
+        b"\n\n# a comment\n---\n" + TWO.encode() + b"---\n---\n# the end\n",
+    ],
+    ids=["utf-16-le", "utf-16-be", "utf-8-mark", "windows-line-ends", "comments"],
+)
+async def test_unusual_texts_are_read(server: WriteServer, run: Run, data: bytes) -> None:
+    done = await run(server, data)
+    assert (done.status, done.err) == (0, "")
+    assert server.names("configmaps") == ["a", "b"]
+    assert server.objects["/api/v1/namespaces/default/configmaps/b"]["data"] == {"text": "ä"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (b"---\nkind: ConfigMap\nmetadata: {name: \xff}\n", "error parsing it.yaml: "),
+        (b"---\nkind: ConfigMap\nmetadata: {name: \x00}\n", "error parsing it.yaml: "),
+        (b"---\nkind: ConfigMap\n\tmetadata: {}\n", "error parsing it.yaml: "),
+        (b"---\n- - a\n  - b\n", 'unable to decode "it.yaml": found a list; allowed: an object'),
+        (b"---\njust a text\n", 'unable to decode "it.yaml": found '),
+        (b"---\nmetadata: {name: x}\n", "Object 'Kind' is missing in"),
+        (b"---\nkind: ConfigMap\nmetadata: {name: x}\n", "Object 'apiVersion' is missing in"),
+        (b"---\napiVersion: v1\nkind: List\nitems: {a: 1}\n", 'no matches for kind "List"'),
+        (b"---\napiVersion: v1\nkind: List\nitems: [[{kind: ConfigMap}]]\n", "found a list; allowed: an object"),
+        (b"---\napiVersion: v1\nkind: ConfigMap\nmetadata: x\n", "metadata: found "),
+        (b"---\napiVersion: v1\nkind: [a]\nmetadata: {name: x}\n", "kind: found "),
+    ],
+)
+async def test_a_broken_document_is_named_and_the_others_are_created(
+    server: WriteServer, run: Run, broken: bytes, message: str
+) -> None:
+    done = await run(server, config_map("first").encode() + broken + config_map("last").encode())
+    assert done.status == 1
+    assert message in done.err
+    assert "document 2" in done.err
+    assert "Traceback" not in done.err
+    assert server.names("configmaps") == ["first", "last"]
+
+
+@pytest.fixture
+async def web_server() -> AsyncIterator[tuple[str, list[Handler]]]:
+    """The address of a web server, and what it answers."""
+    async with web_server_on_loopback() as server:
+        yield f"{server.url}/x.yaml", server.handlers
+
+
+async def _redirecting(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound(f"{request.path}x")
+
+
+async def _html(request: web.Request) -> web.StreamResponse:
+    return web.Response(text="<!doctype html><title>Sign in</title>", content_type="text/html")
+
+
+async def _endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"a: 1\n" * 100)
+
+
+async def _silent(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    return web.Response()
+
+
+async def _failing(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=503)
+
+
+async def _cut(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(config_map("half").encode())
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (_redirecting, "stopped after 10 redirects"),
+        (_html, "the server answered HTML, not YAML or JSON"),
+        (_endless, "more than 100000 bytes"),
+        (_silent, "the server did not answer in time"),
+        (_failing, "server reported 503 Service Unavailable, status code=503"),
+        (_cut, "unable to read URL "),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+async def test_a_bad_address_costs_none_of_the_files(
+    server: WriteServer,
+    run: Run,
+    web_server: tuple[str, list[Handler]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    handler: Handler,
+    message: str,
+) -> None:
+    monkeypatch.setattr(file_arguments, "URL_PAUSE_S", 0.01)
+    monkeypatch.setattr(file_arguments, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(http, "SILENT_S", 0.5)
+    url, handlers = web_server
+    handlers[:] = [handler]
+    for name in ("first", "last"):
+        (tmp_path / f"{name}.yaml").write_text(config_map(name))
+    done = await run(server, filenames=(str(tmp_path / "first.yaml"), url, str(tmp_path / "last.yaml")))
+    assert done.status == 1
+    assert message in done.err
+    assert server.names("configmaps") == ["first", "last"]
