@@ -4,7 +4,7 @@ The nouns, in the order in which data meets them:
 
 Service, EndpointSlice   what the cluster or a manifest asks for                           ``kubeproxy.model``
 Source                   where they come from: an API server, manifest files               ``kubeproxy.sources``
-Informer, Reader         list-watch of an API server; files, URLs and streams              ``kubeproxy.kubernetes``
+Informer                 list-watch of an API server                                        ``kubeproxy.kubernetes``
 Tracker                  what changed since the last round                                 ``kubeproxy.proxier``
 Frontend                 one listener's worth of a service port: addresses in, endpoints out
 Plan                     difference between the wanted frontends and those that serve (pure)
@@ -24,7 +24,7 @@ Takeover                 one instance replaces another without losing a connecti
 Configuration            file and flags                                                    ``kubeproxy.config``
 Command                  run, check, status, create …                                      ``kubeproxy.cli``
 Task, Restart            background work of every process                                  ``kubeproxy.runtime``
-Controller               keeps Deployments and ReplicaSets; apart from the proxy           ``kubeproxy.workloads``
+Controller               keeps Deployments and ReplicaSets; apart from the proxy           ``kubeproxy.controllers``
 
 From Service to Netfilter is the control plane: rich, slow, may wait for the kernel and the API server. From Message to
 Worker is the data plane: it knows no Kubernetes, no netfilter and no configuration file. ``docs/architecture.md`` says

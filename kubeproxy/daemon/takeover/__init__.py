@@ -7,7 +7,7 @@ owner            what an owner does for a new instance, and for how long it hold
 server           the owner's side: answers new instances and orphaned workers
 protocol         messages between two control processes
 control_socket   the abstract Unix socket where they arrive
-comparison       whether the new instance serves what the owner serves (pure)
+serves_enough    whether the new instance serves what the owner serves (pure)
 instances        whether another instance lives
 rule_transfer    the first transaction of a new instance
 orphaned_worker  a worker without its control process, as the owner sees it

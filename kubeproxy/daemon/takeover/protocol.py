@@ -115,7 +115,7 @@ class Stopping(TakeoverMessage, frozen=True):
 
 
 class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):
-    """The new instance may send its requests, and what the owner serves (`comparison`). Frozen."""
+    """The new instance may send its requests, and what the owner serves (`serves_enough`). Frozen."""
 
     services: int = -1
     """Services of all sources; negative: unknown."""
