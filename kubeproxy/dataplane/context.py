@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import attrgetter
 from typing import Any, Protocol
+
+from msgspec import field
 
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.budgets.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.budgets.pipe_pool import PipePool
 from kubeproxy.dataplane.connection_log import ConnectionLog
-from kubeproxy.dataplane.interface import DIAL_BUCKETS_S
+from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters
 from kubeproxy.dataplane.loop.dial_timeouts import StepTimeouts
 from kubeproxy.dataplane.loop.lag import Lag
 from kubeproxy.dataplane.loop.reactor import Reactor
@@ -41,46 +44,25 @@ class Live(Protocol):
         """End it now; client and endpoint get a reset."""
 
 
-class FrontendCounters:
-    """Sums of one frontend, added to on the byte path (see `Counters`).
+_sums_of = attrgetter(*Counters.__struct_fields__)
 
-    The bytes are in lists of one element, so that each direction of a connection holds a reference to its own."""
 
-    __slots__ = (
-        "accepted",
-        "active",
-        "bytes_in",
-        "bytes_out",
-        "dial_retries",
-        "dropped",
-        "evicted",
-        "frontend",
-        "looped",
-        "no_endpoint",
-        "refused",
-        "share",
-        "silent",
-        "unable",
-        "unreachable",
-    )
+class FrontendCounters(Counters, eq=False):
+    """The counters of one frontend while the byte path adds to them, with the frontend's share of the budget."""
 
-    def __init__(self) -> None:
-        self.frontend: FrontendName | None = None
-        """The frontend that is counted."""
-        self.share = Share()
-        self.accepted = 0
-        self.active = 0
-        self.refused = 0
-        self.silent = 0
-        self.no_endpoint = 0
-        self.unable = 0
-        self.unreachable = 0
-        self.dial_retries = 0
-        self.dropped = 0
-        self.evicted = 0
-        self.looped = 0
-        self.bytes_in = [0]
-        self.bytes_out = [0]
+    frontend: FrontendName | None = None
+    """The frontend that is counted."""
+    share: Share = field(default_factory=Share)
+    in_meter: list[int] = field(default_factory=lambda: [0])
+    """`bytes_in` in a list of one element, because each direction of a connection holds a reference to its own."""
+    out_meter: list[int] = field(default_factory=lambda: [0])
+    """`bytes_out` in the same form."""
+
+    def read(self, *, affinity_entries: int) -> Counters:
+        """Return a copy that does not change. The balancer knows the number of affinity entries."""
+        self.affinity_entries = affinity_entries
+        self.bytes_in, self.bytes_out = self.in_meter[0], self.out_meter[0]
+        return Counters(*_sums_of(self))
 
 
 class Context:

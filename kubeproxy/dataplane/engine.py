@@ -175,7 +175,7 @@ class Engine:
             if name is None or listener is None or listener.counters is not tally:
                 touched.discard(tally)
                 continue
-            counters = _counters_of(listener)
+            counters = tally.read(affinity_entries=listener.balancer.affinity_entries)
             if counters != self._reported[name]:
                 self._reported[name] = counters
                 yield name, counters
@@ -291,24 +291,4 @@ def _ejected_of(ejections: Mapping[Target, Ejection], now: float, worker: int) -
             for_s=max(0.0, now - ejected.since),
         )
         for target, ejected in ejections.items()
-    )
-
-
-def _counters_of(listener: Listener | DatagramListener) -> Counters:
-    tally = listener.counters
-    return Counters(
-        accepted=tally.accepted,
-        active=tally.active,
-        refused=tally.refused,
-        unreachable=tally.unreachable,
-        silent=tally.silent,
-        no_endpoint=tally.no_endpoint,
-        unable=tally.unable,
-        dial_retries=tally.dial_retries,
-        dropped=tally.dropped,
-        evicted=tally.evicted,
-        looped=tally.looped,
-        affinity_entries=listener.balancer.affinity_entries,
-        bytes_in=tally.bytes_in[0],
-        bytes_out=tally.bytes_out[0],
     )

@@ -396,8 +396,8 @@ class Connection:
         self._entry = entry
         turn_end = context.turn_end
         to_endpoints, to_clients = turn_end.to_endpoints, turn_end.to_clients
-        up = self.up = Flow(context, self, client, endpoint, meter=counters.bytes_in, queue_write=to_endpoints)
-        down = self.down = Flow(context, self, endpoint, client, meter=counters.bytes_out, queue_write=to_clients)
+        up = self.up = Flow(context, self, client, endpoint, meter=counters.in_meter, queue_write=to_endpoints)
+        down = self.down = Flow(context, self, endpoint, client, meter=counters.out_meter, queue_write=to_clients)
         up.reverse, down.reverse = down, up
         context.live.add(self)
         counters.active += 1

@@ -188,7 +188,7 @@ class Session:
                 self._send(datagram)
                 continue
             try:
-                self.listener.counters.bytes_in[0] += self._socket.send(datagram)
+                self.listener.counters.in_meter[0] += self._socket.send(datagram)
             except BlockingIOError:
                 self.listener.counters.dropped += 1
             except OSError:
@@ -202,7 +202,7 @@ class Session:
         sock = self._connect()
         try:
             if sock is not None:
-                self.listener.counters.bytes_in[0] += sock.send(datagram)
+                self.listener.counters.in_meter[0] += sock.send(datagram)
                 return
         except BlockingIOError:
             pass
@@ -407,7 +407,7 @@ class DatagramListener:
 
     def sent(self, byte_count: int, dropped: int) -> None:
         """Count the bytes and dropped datagrams of answers."""
-        self.counters.bytes_out[0] += byte_count
+        self.counters.out_meter[0] += byte_count
         self.counters.dropped += dropped
 
     def forget(self, peer: bytes) -> None:

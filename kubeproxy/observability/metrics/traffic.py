@@ -1,14 +1,16 @@
 """The data path's counters as Prometheus text.
 
 The counters are plain integers, read at each scrape. A collector of prometheus_client would take more than a second for
-10,000 services, so this module writes the text itself: it keeps the lines of a scrape, and the next one rewrites only
-those of services with traffic since. The text comes in slices of about a millisecond, between which the caller can run
-the event loop. A thread would be worse: it holds the interpreter for 5 ms at a time and delays every turn of the loop.
+10,000 Services, so this module writes the text itself. It keeps the lines of the last scrape, and the next scrape
+rewrites only the lines of Services with traffic since then. The text comes in slices of about a millisecond, between
+which the caller can run the event loop. A thread would be worse: it holds the interpreter for 5 ms at a time and delays
+every turn of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from itertools import compress, islice
 from operator import add, attrgetter, ne, sub
 from typing import Final, NamedTuple, TypeVar, cast
@@ -20,28 +22,67 @@ SLICE: Final = 1000
 """Frontends or lines between two yields."""
 
 
+class Start(Enum):
+    """When a service port gets a series. Few start at once, so that ten thousand Services without clients on this node
+    cost ten thousand series and not a hundred thousand."""
+
+    AT_ONCE = auto()
+    FIRST_CLIENT = auto()
+    FIRST_VALUE = auto()
+    """With its first value that is not 0."""
+
+
+class Series(NamedTuple):
+    """One number of a service port."""
+
+    counter: str
+    """The field of `Counters`. The empty name stands for the ejected endpoints, which are no counter."""
+    label: str = ""
+    """The value of the family's further label."""
+    start: Start = Start.FIRST_CLIENT
+
+
 class Family(NamedTuple):
-    """One metric: a ``# HELP`` and a ``# TYPE``."""
+    """One metric: a ``# HELP``, a ``# TYPE``, and its series."""
 
     name: str
     kind: str
     text: str
-    labels: tuple[str, ...] = ("namespace", "service", "port")
+    series: tuple[Series, ...]
+    further_label: str = ""
+    """The label that tells its series apart. A family with one series has none."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return ("namespace", "service", "port", *filter(None, [self.further_label]))
 
 
 FAMILIES: Final = (
-    Family("kubeproxy_connections_accepted_total", "counter", "Connections accepted from clients; UDP: sessions"),
+    Family(
+        "kubeproxy_connections_accepted_total",
+        "counter",
+        "Connections accepted from clients; UDP: sessions",
+        (Series("accepted", start=Start.AT_ONCE),),
+    ),
     Family(
         "kubeproxy_kernel_connections_total",
         "counter",
         "Connections that the kernel has led straight to an endpoint; UDP: flows; one that is sent again counts again",
+        (Series("by_kernel", start=Start.FIRST_VALUE),),
     ),
-    Family("kubeproxy_connections_active", "gauge", "Connections open now, of those through a worker"),
+    Family(
+        "kubeproxy_connections_active",
+        "gauge",
+        "Connections open now, of those through a worker",
+        (Series("active"),),
+    ),
     Family(
         "kubeproxy_kernel_connections_open",
         "gauge",
         "Connections open when connection tracking was last read, of those that the kernel has led straight to an"
         " endpoint; UDP: flows",
+        (Series("kernel_open", start=Start.FIRST_VALUE),),
     ),
     Family(
         "kubeproxy_connections_failed_total",
@@ -49,79 +90,81 @@ FAMILIES: Final = (
         "Connections for which no endpoint answered: all refused, could not be reached (unreachable: no"
         " route, or the host is gone), were silent (timeout), there was none (no_endpoint),"
         " this node could not dial (local), or the connection loops through proxies (loop)",
-        ("namespace", "service", "port", "reason"),
+        (
+            Series("refused", "refused"),
+            Series("unreachable", "unreachable", Start.FIRST_VALUE),
+            Series("silent", "timeout"),
+            Series("no_endpoint", "no_endpoint"),
+            Series("unable", "local"),
+            Series("looped", "loop", Start.FIRST_VALUE),
+        ),
+        further_label="reason",
     ),
-    Family("kubeproxy_dial_retries_total", "counter", "Further endpoints tried after one did not answer"),
+    Family(
+        "kubeproxy_dial_retries_total",
+        "counter",
+        "Further endpoints tried after one did not answer",
+        (Series("dial_retries"),),
+    ),
     Family(
         "kubeproxy_forwarded_bytes_total",
         "counter",
         "Bytes forwarded by workers: in from clients, out from endpoints",
-        ("namespace", "service", "port", "direction"),
+        (Series("bytes_in", "in"), Series("bytes_out", "out")),
+        further_label="direction",
     ),
     Family(
         "kubeproxy_kernel_bytes_total",
         "counter",
         "Bytes of packets, with headers, of connections that the kernel has led straight to an endpoint: in from"
         " clients, out from endpoints; with net.netfilter.nf_conntrack_acct=1",
-        ("namespace", "service", "port", "direction"),
+        (Series("kernel_bytes_in", "in", Start.FIRST_VALUE), Series("kernel_bytes_out", "out", Start.FIRST_VALUE)),
+        further_label="direction",
     ),
-    Family("kubeproxy_udp_datagrams_dropped_total", "counter", "Datagrams that could not be forwarded"),
-    Family("kubeproxy_udp_sessions_evicted_total", "counter", "UDP sessions evicted because the limit was reached"),
-    Family("kubeproxy_affinity_entries", "gauge", "Clients that session affinity binds to an endpoint now"),
+    Family(
+        "kubeproxy_udp_datagrams_dropped_total",
+        "counter",
+        "Datagrams that could not be forwarded",
+        (Series("dropped", start=Start.FIRST_VALUE),),
+    ),
+    Family(
+        "kubeproxy_udp_sessions_evicted_total",
+        "counter",
+        "UDP sessions evicted because the limit was reached",
+        (Series("evicted", start=Start.FIRST_VALUE),),
+    ),
+    Family(
+        "kubeproxy_affinity_entries",
+        "gauge",
+        "Clients that session affinity binds to an endpoint now",
+        (Series("affinity_entries", start=Start.FIRST_VALUE),),
+    ),
     Family(
         "kubeproxy_endpoints_ejected",
         "gauge",
         "Endpoints that at least one worker has ejected, because dials failed",
+        (Series("", start=Start.FIRST_VALUE),),
     ),
 )
-"""In the order of the text. No label is an address of a client or an endpoint, because their number has no bound."""
+"""In the order of the text, the connections accepted first and the endpoints ejected last. No label is an address of a
+client or an endpoint, because their number has no bound."""
 
-
-class Series(NamedTuple):
-    """One family's samples with one further label value; `label` is its text in the line."""
-
-    family: str
-    label: str
-    counter: str
-    """The field of `Counters`; empty: none."""
-    always: bool = False
-    """Whether it exists from the start. The others start with the first client, so that ten thousand services without
-    clients on this node cost ten thousand series and not a hundred thousand."""
-    rare: bool = False
-    """Whether it starts with its first value that is not 0."""
-
-
-SERIES: Final = (
-    Series("kubeproxy_connections_accepted_total", "", "accepted", always=True),
-    Series("kubeproxy_kernel_connections_total", "", "by_kernel", rare=True),
-    Series("kubeproxy_connections_active", "", "active"),
-    Series("kubeproxy_kernel_connections_open", "", "kernel_open", rare=True),
-    Series("kubeproxy_connections_failed_total", ',reason="refused"', "refused"),
-    Series("kubeproxy_connections_failed_total", ',reason="unreachable"', "unreachable", rare=True),
-    Series("kubeproxy_connections_failed_total", ',reason="timeout"', "silent"),
-    Series("kubeproxy_connections_failed_total", ',reason="no_endpoint"', "no_endpoint"),
-    Series("kubeproxy_connections_failed_total", ',reason="local"', "unable"),
-    Series("kubeproxy_connections_failed_total", ',reason="loop"', "looped", rare=True),
-    Series("kubeproxy_dial_retries_total", "", "dial_retries"),
-    Series("kubeproxy_forwarded_bytes_total", ',direction="in"', "bytes_in"),
-    Series("kubeproxy_forwarded_bytes_total", ',direction="out"', "bytes_out"),
-    Series("kubeproxy_kernel_bytes_total", ',direction="in"', "kernel_bytes_in", rare=True),
-    Series("kubeproxy_kernel_bytes_total", ',direction="out"', "kernel_bytes_out", rare=True),
-    Series("kubeproxy_udp_datagrams_dropped_total", "", "dropped", rare=True),
-    Series("kubeproxy_udp_sessions_evicted_total", "", "evicted", rare=True),
-    Series("kubeproxy_affinity_entries", "", "affinity_entries", rare=True),
-    Series("kubeproxy_endpoints_ejected", "", "", rare=True),
-)
+SERIES: Final = tuple(series for family in FAMILIES for series in family.series)
 
 Values = tuple[int, ...]
 """A frontend's counters, in the order of `SERIES`."""
 
-_COUNTED: Final = tuple(series for series in SERIES if series.counter)
-_KINDS: Final = {family.name: family.kind for family in FAMILIES}
-_IS_SUM: Final = tuple(_KINDS[series.family] == "counter" for series in _COUNTED)
-_NOTHING: Final[Values] = (0,) * len(_COUNTED)
+
+def _opening(family: Family, series: Series) -> tuple[str, str]:
+    """Return what stands before and after the labels of the service port in each line of a series."""
+    return f"{family.name}{{", f',{family.further_label}="{series.label}"}} ' if series.label else "} "
+
+
+_OPENINGS: Final = tuple(_opening(family, series) for family in FAMILIES for series in family.series)
+_IS_SUM: Final = tuple(family.kind == "counter" for family in FAMILIES for series in family.series if series.counter)
+_NOTHING: Final[Values] = (0,) * len(_IS_SUM)
 _COLUMNS: Final = range(len(SERIES))
-_read: Final = attrgetter(*(series.counter for series in _COUNTED))
+_read: Final = attrgetter(*(series.counter for series in SERIES if series.counter))
 
 _Item = TypeVar("_Item")
 
@@ -137,7 +180,7 @@ class _Row:
         self.sums = _NOTHING
         self.ejected_by_port = 0
         self.used = False
-        """Whether it has had a client."""
+        """Whether the service port has had a client."""
         self.written: tuple[int | None, ...] = (None,) * len(SERIES)
 
 
@@ -241,19 +284,21 @@ class Traffic:
         if row.sums[0] and not row.used:
             row.used, changed = True, _COLUMNS
         for column in changed:
-            series, lines, number = SERIES[column], self._lines[column], numbers[column]
-            if number or series.always or (row.used and not series.rare) or service_port in lines:
-                lines[service_port] = f"{series.family}{{{row.labels}{series.label}}} {number}\n"
+            start, lines, number = SERIES[column].start, self._lines[column], numbers[column]
+            begun = start is Start.AT_ONCE or (start is Start.FIRST_CLIENT and row.used)
+            if number or begun or service_port in lines:
+                opening, closing = _OPENINGS[column]
+                lines[service_port] = f"{opening}{row.labels}{closing}{number}\n"
         row.written = numbers
 
     def _text(self) -> Iterator[bytes]:
+        columns = iter(self._lines)
         for family in FAMILIES:
             yield f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n".encode()
-            for series, lines in zip(SERIES, self._lines, strict=True):
-                if series.family == family.name:
-                    # A copy: another iterator may change the lines if this one was not run to its end.
-                    for batch in _batches(list(lines.values())):
-                        yield "".join(batch).encode()
+            for lines in islice(columns, len(family.series)):
+                # A copy: another iterator may change the lines if this one was not run to its end.
+                for batch in _batches(list(lines.values())):
+                    yield "".join(batch).encode()
 
 
 def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
