@@ -21,10 +21,11 @@ from kubeproxy.daemon.host_facts import HostFacts
 from kubeproxy.daemon.http_servers import HttpServers
 from kubeproxy.daemon.kernel_flows import KernelFlows
 from kubeproxy.daemon.operator import Operator
+from kubeproxy.daemon.proxier_events import ProxierEvents
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
-from kubeproxy.daemon.service_events import Events, ProxierEvents
+from kubeproxy.daemon.service_events import Events
 from kubeproxy.daemon.settings import conntrack_limits, periods, port_range, restrictions, tune
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals

@@ -1,4 +1,4 @@
-"""Reports problems as Kubernetes Events on Services and on the Node; passes the proxier's news on."""
+"""Reports problems as Kubernetes Events on Services and on the Node."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kubeproxy.model import ServiceName, Target
-from kubeproxy.model.drain_report import DrainState
-from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.sync_observer import SyncObserver
 
 if TYPE_CHECKING:
     from kubeproxy.kubernetes.events.recorder import EventRecorder
@@ -102,34 +98,3 @@ class Events:
 
         if self.owner_of(service) == SOURCE:
             self.recorder.record("Service", *service, type="Warning", reason=reason, message=text, shared=shared)
-
-
-class ProxierEvents(SyncObserver):
-    """The proxier's observer: metrics, health, Events, health check node ports."""
-
-    def __init__(
-        self,
-        health: ProxyHealth,
-        metrics: Metrics,
-        *,
-        adapter: str,
-        events: Events,
-        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
-        on_drains: Callable[[Mapping[ServiceName, DrainState]], None] = lambda drains: None,
-    ) -> None:
-        super().__init__(health, metrics, adapter=adapter)
-        self._events = events
-        self._on_service_health = on_service_health
-        self._on_drains = on_drains
-
-    def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """See `Events.services_degraded`."""
-        self._events.services_degraded(problems)
-
-    def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Set the Services with a health check node port."""
-        self._on_service_health(wanted)
-
-    def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Pass on what is in effect of the drain requests."""
-        self._on_drains(drains)

@@ -10,5 +10,4 @@ monitor          periodic checks of the event loop, the workers and the endpoint
 http             the HTTP server; health check node ports
 routes           the pages of the health server and the metrics server; `debug_routes` under /debug/
 status           the status of the daemon and the trace of a connection: JSON, text, page
-sync_observer    the proxier's events as health and metrics
 """

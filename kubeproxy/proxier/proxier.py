@@ -43,7 +43,7 @@ from kubeproxy.netfilter.ruleset import RuleSet, part
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
-from kubeproxy.proxier.observer import NoObserver, ProxierObserver
+from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange, Ports
 from kubeproxy.proxier.port_claims import FindHolders, NodePortClaims
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
@@ -124,7 +124,7 @@ class Proxier:
         self._schedule = Schedule(periods, jitter)
         self._retry = Backoff(jitter)
         """For updates that the data plane refused and ports that were not available."""
-        self._observer: ProxierObserver = observer or NoObserver()
+        self._observer = observer or ProxierObserver()
         self._clock: Clock = clock or LoopClock()
         self._round_lock = asyncio.Lock()
         """One round at a time."""

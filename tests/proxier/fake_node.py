@@ -11,6 +11,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
 from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
+from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_claims import FindHolders
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.runtime.tasks import TaskSet
@@ -62,7 +63,7 @@ class FakeClock:
         self._moved.set()
 
 
-class Diary:
+class Diary(ProxierObserver):
     """An observer that writes everything down."""
 
     def __init__(self) -> None:

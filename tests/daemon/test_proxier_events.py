@@ -1,16 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from kubeproxy.daemon.proxier_events import ProxierEvents
+from kubeproxy.daemon.service_events import Events
+from kubeproxy.model import ServiceName
+from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import ClusterError, KernelError
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.sync_observer import SyncObserver
-from kubeproxy.proxier import ProxierObserver
+
+
+def observing(health: ProxyHealth, metrics: Metrics, clock: Callable[[], float] = lambda: 0.0) -> ProxierEvents:
+    return ProxierEvents(
+        health,
+        metrics,
+        adapter="nftables",
+        events=Events(),
+        on_service_health=lambda wanted: None,
+        on_drains=lambda drains: None,
+        clock=clock,
+    )
 
 
 def test_events_of_the_proxier_become_health_and_metrics() -> None:
     now = 0.0
     health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
-    observer = SyncObserver(health, metrics, adapter="nftables", clock=lambda: now)
+    observer = observing(health, metrics, lambda: now)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
@@ -45,7 +61,7 @@ def test_events_of_the_proxier_become_health_and_metrics() -> None:
 def test_progress_under_constant_changes_keeps_the_node_healthy() -> None:
     now = 0.0
     health = ProxyHealth(timeout_s=60.0)
-    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer = observing(health, Metrics(), lambda: now)
     observer.settled([])
     observer.queued()
     for _ in range(300):
@@ -57,7 +73,7 @@ def test_progress_under_constant_changes_keeps_the_node_healthy() -> None:
 def test_a_transaction_is_no_progress_while_another_step_fails() -> None:
     now = 0.0
     health = ProxyHealth(timeout_s=60.0)
-    observer = SyncObserver(health, Metrics(), adapter="nftables", clock=lambda: now)
+    observer = observing(health, Metrics(), lambda: now)
     observer.settled([])
     observer.queued()
     for _ in range(3):
@@ -73,7 +89,7 @@ def test_a_transaction_is_no_progress_while_another_step_fails() -> None:
 
 def test_flows_are_counted_and_do_not_affect_health() -> None:
     health, metrics = ProxyHealth(timeout_s=60.0), Metrics()
-    observer = SyncObserver(health, metrics, adapter="nftables")
+    observer = observing(health, metrics)
     observer.reconciled(duration_s=0.5, deleted=2)
     observer.conntrack_failed(KernelError("conntrack: Operation not permitted"))
     assert metrics.registry.get_sample_value("kubeproxy_conntrack_deleted_flows_total") == 2
@@ -81,6 +97,18 @@ def test_flows_are_counted_and_do_not_affect_health() -> None:
     assert health.at(0.0).failing is None
 
 
-def test_the_observer_matches_the_proxier() -> None:
-    observer: ProxierObserver = SyncObserver(ProxyHealth(timeout_s=60.0), Metrics(), adapter="none")
-    observer.queued()
+def test_other_parts_get_what_they_serve() -> None:
+    ports: list[Mapping[ServiceName, tuple[int, int]]] = []
+    reports: list[Mapping[ServiceName, DrainState]] = []
+    observer = ProxierEvents(
+        ProxyHealth(timeout_s=60.0),
+        Metrics(),
+        adapter="none",
+        events=Events(),
+        on_service_health=ports.append,
+        on_drains=reports.append,
+    )
+    observer.service_health({ServiceName("shop", "web"): (30100, 2)})
+    observer.drains_changed({})
+    assert ports == [{ServiceName("shop", "web"): (30100, 2)}]
+    assert reports == [{}]

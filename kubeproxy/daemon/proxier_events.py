@@ -1,19 +1,21 @@
-"""Turns events of the proxier into health and metrics."""
+"""Turns events of the proxier into health, metrics and Kubernetes Events, and tells the parts that depend on them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from kubeproxy.daemon.service_events import Events
 from kubeproxy.model import ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.proxier.observer import ProxierObserver
 
 
-class SyncObserver:
-    """An observer of the proxier. `adapter` names the packet filter; `clock` is the one of the health."""
+class ProxierEvents(ProxierObserver):
+    """The proxier's observer. `adapter` names the packet filter; `clock` is the one of the health."""
 
     def __init__(
         self,
@@ -21,22 +23,29 @@ class SyncObserver:
         metrics: Metrics,
         *,
         adapter: str,
+        events: Events,
+        on_service_health: Callable[[Mapping[ServiceName, tuple[int, int]]], None],
+        on_drains: Callable[[Mapping[ServiceName, DrainState]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_service_health` serves health check node ports. `on_drains` reports to rollouts."""
         self._health = health
         self._metrics = metrics
         self._adapter = adapter
+        self._events = events
+        self._on_service_health = on_service_health
+        self._on_drains = on_drains
         self._clock = clock
         self._failed = False
         """Whether a sync failed since the last transaction."""
 
     def queued(self) -> None:
-        """A change arrived and waits for a sync."""
+        """Record that a change waits for a sync."""
         self._health.queued(self._clock())
         self._metrics.sync_queued()
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """All changes are in effect."""
+        """Record that all changes are in effect."""
         self._failed = False
         self._health.updated(self._clock())
         self._health.failing(None)
@@ -44,33 +53,36 @@ class SyncObserver:
             self._metrics.programmed(trigger_time)
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """A netfilter transaction succeeded; it counts as progress unless another step failed before it."""
+        """Record a transaction, which counts as progress unless another step failed before it."""
         self._metrics.synced(duration_s, full=full, adapter=self._adapter)
         if not self._failed:
             self._health.progressed(self._clock())
             self._health.failing(None)
         self._failed = False
 
+    def reconciled(self, *, duration_s: float, deleted: int) -> None:
+        """Count the stale flows that were deleted."""
+        self._metrics.reconciled(duration_s, deleted=deleted)
+
+    def conntrack_failed(self, error: KubeproxyError) -> None:
+        """Count the failure. Health does not change, because the rules are in effect."""
+        self._metrics.conntrack_failed()
+
     def failed(self, error: KubeproxyError) -> None:
-        """A sync failed; the proxier tries again."""
+        """Record a failed sync. A failure of the kernel counts as one of the packet filter."""
         self._failed = True
         self._health.failing(str(error))
         if isinstance(error, KernelError):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Nothing to do: a scrape reads the number from the proxier's snapshot, and the node stays healthy."""
-
-    def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Stale flows were deleted."""
-        self._metrics.reconciled(duration_s, deleted=deleted)
-
-    def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Stale flows may stay until the next transaction; the rules are in effect."""
-        self._metrics.conntrack_failed()
+        """Record Events of new problems. The node stays healthy, and a scrape reads the number from the snapshot."""
+        self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Nothing to do: `ServiceHealthServers` serves health check node ports."""
+        """Pass on the Services with a health check node port."""
+        self._on_service_health(wanted)
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Nothing to do: the drain reporter passes them on to rollouts."""
+        """Pass on what is in effect of the drain requests."""
+        self._on_drains(drains)
