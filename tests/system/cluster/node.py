@@ -145,7 +145,8 @@ def _init(node: Node, programs: Programs, pki: Authority, pause: str) -> Init:
 
 
 def _groups(node: Node) -> list[Path]:
-    return [CGROUPS / name / f"kubeproxy-{node.name}" for name in CONTROLLERS]
+    # By the directory of the cluster: another one may run on this machine.
+    return [CGROUPS / name / "-".join(("kubeproxy", *node.directory.parts[1:])) for name in CONTROLLERS]
 
 
 def _make_group(group: Path) -> None:
