@@ -46,7 +46,7 @@ class ProxierObserver:
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Note the health check node port of each Service that has one, and its number of ready endpoints on this node.
-        It is called when they change."""
+        It is called when they change, once the rules are in force."""
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
         """Note what is in effect of the Services' drain requests. It is called when that changes."""

@@ -489,6 +489,7 @@ class Proxier:
         if (full or self._suspicious) and await self._has_lost_to_rival():
             return False
         generation, ruleset = self._state.rules.generation, self._ruleset()
+        health = self._state.health.copy()
         self._requested = generation
         self._schedule.started(started_at, full=full)
         try:
@@ -503,6 +504,7 @@ class Proxier:
         self._schedule.succeeded(ended_at, full=full)
         self._recovered(_NETFILTER)
         self._observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
+        self._report_health(health)
         if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
             self._reconciled = None  # another process had removed our rules, and flows began without them
         await self._reconcile(ruleset)
@@ -615,9 +617,9 @@ class Proxier:
                     log.info("service problem resolved", service=str(service))
             self._problems = problems
             self._observer.services_degraded(problems)
-        if self._state.health != self._health:
-            self._health = self._state.health.copy()
-            self._observer.service_health(self._health)
+        # A load balancer sends clients when the health check node port says so: not before the rules are in force.
+        if not self._state.rules_pending:
+            self._report_health(self._state.health.copy())
         drains = self._state.drain_states()
         if drains != self._drains:
             self._drains = drains
@@ -635,6 +637,11 @@ class Proxier:
             self.serving.set()
             self._observer.settled(tuple(self._triggers))
             self._triggers.clear()
+
+    def _report_health(self, health: dict[ServiceName, tuple[int, int]]) -> None:
+        if health != self._health:
+            self._health = health
+            self._observer.service_health(health)
 
     def _failed(self, part: str, error: KubeproxyError) -> None:
         self._observer.failed(error)

@@ -398,3 +398,14 @@ async def test_health_is_reported_when_it_changes(node: Node) -> None:
     node.tracker.remove_service(SOURCE, name("web"))
     await node.rest()
     assert not node.diary.health
+
+
+async def test_health_is_reported_when_the_rules_that_it_is_about_are_in_force(node: Node) -> None:
+    await serve(node, service(policy=TrafficPolicy.CLUSTER, balancer="203.0.113.1"))
+    node.netfilter.fail(times=1)
+    local = service(policy=TrafficPolicy.LOCAL, balancer="203.0.113.1", health_check_node_port=32000)
+    node.tracker.put_service(SOURCE, local)
+    await node.pass_time(1.0)
+    assert not node.diary.health, "a load balancer would send clients to the rules of the other policy"
+    await node.pass_time(5.0)
+    assert node.diary.health == {name("web"): (32000, 1)}
