@@ -18,6 +18,7 @@ from typing import Any, Final
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.errors import ApiError
+from tests.system.e2e.control_plane import program, without_plain_port
 
 BINARIES: Final = "KUBERNETES_BINARIES"
 """The environment variable that names the directory of etcd, kube-apiserver and kube-controller-manager."""
@@ -121,7 +122,7 @@ class ControlPlane:
         here = self._directory
         self.start(
             "etcd",
-            str(self._programs / "etcd"),
+            program(self._programs, "etcd"),
             f"--data-dir={here}/etcd",
             f"--listen-client-urls={etcd}",
             f"--advertise-client-urls={etcd}",
@@ -136,7 +137,7 @@ class ControlPlane:
         here = self._directory
         self.start(
             "kube-apiserver",
-            str(self._programs / "kube-apiserver"),
+            program(self._programs, "kube-apiserver"),
             f"--etcd-servers=http://127.0.0.1:{self._etcd}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
@@ -178,14 +179,15 @@ class ControlPlane:
         self, controllers: str = "deployment,replicaset,replicationcontroller", *flags: str, user: str = "admin"
     ) -> Iterator[None]:
         """kube-controller-manager with these controllers, until the end of the block."""
+        manager = program(self._programs, "kube-controller-manager")
         self.start(
             "kube-controller-manager",
-            str(self._programs / "kube-controller-manager"),
+            manager,
             f"--kubeconfig={self.kubeconfig_of(user)}",
             f"--controllers={controllers}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
-            "--port=0",
+            *without_plain_port(manager),
             "--secure-port=0",
             *flags,
         )

@@ -31,7 +31,7 @@ PATHS = ("userspace", "kernel", "auto")
 
 @click.group()
 @click.option("--directory", type=click.Path(path_type=Path), help="State and results (default: a new one).")
-@click.option("--nodes", default=2, show_default=True, help="Of a cluster that is made.")
+@click.option("--nodes", default=3, show_default=True, help="Of a cluster that is made.")
 @click.pass_context
 def main(context: click.Context, directory: Path | None, nodes: int) -> None:
     """A cluster of real kubelets, and Kubernetes' e2e tests in it. Commands work on the cluster that `up` keeps in that

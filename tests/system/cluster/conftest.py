@@ -16,7 +16,7 @@ from tests.system.cluster.startup import running
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes that have the project's image in two versions, and no Service proxy."""
+    """Three nodes that have the project's image in two versions, and no Service proxy."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("cluster")

@@ -4,7 +4,8 @@
 outside 172.30.0.100 ─┐
                       br0 on the switch 172.30.0.1: API server :6443, DNS :53, e2e.test
 node1 172.30.0.11 ────┤   pods 10.244.1.0/24 on cni0
-node2 172.30.0.12 ────┘   pods 10.244.2.0/24 on cni0        Services 10.96.0.0/16
+node2 172.30.0.12 ────┤   pods 10.244.2.0/24 on cni0
+node3 172.30.0.13 ────┘   pods 10.244.3.0/24 on cni0        Services 10.96.0.0/16
 ```
 """
 

@@ -23,7 +23,7 @@ from tests.system.e2e.stage import until
 
 
 @contextlib.contextmanager
-def running(directory: Path, programs: Programs, count: int = 2) -> Iterator[Cluster]:
+def running(directory: Path, programs: Programs, count: int = 3) -> Iterator[Cluster]:
     """Make a cluster with its state in `directory`; it ends with this block, and with this process."""
     (directory / "run").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -47,6 +48,19 @@ def binaries() -> Path | None:
     """The directory of the programs; None if the environment variable is not set."""
     named = os.environ.get(BINARIES)
     return Path(named) if named else None
+
+
+def program(programs: Path, name: str) -> str:
+    """The path of a program in that directory, or else in PATH."""
+    found = shutil.which(name, path=f"{programs}{os.pathsep}{os.environ.get('PATH', '')}")
+    assert found is not None, f"{name} is not in {programs} and not in PATH"
+    return found
+
+
+def without_plain_port(controller_manager: str) -> list[str]:
+    """The flag that turns the port without TLS off, where kube-controller-manager has one: before 1.24."""
+    told = subprocess.run([controller_manager, "--help"], capture_output=True, text=True, check=True).stdout
+    return ["--port=0"] if " --port int " in told else []
 
 
 class Refused(Exception):
@@ -144,7 +158,7 @@ class RealCluster:
             f"--controllers={self.controllers}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
-            "--port=0",
+            *without_plain_port(program(self._programs, "kube-controller-manager")),
         )
 
     def await_ready(self) -> None:
@@ -169,10 +183,10 @@ class RealCluster:
         """The log of a program."""
         return (self._directory / f"{program}.log").read_text(errors="replace")
 
-    def _start(self, program: str, *arguments: str) -> None:
-        with (self._directory / f"{program}.log").open("ab") as log:
-            command = [str(self._programs / program), *arguments]
-            self._processes[program] = self.host.popen(command, stdout=log, stderr=log)
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self._directory / f"{name}.log").open("ab") as log:
+            command = [program(self._programs, name), *arguments]
+            self._processes[name] = self.host.popen(command, stdout=log, stderr=log)
 
     # Objects
 
