@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,7 +26,7 @@ from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.service_events import Events
-from kubeproxy.daemon.settings import conntrack_limits, periods, port_range, restrictions, tune
+from kubeproxy.daemon.settings import conntrack_limits, proxier_settings, tune
 from kubeproxy.daemon.shutdown import Shutdown
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources, source_names, source_texts
@@ -48,7 +48,10 @@ from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.monitor import Monitor
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.host_ports import HostPorts
+from kubeproxy.proxier.kernel_sync import Kernel
 from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -183,21 +186,19 @@ async def build(
     proxier = Proxier(
         tracker=tracker,
         data_plane=data_plane,
-        netfilter=rule_transfer,
-        reserver=data_plane,
-        port_range=port_range(configuration),
-        periods=periods(configuration),
-        families=host_facts.families,
-        facts=host_facts.facts(),
-        restrictions=restrictions(configuration),
-        find_holders=find_holders,
-        landing=host_facts.landing,
-        bind=host_facts.bind,
-        guard_sockets=guard_sockets,
-        data_path=data_paths.policy,
-        conntrack=rule_transfer,
-        rival_lives=takeover.server.rival_lives,
-        on_rival=takeover.server.yield_to_rival,
+        kernel=Kernel(rule_transfer, rule_transfer, takeover.server),
+        ports=HostPorts(data_plane, find_holders),
+        settings=proxier_settings(
+            configuration,
+            ProxierSettings(
+                families=frozenset(host_facts.families),
+                facts=host_facts.facts(),
+                landing=host_facts.landing,
+                bind=host_facts.bind,
+                guard_sockets=guard_sockets,
+                data_path=data_paths.policy,
+            ),
+        ),
         observer=ProxierEvents(
             health,
             metrics,
@@ -207,7 +208,7 @@ async def build(
             on_drains=drain_reporter.drains_changed,
         ),
     )
-    events.owner_of = proxier.owner_of
+    events.owner_of = proxier.view.owner_of
     state_keeper = StateKeeper(
         state_file(configuration) if netfilter.name != "none" else None,
         tracker,
@@ -223,11 +224,15 @@ async def build(
         on_crash=on_crash,
     )
 
-    operator = Operator(set_aside=proxier.set_aside, restore=rescue.restore, retry=lambda: sources.retry())
+    operator = Operator(
+        set_aside=lambda targets: proxier.use(replace(proxier.settings, aside=targets)),
+        restore=rescue.restore,
+        retry=lambda: sources.retry(),
+    )
 
     kernel_flows = KernelFlows(
-        rules=lambda: proxier.in_force,
-        holder=proxier.holder_of,
+        rules=lambda: proxier.kernel.in_force,
+        holder=proxier.view.holder_of,
         taken=rule_transfer.taken,
         superseded=takeover.server.superseded,
         has_predecessor=lambda: takeover.predecessor is not None,
@@ -237,7 +242,7 @@ async def build(
 
     def on_policy(policy: DataPathPolicy) -> None:
         """Another data path is wanted, or possible."""
-        proxier.set_data_path(policy)
+        proxier.use(replace(proxier.settings, data_path=policy))
         rescue.policy_changed()
         if policy.wanted is not Wanted.USERSPACE:
             kernel_flows.expect()
@@ -300,7 +305,7 @@ async def build(
             data_plane=data_plane,
             health=health,
             metrics=metrics,
-            is_endpoint=proxier.has_endpoint,
+            is_endpoint=proxier.view.has_endpoint,
             on_lost=events.endpoint_lost,
             checks={
                 **host_facts.complaints,

@@ -128,14 +128,14 @@ class Tracer:
 
     async def __call__(self, asked: TraceRequest) -> TraceReport:
         """The trace of this connection, as of now."""
-        snapshot, facts = self._proxier.snapshot(), self._facts()
-        in_force = self._proxier.in_force
+        snapshot, facts = self._proxier.view.snapshot(), self._facts()
+        in_force = self._proxier.kernel.in_force
         rules = in_force or RuleSet()
         client = client_of(asked, rules, facts, self._find_way)
         met = decide(asked, client, rules, facts)
         standing = _standing(snapshot, asked.to, met)
         frontend = None if standing is None else standing.frontend
-        service = None if frontend is None else self._proxier.service(frontend.name.service_port.service)
+        service = None if frontend is None else self._proxier.view.service(frontend.name.service_port.service)
         outlooks: Sequence[BalancePreview] = ()
         listener: FrontendStatus | None = None
         if standing is not None and frontend is not None:
@@ -180,19 +180,19 @@ class Tracer:
 
     def _troubled(self, snapshot: Snapshot) -> list[Service]:
         """The Services with problems."""
-        services = (self._proxier.service(name) for name in snapshot.problems)
+        services = (self._proxier.view.service(name) for name in snapshot.problems)
         return [service for service in services if service is not None]
 
     async def _listener(self, standing: Standing) -> FrontendStatus:
         name = standing.frontend.name
         counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
-        candidates = self._proxier.candidates(name)
+        candidates = self._proxier.view.candidates(name)
         draining = {target.address for target, endpoint in candidates.items() if endpoint.draining}
         return build.frontend(
             standing,
             counters=counters.get(name) or Counters(),
             ejected=ejected.get(name, ()),
-            candidates=self._proxier.candidates,
+            candidates=self._proxier.view.candidates,
             open_to=await self._data_plane.open_to(draining) if draining else {},
             rescue=self._rescue(),
             kernel_flows=None,

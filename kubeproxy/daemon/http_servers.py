@@ -24,7 +24,7 @@ from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.protocols import ConfigurationState, Picture
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
-from kubeproxy.proxier.port_claims import FindHolders
+from kubeproxy.proxier.host_ports import FindHolders
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
@@ -92,7 +92,7 @@ class HttpServers:
         from kubeproxy.daemon.kernel_traffic import KernelTraffic
         from kubeproxy.daemon.status_collector import StatusCollector
 
-        kernel_traffic = KernelTraffic(lambda: proxier.snapshot().frontends, kernel_flows)
+        kernel_traffic = KernelTraffic(lambda: proxier.view.snapshot().frontends, kernel_flows)
         status_collector = StatusCollector(
             node=self._host_facts.node_name,
             began=began,

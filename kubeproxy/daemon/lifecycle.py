@@ -223,10 +223,10 @@ class Daemon:
         while parts.instance_marker.others():
             if clock() >= forget_at:
                 began = clock()
-                await parts.proxier.forget_ended(ours=False)
+                await parts.proxier.kernel.forget_ended(ours=False)
                 forget_at = clock() + max(FORGET_S, FORGET_SHARE * (clock() - began))
             await asyncio.sleep(OTHERS_LOOK_S)
-        await parts.proxier.forget_ended(ours=False)
+        await parts.proxier.kernel.forget_ended(ours=False)
 
     async def _recall_later(self) -> None:
         """Serve the state of an earlier run if the sources are not complete soon; a predecessor serves a better one."""
@@ -247,14 +247,16 @@ class Daemon:
         """Start every part that runs for as long as the process."""
         parts, tasks = self._parts, self._parts.tasks
         configuration = parts.reloader.configuration
-        parts.proxier.set_facts(parts.host_facts.facts())  # the search for a predecessor may have taken long
+        parts.proxier.use(
+            dataclasses.replace(parts.proxier.settings, facts=parts.host_facts.facts())
+        )  # the search for a predecessor may have taken long
         parts.takeover.server.answer()
         parts.tracker.notify_node(self._on_node)
         tasks.start(parts.notifier.beat(self._status), name="service manager")
         as_text = configuration.logging.format == "text"
         tasks.start(
             startup_progress.show(
-                parts.proxier.summary, parts.proxier.serving, as_text=as_text, trouble=parts.sources.trouble
+                parts.proxier.view.summary, parts.proxier.serving, as_text=as_text, trouble=parts.sources.trouble
             ),
             name="progress",
         )
@@ -312,7 +314,7 @@ class Daemon:
         """The state of the control plane."""
         parts = self._parts
         return dataclasses.replace(
-            parts.sources.picture(parts.proxier.snapshot()),
+            parts.sources.picture(parts.proxier.view.snapshot()),
             data_path=parts.data_paths.policy.wanted,
             rescue=parts.rescue.state(),
             kernel_flows=parts.kernel_flows.state(),
@@ -345,19 +347,19 @@ class Daemon:
         parts = self._parts
 
         def on_landing() -> None:
-            parts.proxier.set_landing(parts.host_facts.landing, parts.host_facts.bind)
+            parts.proxier.use(dataclasses.replace(parts.proxier.settings, landing=parts.host_facts.landing))
 
         def on_facts(facts: NodeFacts) -> None:
-            parts.proxier.set_facts(facts)
+            parts.proxier.use(dataclasses.replace(parts.proxier.settings, facts=facts))
             parts.http_servers.move()
 
         await parts.host_facts.follow(on_landing=on_landing, on_facts=on_facts)
 
     def _on_node(self) -> None:
         """The Node object has changed."""
-        node = self._parts.tracker.node
-        self._parts.health.node_eligible(node is not None and node.eligible, exists=node is not None)
-        self._parts.proxier.set_facts(self._parts.host_facts.facts())
+        parts, node = self._parts, self._parts.tracker.node
+        parts.health.node_eligible(node is not None and node.eligible, exists=node is not None)
+        parts.proxier.use(dataclasses.replace(parts.proxier.settings, facts=parts.host_facts.facts()))
 
     async def _report_drains(self) -> None:
         """Answer the drain requests of rollouts once the rules lead here; until then a predecessor answers them."""
@@ -394,7 +396,7 @@ class Daemon:
         """One line for `systemctl status`."""
         parts = self._parts
         return startup_progress.status(
-            parts.proxier.summary(),
+            parts.proxier.view.summary(),
             connections=parts.data_plane.open_connections,
             serving=parts.proxier.serving.is_set(),
             stopping=parts.signals.stop.is_set() or parts.takeover.server.stop_requested.is_set(),

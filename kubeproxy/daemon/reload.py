@@ -13,7 +13,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.data_paths import DataPaths
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.kernel_flows import KernelFlows
-from kubeproxy.daemon.settings import periods, port_range, restrictions, tune
+from kubeproxy.daemon.settings import proxier_settings, tune
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.dataplane.interface import DataPlane
@@ -103,9 +103,7 @@ class Reloader:
         difference = compare(self.configuration, new)
         self.configuration = new = effective(self.configuration, new)
         setup.configure(verbosity=new.logging.verbosity, fmt=new.logging.format)
-        self._proxier.set_periods(periods(new))
-        self._proxier.set_port_range(port_range(new))
-        self._proxier.set_restrictions(restrictions(new))
+        self._proxier.use(proxier_settings(new, self._proxier.settings))
         await self._data_paths.use(new)
         self._health.timeout_s = 2 * new.sync_period_s
         await self._data_plane.send([tune(new)])
@@ -130,6 +128,4 @@ class Reloader:
 
     def use_drain_reports(self) -> None:
         """Take part in rollouts if the configuration wants it."""
-        on = self.configuration.kubeproxy.drain_reports
-        self._proxier.use_drains(on)
-        self._drain_reporter.use(on)
+        self._drain_reporter.use(self.configuration.kubeproxy.drain_reports)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 import structlog
@@ -167,10 +168,10 @@ class Rescue:
         """Run the guardian as long as the kernel path is wanted."""
         guardian = self._guardian = Guardian(
             self._ejector,
-            on_group=lambda group: self._proxier.use_rescue(group, {**tcp_timeouts(self._limits), **FORGOTTEN}),
-            in_force=self._proxier.reports_to,
+            on_group=self._report_to,
+            in_force=self._proxier.kernel.reports_to,
             on_crash=self._on_crash,
-            programmed_at=lambda: self._proxier.programmed_at,
+            programmed_at=lambda: self._proxier.kernel.programmed_at,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -191,9 +192,14 @@ class Rescue:
             self._restarts += ended.restarts
             self._guardian = None
             self._note(False)
-            self._proxier.use_rescue(None, {})
+            self._report_to(None)
             self._data_paths.use_rescue(works=False)
             await self._ejector.forget_all()
+
+    def _report_to(self, group: int | None) -> None:
+        """Have the rules report failed connections to this NFLOG group; None if there is none any more."""
+        timeouts = {} if group is None else {**tcp_timeouts(self._limits), **FORGOTTEN}
+        self._proxier.use(dataclasses.replace(self._proxier.settings, rescue_group=group, tcp_timeouts=timeouts))
 
     async def _await_start(self, guardian: Guardian) -> None:
         await guardian.started.wait()
@@ -222,7 +228,7 @@ class Rescue:
             await asyncio.sleep(WORKERS_LOOK_S)
             found: dict[Endpoint, str] = {}
             for name, ejected in (await self._data_plane.ejected()).items():
-                if (protocol := self._proxier.protocol_of(name)) is not None:
+                if (protocol := self._proxier.view.protocol_of(name)) is not None:
                     found.update((Endpoint(protocol, each.target), each.reason) for each in ejected)
             # One that a worker keeps ejected, and a dial of the guardian's has brought back, stays back.
             await self._ejector.noticed({each: reason for each, reason in found.items() if each not in before})
@@ -249,11 +255,11 @@ class _Ejector:
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
         """See `ejector.Ejector`."""
-        return bool(self._proxier.frontends_with(protocol, target))
+        return bool(self._proxier.view.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
         """See `ejector.Ejector`."""
-        rules = self._proxier.in_force
+        rules = self._proxier.kernel.in_force
         return rules is not None and rules.spreads_to(destination)
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
@@ -286,7 +292,7 @@ class _Ejector:
 
     async def restore(self, target: Target) -> bool:
         """End the ejections of an endpoint on both data paths; tell whether there were any."""
-        names = [name for protocol in Protocol for name in self._proxier.frontends_with(protocol, target)]
+        names = [name for protocol in Protocol for name in self._proxier.view.frontends_with(protocol, target)]
         by_workers = await self._data_plane.ejected()
         known = any(one.target == target for name in names for one in by_workers.get(name, ()))
         for protocol in Protocol:
@@ -302,7 +308,7 @@ class _Ejector:
 
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
         """See `ejector.Ejector`."""
-        return frozenset(name.service_port.namespace for name in self._proxier.frontends_with(protocol, target))
+        return frozenset(name.service_port.namespace for name in self._proxier.view.frontends_with(protocol, target))
 
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         """See `ejector.Ejector`."""
@@ -314,7 +320,7 @@ class _Ejector:
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         """See `ejector.Ejector`."""
-        rules = self._proxier.in_force
+        rules = self._proxier.kernel.in_force
         if rules is None:
             return []
         spreads = {
@@ -368,7 +374,7 @@ class _Ejector:
 
     async def _mark(self, endpoint: Endpoint, reason: str | None) -> None:
         """Have the workers leave it out, too, or take it in again."""
-        names = self._proxier.frontends_with(*endpoint)
+        names = self._proxier.view.frontends_with(*endpoint)
         try:
             await self._data_plane.send([MarkEndpoint(name, endpoint.target, reason) for name in names])
         except KubeproxyError as error:  # they find out by themselves, by a dial
@@ -399,7 +405,7 @@ class _Known:
         self._proxier = proxier
 
     def __contains__(self, endpoint: object) -> bool:
-        return isinstance(endpoint, Endpoint) and bool(self._proxier.frontends_with(*endpoint))
+        return isinstance(endpoint, Endpoint) and bool(self._proxier.view.frontends_with(*endpoint))
 
 
 def _now() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kubeproxy.config.schema import Configuration, OwnSettings
 from kubeproxy.config.value_types import DeniedEndpoints, Ports
@@ -11,6 +12,7 @@ from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
 from kubeproxy.proxier.cidr_set import CidrSet
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
+from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.sources.manifests.documents import Terms
 from kubeproxy.sources.manifests.source import NAME as MANIFESTS
@@ -45,15 +47,16 @@ def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
     )
 
 
-def periods(configuration: Configuration) -> Periods:
-    """The sync periods of the proxier."""
-    return Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s)
-
-
-def port_range(configuration: Configuration) -> PortRange | None:
-    """The range of proxy ports; None: the kernel chooses."""
-    wanted = configuration.port_range
-    return PortRange(wanted.first, wanted.last) if wanted else None
+def proxier_settings(configuration: Configuration, before: ProxierSettings) -> ProxierSettings:
+    """The settings of the proxier; what does not come from the configuration is as `before`."""
+    ports = configuration.port_range
+    return replace(
+        before,
+        periods=Periods(min_sync_s=configuration.min_sync_period_s, sync_s=configuration.sync_period_s),
+        port_range=PortRange(ports.first, ports.last) if ports else None,
+        restrictions=restrictions(configuration),
+        drains=configuration.kubeproxy.drain_reports,
+    )
 
 
 def restrictions(configuration: Configuration) -> Restrictions:

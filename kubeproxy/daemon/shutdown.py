@@ -124,7 +124,7 @@ class Shutdown:
             log.warning("connections are cut off", open=left)
         await self._access_log.flush()
         await self._data_plane.close()
-        await self._proxier.forget_ended(ours=True)
+        await self._proxier.kernel.forget_ended(ours=True)
         self._proxier.close()
 
     async def _drain(self, grace_s: float) -> None:

@@ -49,7 +49,7 @@ class StatusCollector:
         self._why_not_served = why_not_served
         self._kernel_traffic = kernel_traffic
         self._board = StatusService(
-            look=self._look, candidates=proxier.candidates, recent_warnings=recent_warnings.newest_first
+            look=self._look, candidates=proxier.view.candidates, recent_warnings=recent_warnings.newest_first
         )
         self._tracer = Tracer(proxier=proxier, data_plane=data_plane, facts=facts, rescue=lambda: picture().rescue)
 

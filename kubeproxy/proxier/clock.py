@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from contextlib import suppress
 from typing import Protocol
 
@@ -12,7 +13,10 @@ class Clock(Protocol):
     """A monotonic clock that can be waited with."""
 
     def now(self) -> float:
-        """Seconds since a fixed moment."""
+        """Return the seconds since a fixed moment."""
+
+    def unix_now(self) -> float:
+        """Return the Unix time, by which drain requests expire."""
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
         """Return when the event is set, or at that time (infinity: only for the event)."""
@@ -22,8 +26,12 @@ class LoopClock:
     """The running event loop's clock."""
 
     def now(self) -> float:
-        """Seconds of the loop's clock."""
+        """Return the seconds of the loop's clock."""
         return asyncio.get_running_loop().time()
+
+    def unix_now(self) -> float:
+        """Return the Unix time."""
+        return time.time()
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
         """Return when the event is set, or at that time."""

@@ -1,6 +1,6 @@
 """The events of the proxier, for metrics, health, and those who depend on what is in effect.
 
-State is not an event: metrics and the status read it from `Proxier.snapshot()`."""
+State is not an event: metrics and the status read it from `ProxierView.snapshot`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kubeproxy.dataplane.interface import PortReserver, Reservation
+from kubeproxy.dataplane.interface import Reservation
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
@@ -39,10 +39,8 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.netfilter.port_holders import Holder
+from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Restrictions
-
-FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
-"""Returns the processes that have a port at an address; OSError when the kernel refuses."""
 
 
 class _Place(NamedTuple):
@@ -86,14 +84,13 @@ class NodePortClaims:
 
     def __init__(
         self,
-        reserver: PortReserver,
+        ports: HostPorts,
         *,
         is_proxy_port: Callable[[Protocol, int], bool],
-        find_holders: FindHolders = lambda protocol, address, port: (),
     ) -> None:
-        self._reserver = reserver
+        self._reserver = ports.reserver
+        self._find_holders = ports.find_holders
         self._is_proxy_port = is_proxy_port
-        self._find_holders = find_holders
         self._restrictions = NO_RESTRICTIONS
         self._health: Mapping[int, ServiceName] = {}
         self._seen: dict[tuple[Protocol, int], str] = {}

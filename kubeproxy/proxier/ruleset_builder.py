@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from kubeproxy.model import (
     NODE_PORTS,
-    Address,
     Claim,
     Destination,
-    Family,
     Frontend,
     FrontendName,
     Scope,
@@ -22,9 +20,10 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.data_path import DataPath, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.hairpins import Hairpins
-from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
+from kubeproxy.proxier.node import Preserve
+from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.slot_budget import SlotBudget
 
 
@@ -53,16 +52,11 @@ class Rules:
     change that the kernel has to learn of.
     """
 
-    landing: Mapping[Family, Address] = field(default_factory=dict)
-    bind: Mapping[Family, Address] = field(default_factory=dict)
-    facts: NodeFacts = UNKNOWN_NODE
-    guard_sockets: bool = False
     generation: int = 0
     claims: AddressClaims = field(default_factory=AddressClaims)
     unled: dict[FrontendName, str] = field(default_factory=dict)
     """Frontends with endpoints to which the kernel cannot lead, and why; only where no worker serves these."""
-    _rescue: int | None = None
-    _tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
+    _settings: ProxierSettings = DEFAULTS
     _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
     _external: set[FrontendName] = field(default_factory=set)
     _ever_transparent: bool = False
@@ -77,7 +71,6 @@ class Rules:
     _masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
     _hairpins: Hairpins = field(default_factory=Hairpins)
     _unbalanced: dict[Destination, None] = field(default_factory=dict)
-    _policy: DataPathPolicy = USERSPACE_ONLY
     _ever_kernel: bool = False
     _ejected: Ejected = field(default_factory=dict)
     _budget: SlotBudget = field(default_factory=SlotBudget)
@@ -145,38 +138,18 @@ class Rules:
             self._external.discard(name)
             self._forget(name, entry, keep=set())
 
-    def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Set the addresses to which the rules redirect; see `RuleSet`."""
-        if (landing, bind) != (self.landing, self.bind):
-            self.landing, self.bind = dict(landing), dict(bind)
-            self.generation += 1
-
-    def use_facts(self, facts: NodeFacts) -> None:
-        """Set the addresses that take node ports, the CIDRs of pods and those of shared links."""
-        before, self.facts = self.facts, facts
-        if (facts.forwarding, facts.internal_sources) != (before.forwarding, before.internal_sources):
-            self._choose_paths()
-        if (facts.node_addresses, facts.internal_sources, facts.uplinks, facts.direct_links, facts.preserve) != (
-            before.node_addresses,
-            before.internal_sources,
-            before.uplinks,
-            before.direct_links,
-            before.preserve,
+    def use(self, settings: ProxierSettings) -> None:
+        """Use these settings from now on; `generation` grows if the kernel has to learn of the difference."""
+        before, self._settings = self._settings, settings
+        self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
+        was, now = before.facts, settings.facts
+        if (settings.data_path, now.forwarding, now.internal_sources) != (
+            before.data_path,
+            was.forwarding,
+            was.internal_sources,
         ):
-            self.generation += 1
-
-    def use_data_path(self, policy: DataPathPolicy) -> None:
-        """Choose the data path of each frontend by this policy."""
-        if policy != self._policy:
-            self._policy = policy
-            self._ever_kernel = self._ever_kernel or policy.wanted is not Wanted.USERSPACE
             self._choose_paths()
-
-    def use_rescue(self, group: int | None, tcp_timeouts: Mapping[str, int]) -> None:
-        """Report failed connections to this group of the packet log, and keep running ones for so long; None: not at
-        all."""
-        if (group, tcp_timeouts) != (self._rescue, self._tcp_timeouts):
-            self._rescue, self._tcp_timeouts = group, tcp_timeouts
+        if _in_rules(settings) != _in_rules(before):
             self.generation += 1
 
     def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
@@ -201,8 +174,10 @@ class Rules:
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
         """The path of a frontend's new connections, why it is not the kernel's, and the endpoints of the kernel's."""
-        otherwise = DataPath.USERSPACE if self._policy.fallback else DataPath.REFUSED
-        reason = why_userspace(frontend, self._policy, self.facts) or self._budget.why_refused(frontend.name)
+        otherwise = DataPath.USERSPACE if self._settings.data_path.fallback else DataPath.REFUSED
+        reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
+            frontend.name
+        )
         if reason:
             return otherwise, reason, ()
         spread = self._spread_of.get(frontend.name)
@@ -244,34 +219,34 @@ class Rules:
         return RuleSet(
             redirects=self._redirects.copy(),
             own_redirects=self._own_redirects.copy(),
-            internal_sources=self.facts.internal_sources,
-            uplinks=self.facts.uplinks,
-            node_addresses=self.facts.node_addresses,
+            internal_sources=self._settings.facts.internal_sources,
+            uplinks=self._settings.facts.uplinks,
+            node_addresses=self._settings.facts.node_addresses,
             allowed_sources=self._allowed_sources.copy(),
             transparent=self._transparent(),
-            guard_sockets=self.guard_sockets,
+            guard_sockets=self._settings.guard_sockets,
             proxy_ports=frozenset(self._proxy_ports),
             refused=frozenset(self._without_endpoints[Verdict.REFUSE]),
             dropped=frozenset(self._without_endpoints[Verdict.DROP]),
-            landing=self.landing,
-            bind=self.bind,
+            landing=self._settings.landing,
+            bind=self._settings.bind,
             spreads=self._spreads.copy(),
             own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
             # Without a kernel path no rule needs them.
-            direct_links=self.facts.direct_links if self._ever_kernel else frozenset(),
+            direct_links=self._settings.facts.direct_links if self._ever_kernel else frozenset(),
             hairpins=self._hairpins.addresses,
-            rescue=self._rescue,
-            tcp_timeouts=self._tcp_timeouts,
+            rescue=self._settings.rescue_group,
+            tcp_timeouts=self._settings.tcp_timeouts,
         )
 
     def _transparent(self) -> bool:
         """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
         gets endpoints before the kernel gets rules, and answers must find their way back by then; and running
         connections outlive their frontend, and need the way back to their end."""
-        if self.facts.preserve is Preserve.NEVER:
+        if self._settings.facts.preserve is Preserve.NEVER:
             return False
-        preserving = self._external if self.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
+        preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
         self._ever_transparent = self._ever_transparent or bool(preserving)
         return self._ever_transparent
 
@@ -287,7 +262,7 @@ class Rules:
         if not self._ever_kernel:
             return
         name, targets = frontend.name, frontend.endpoints
-        reason = why_userspace(frontend, self._policy, self.facts)
+        reason = why_userspace(frontend, self._settings.data_path, self._settings.facts)
         if reason:
             self._budget.release(name)
             targets = ()
@@ -297,7 +272,7 @@ class Rules:
             targets = tuple(it for it in targets if (frontend.protocol, it) not in self._ejected)
             targets = targets or tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
             targets = frontend.endpoints if len(targets) == len(frontend.endpoints) else targets
-        if reason and frontend.endpoints and not self._policy.fallback:
+        if reason and frontend.endpoints and not self._settings.data_path.fallback:
             self.unled[name] = reason
         else:
             self.unled.pop(name, None)
@@ -308,7 +283,7 @@ class Rules:
     def _verdict(self, frontend: Frontend) -> Verdict | None:
         if not frontend.endpoints:
             return frontend.when_empty
-        return None if self._policy.fallback else Verdict.REFUSE
+        return None if self._settings.data_path.fallback else Verdict.REFUSE
 
     def _set_hairpins(self, frontend: Frontend) -> None:
         """Set the endpoints that the kernel may lead to themselves."""
@@ -348,11 +323,11 @@ class Rules:
         if destination not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].claims
-        if is_external or self._policy.masquerade_all:
+        if is_external or self._settings.data_path.masquerade_all:
             # Another node may be the client's way here, and the endpoint's answer would not take it.
             return Masquerade.ALWAYS
         is_v6 = ":" in destination.address
-        return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self.facts.internal_sources) else None
+        return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self._settings.facts.internal_sources) else None
 
     def _forget(self, name: FrontendName, entry: _Entry, *, keep: Set[Destination]) -> None:
         self._proxy_ports.discard(entry.proxy_port)
@@ -390,3 +365,20 @@ class Rules:
         else:
             self._allowed_sources.pop(destination, None)
         self._set_masquerade(destination)
+
+
+def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:
+    """Return the settings that stand in the rules as they are."""
+    facts = settings.facts
+    return (
+        settings.landing,
+        settings.bind,
+        settings.guard_sockets,
+        settings.rescue_group,
+        settings.tcp_timeouts,
+        facts.node_addresses,
+        facts.internal_sources,
+        facts.uplinks,
+        facts.direct_links,
+        facts.preserve,
+    )

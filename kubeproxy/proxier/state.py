@@ -20,7 +20,6 @@ from kubeproxy.model import (
     Claim,
     Destination,
     Endpoint,
-    Family,
     Frontend,
     FrontendName,
     Protocol,
@@ -35,13 +34,15 @@ from kubeproxy.proxier.draining import set_aside
 from kubeproxy.proxier.drains import Drains
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
+from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.loops import Loops
-from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
+from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
 from kubeproxy.proxier.port_claims import NodePortClaims
-from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Admitted, Restrictions, admit
+from kubeproxy.proxier.restrictions import Admitted, admit
 from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.tracker import Change, View
 
 V = TypeVar("V")
@@ -65,18 +66,10 @@ class Step:
 class ProxierState:
     """The wanted and the existing frontends. Not for two tasks at once."""
 
-    def __init__(
-        self,
-        *,
-        ports: Ports,
-        claims: NodePortClaims,
-        families: Iterable[Family],
-        protocols: Iterable[Protocol],
-        guard_sockets: bool = False,
-    ) -> None:
-        self.ports = ports
-        self.claims = claims
-        self.rules = Rules(guard_sockets=guard_sockets)
+    def __init__(self, ports: HostPorts, settings: ProxierSettings = DEFAULTS) -> None:
+        self.ports = Ports(ports.reserver, settings.port_range)
+        self.claims = NodePortClaims(ports, is_proxy_port=self.ports.holds)
+        self.rules = Rules()
         self.wanted: dict[FrontendName, Frontend] = {}
         """Frontends without unavailable destinations, and without endpoints that lead back to this proxy."""
         self.listeners: dict[FrontendName, ListenerState] = {}
@@ -85,13 +78,10 @@ class ProxierState:
         """Health check node ports, and the number of ready endpoints on this node."""
         self.faults: dict[FrontendName, str] = {}
         """Frontends after a failed move, and its error. They wait for `retry`."""
-        self._loops = Loops(is_proxy_port=ports.holds)
+        self._loops = Loops(is_proxy_port=self.ports.holds)
         self._left_out: dict[FrontendName, dict[Target, str]] = {}
         """Endpoints that lead back to this proxy, and what they are."""
-        self._families = frozenset(families)
-        self._protocols = frozenset(protocols)
-        self._facts = UNKNOWN_NODE
-        self._restrictions = NO_RESTRICTIONS
+        self._settings = DEFAULTS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
         """To be resolved again, because facts have changed on which they depend."""
@@ -107,9 +97,27 @@ class ProxierState:
         self._portless: dict[FrontendName, None] = {}
         """Of `faults`, frontends without a free port: they may have a move once a port is released."""
         self._applied = 0
-        self._aside: frozenset[Target] = frozenset()
-        """Endpoints that a person has taken out by hand."""
         self._drains = Drains()
+        self.use(settings)
+
+    def use(self, settings: ProxierSettings) -> None:
+        """Use these settings from now on. `refresh` resolves the Services again that depend on the difference."""
+        before, self._settings = self._settings, settings
+        self.rules.use(settings)
+        self._loops.use_facts(settings.facts)
+        self.ports.use_range(settings.port_range)
+        self._stale.update(
+            dict.fromkeys(name for name, view in self._views.items() if _depends(view, before, settings))
+        )
+        self._drains.use(settings.drains)
+        if settings.bind != before.bind:
+            self._unsettled.update(dict.fromkeys(self.listeners))
+        if settings.restrictions is not before.restrictions:
+            self._update_wanted(
+                sorted(name for name in self.claims.use(settings.restrictions) if name in self._resolved)
+            )
+        if settings.restrictions is not before.restrictions or settings.port_range != before.port_range:
+            self.retry()
 
     @property
     def rules_pending(self) -> bool:
@@ -155,24 +163,16 @@ class ProxierState:
 
     def _admit(self, service: Service, view: View) -> Admitted:
         """What is left of a Service after restrictions, and its endpoints without those that are taken out by hand."""
-        admitted = admit(service, view.slices, source=view.owner, restrictions=self._restrictions, facts=self._facts)
-        return admitted._replace(slices=set_aside(admitted.slices, self._aside))
-
-    def set_aside(self, targets: frozenset[Target]) -> None:
-        """Have these endpoints get no new clients, and no others. `refresh` resolves their Services again."""
-        changed = {target.address for target in targets ^ self._aside}
-        self._aside = targets
-        for name, view in self._views.items():
-            if any(endpoint.address in changed for it in view.slices for endpoint in it.endpoints):
-                self._stale[name] = None
+        admitted = admit(
+            service,
+            view.slices,
+            source=view.owner,
+            restrictions=self._settings.restrictions,
+            facts=self._settings.facts,
+        )
+        return admitted._replace(slices=set_aside(admitted.slices, self._settings.aside))
 
     # Drain requests.
-
-    def use_drains(self, on: bool) -> None:
-        """Whether drain requests count. `refresh` resolves the Services again that have any."""
-        self._drains.use(on)
-        asked = (name for name, view in self._views.items() if view.service is not None and view.service.drain)
-        self._stale.update(dict.fromkeys(asked))
 
     def expire_drains(self, unix_now: float) -> None:
         """Set the time by which drain requests expire; `refresh` resolves those Services again that have such."""
@@ -214,14 +214,6 @@ class ProxierState:
                 self._views[change.name] = change.after
             self._resolve(change.name, change.after)
 
-    def use_facts(self, facts: NodeFacts) -> None:
-        """Use these facts from now on. `refresh` resolves the Services again that depend on the difference."""
-        before, self._facts = self._facts, facts
-        self.rules.use_facts(facts)
-        self._loops.use_facts(facts)
-        affected = [name for name, view in self._views.items() if _depends(view, before, facts)]
-        self._stale.update(dict.fromkeys(affected))
-
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """The frontends of this protocol that have an endpoint."""
         return tuple(name for name in self._loops.frontends_at(target) if self.wanted[name].protocol is protocol)
@@ -231,12 +223,6 @@ class ProxierState:
         if ejected is not self.rules.ejected and (moved := ejected.items() ^ self.rules.ejected.items()):
             names = {name for (_, target), _ in moved for name in self._loops.frontends_at(target)}
             self.rules.use_ejected(ejected, sorted(names))
-
-    def use_restrictions(self, restrictions: Restrictions) -> None:
-        """Use these restrictions from now on. `refresh` resolves all Services again."""
-        self._restrictions = restrictions
-        self._stale.update(dict.fromkeys(self._views))
-        self._update_wanted(sorted(name for name in self.claims.use(restrictions) if name in self._resolved))
 
     def refresh(self, limit: int) -> int:
         """Resolve again up to `limit` Services with changed facts; the number of them."""
@@ -251,10 +237,12 @@ class ProxierState:
         self._drains.note(name, service)
         if service is not None:
             service, slices, withheld = self._admit(service, view)
-            resolved = resolve(service, self._drains.applied(name, slices), self._facts)
+            resolved = resolve(service, self._drains.applied(name, slices), self._settings.facts)
             remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
         served = tuple(
-            f for f in resolved.frontends if f.protocol in self._protocols and f.name.family in self._families
+            f
+            for f in resolved.frontends
+            if f.protocol in self._settings.protocols and f.name.family in self._settings.families
         )
         many = [frontend for frontend in served if len(frontend.endpoints) > MOST]
         if many:
@@ -276,12 +264,12 @@ class ProxierState:
 
     def _thinned(self, frontend: Frontend) -> Frontend:
         """A frontend with at most `MOST` endpoints."""
-        endpoints = subset(frontend.endpoints, self._facts.name)
+        endpoints = subset(frontend.endpoints, self._settings.facts.name)
         return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
 
     def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
         for port in service.ports:
-            if port.protocol not in self._protocols:
+            if port.protocol not in self._settings.protocols:
                 yield f"port {port.name or port.port}: {port.protocol} is not served"
         for address in unreachable:
             yield (
@@ -293,11 +281,11 @@ class ProxierState:
         """Addresses at which a Service takes ports from processes of this host. Never cluster IPs: where this host has
         one of them, as with a node-local DNS cache, its process is meant to have the port beside us."""
         portals = service.external_ips + service.load_balancer_ips
-        return {*NODE_PORTS.values(), *filter(self._facts.is_own, portals)}
+        return {*NODE_PORTS.values(), *filter(self._settings.facts.is_own, portals)}
 
     def _takes_local_port(self, destination: Destination) -> bool:
         """Whether a rule takes a port from processes of this host, still wanted or not."""
-        ours = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
+        ours = destination.address in NODE_PORTS.values() or self._settings.facts.is_own(destination.address)
         return ours and destination in self.rules.claims
 
     def _set_wanted(self, service: ServiceName, frontends: tuple[Frontend, ...], claimed: Set[Address]) -> None:
@@ -363,12 +351,6 @@ class ProxierState:
             self.wanted[name] = frontend
             self._unsettled[name] = None
 
-    def use_addresses(self, landing: Mapping[Family, Address], bind: Mapping[Family, Address]) -> None:
-        """Set the addresses of redirects and of listeners; a listener at another address is opened anew."""
-        if dict(bind) != self.rules.bind:
-            self._unsettled.update(dict.fromkeys(self.listeners))
-        self.rules.use_addresses(landing, bind)
-
     def retry(self) -> None:
         """Try again what failed."""
         self._unsettled.update(dict.fromkeys(self.faults))
@@ -397,7 +379,7 @@ class ProxierState:
             self._waiting.pop(name, None)
             self._portless.pop(name, None)
             self.faults.pop(name, None)
-        moves = plan(names, self.wanted, self.listeners, bind=self.rules.bind, applied=self._applied)
+        moves = plan(names, self.wanted, self.listeners, bind=self._settings.bind, applied=self._applied)
         for name in moves.of(Move.ADD_RULE):
             self._update_rules(name, self.wanted[name])
         for name in moves.of(Move.REMOVE_RULE):
@@ -429,7 +411,7 @@ class ProxierState:
         self._unsettled[name] = None
 
     def _reserve(self, name: FrontendName) -> bool:
-        frontend, address = self.wanted[name], bind_address(self.rules.bind, name.family)
+        frontend, address = self.wanted[name], bind_address(self._settings.bind, name.family)
         try:
             reservation = self.ports.reserve(frontend.protocol, address)
         except NoPort as error:
@@ -510,8 +492,21 @@ class ProxierState:
         return found
 
 
-def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
-    """Whether a change of facts may change the frontends of a Service."""
+def _depends(view: View, before: ProxierSettings, now: ProxierSettings) -> bool:
+    """Return whether a change of settings may change the frontends of a Service."""
+    if now.restrictions is not before.restrictions:
+        return True
+    if (now.families, now.protocols) != (before.families, before.protocols):
+        return True
+    if now.drains is not before.drains and view.service is not None and view.service.drain:
+        return True
+    aside = {target.address for target in now.aside ^ before.aside}
+    return _depends_on_facts(view, before.facts, now.facts) or bool(aside and _has_endpoint_in(view, aside))
+
+
+def _depends_on_facts(view: View, before: NodeFacts, now: NodeFacts) -> bool:
+    if before is now:
+        return False
     if (before.name, before.zone, before.preserve) != (now.name, now.zone, now.preserve):
         return True
     moved = (before.own_addresses | before.node_addresses) ^ (now.own_addresses | now.node_addresses)
@@ -519,7 +514,11 @@ def _depends(view: View, before: NodeFacts, now: NodeFacts) -> bool:
         return False
     if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
         return True
-    return any(e.address in moved for s in view.slices for e in s.endpoints)
+    return _has_endpoint_in(view, moved)
+
+
+def _has_endpoint_in(view: View, addresses: Set[Address]) -> bool:
+    return any(endpoint.address in addresses for it in view.slices for endpoint in it.endpoints)
 
 
 _REASONS = {

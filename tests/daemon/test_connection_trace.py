@@ -43,7 +43,7 @@ ALL_PODS = (
 async def shop() -> Node:
     """Five Services: plain, Local, with source ranges, empty, and with session affinity."""
     node = Node(facts=FACTS)
-    node.proxier.set_landing({4: HERE}, {})  # type: ignore[dict-item]
+    node.use(landing={4: HERE}, bind={})
     web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
     local = replace(
         service("local", "10.96.0.2"),
@@ -60,7 +60,7 @@ async def shop() -> Node:
     empty, loyal = service("empty", "10.96.0.4"), service("loyal", "10.96.0.5", affinity_timeout_s=600)
     tracker.replace_services(SOURCE, (web, local, few, empty, loyal))
     tracker.replace_slices(SOURCE, [endpoint_slice(name, ALL_PODS) for name in ("web", "local", "few", "loyal")])
-    assert await node.proxier.sync_now()
+    await node.settle()
     return node
 
 
@@ -119,9 +119,9 @@ async def test_outcome_and_words(to: str, source: str, outcome: Outcome, expecte
 async def on_the_kernel_path() -> Node:
     """The shop with the kernel path, and an ejected endpoint."""
     node = await shop()
-    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4})))
-    node.proxier.set_data_path(DataPathPolicy(wanted=Wanted.KERNEL))
-    assert await node.proxier.sync_now()
+    node.use(facts=replace(FACTS, forwarding=frozenset({Family.IPV4})))
+    node.use(data_path=DataPathPolicy(wanted=Wanted.KERNEL))
+    await node.settle()
     await node.proxier.eject({(Protocol.TCP, EJECTED): False})
     return node
 
@@ -153,8 +153,8 @@ async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
 async def test_the_kernel_path_names_the_link_of_a_client() -> None:
     node = await on_the_kernel_path()
     shared = frozenset({DirectLink(2, "eth0", "10.3.0.0/24"), DirectLink(3, "eth1", "10.7.0.0/24")})
-    node.proxier.set_facts(replace(FACTS, forwarding=frozenset({Family.IPV4}), direct_links=shared))
-    assert await node.proxier.sync_now()
+    node.use(facts=replace(FACTS, forwarding=frozenset({Family.IPV4}), direct_links=shared))
+    await node.settle()
     for source, named in (("10.3.0.9", True), ("10.3.9.9", False)):
         report = await ask(node, "10.96.0.1:80", source)
         assert ("one that is reached by eth0, as the client is" in "\n".join(lines(report))) is named
@@ -177,8 +177,8 @@ async def test_the_kernel_path_has_the_affinity_of_a_client(bond: Bond | None, e
 
 async def test_the_userspace_path_has_its_reason_where_the_kernel_path_is_wanted() -> None:
     node = await on_the_kernel_path()
-    node.proxier.set_data_path(DataPathPolicy(wanted=Wanted.KERNEL, refusal="iptables: no maps"))
-    assert await node.proxier.sync_now()
+    node.use(data_path=DataPathPolicy(wanted=Wanted.KERNEL, refusal="iptables: no maps"))
+    await node.settle()
     report = await ask(node, "10.96.0.1:80", "10.2.0.2")
     assert (report.outcome, "it takes the userspace path: iptables: no maps" in report.steps) == (Outcome.PROXIED, True)
     await node.close()
@@ -337,7 +337,7 @@ async def test_a_node_port_in_use_is_named() -> None:
     web = replace(service("web", "10.96.0.1"), ports=(ServicePort("http", Protocol.TCP, 80, 30080),))
     node.tracker.replace_services(SOURCE, (web,))
     node.tracker.replace_slices(SOURCE, [endpoint_slice("web", ALL_PODS)])
-    await node.proxier.sync_now()
+    await node.settle()
     report = await ask(node, f"{HERE}:30080", "10.2.0.2")
     assert report.outcome is Outcome.PASSED
     assert report.reason.startswith("it belongs to default/web, but node port 30080")

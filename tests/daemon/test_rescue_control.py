@@ -26,6 +26,7 @@ class FakeProxier:
     """Knows some endpoints, and records what is ejected."""
 
     def __init__(self) -> None:
+        self.view = self
         self.endpoints = {POD, OTHER}
         self.applied: list[Ejected] = []
         self.waiting = 0

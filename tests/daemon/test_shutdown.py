@@ -42,6 +42,7 @@ class Others:
 
     def __init__(self) -> None:
         self.closed = False
+        self.kernel = self
 
     async def stop(self, *, cleanup: bool, pause: bool) -> None:
         await asyncio.Event().wait()

@@ -20,7 +20,7 @@ from kubeproxy.model import Family
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.with_routing import WithRouting
-from kubeproxy.proxier import Periods, Proxier, Tracker
+from kubeproxy.proxier import HostPorts, Kernel, Periods, Proxier, ProxierSettings, Tracker
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
@@ -36,7 +36,7 @@ def set_services(tracker: Tracker, services: Mapping[str, str]) -> None:
 
 def state(proxier: Proxier) -> dict[str, Any]:
     """The present state."""
-    snapshot = proxier.snapshot()
+    snapshot = proxier.view.snapshot()
     return {
         "failing": snapshot.failing,
         "failures": snapshot.failures,
@@ -53,10 +53,9 @@ async def main() -> None:
     proxier = Proxier(
         tracker=tracker,
         data_plane=FakeDataPlane(),
-        netfilter=netfilter,
-        reserver=FakePortReserver(),
-        periods=Periods(min_sync_s=0.05, sync_s=1000.0),
-        families=(Family.IPV4,),
+        kernel=Kernel(netfilter),
+        ports=HostPorts(FakePortReserver()),
+        settings=ProxierSettings(periods=Periods(min_sync_s=0.05, sync_s=1000.0), families=frozenset({Family.IPV4})),
     )
     tasks = TaskSet(lambda name, error: sys.exit(f"{name}: {error!r}"))
     tasks.start(proxier.run(), name="proxier")

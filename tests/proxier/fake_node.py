@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.packet_simulation import Fate
-from kubeproxy.proxier import NodeFacts, Periods, PortRange, Proxier, Tracker
+from kubeproxy.proxier import HostPorts, Kernel, NodeFacts, Periods, PortRange, Proxier, ProxierSettings, Tracker
+from kubeproxy.proxier.host_ports import FindHolders, no_holders
+from kubeproxy.proxier.kernel_sync import NoRivals, Rivals
 from kubeproxy.proxier.observer import ProxierObserver
-from kubeproxy.proxier.port_claims import FindHolders
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
@@ -31,6 +34,9 @@ class FakeClock:
         self._waiting: tuple[asyncio.Event, float] | None = None
 
     def now(self) -> float:
+        return self.time
+
+    def unix_now(self) -> float:
         return self.time
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
@@ -117,9 +123,8 @@ class Node:
         facts: NodeFacts = NodeFacts(),  # noqa: B008 - frozen
         conntrack: Conntrack | None = None,
         restrictions: Restrictions = NO_RESTRICTIONS,
-        find_holders: FindHolders = lambda protocol, address, port: (),
-        rival_lives: Callable[[], bool] = lambda: False,
-        on_rival: Callable[[], None] = lambda: None,
+        find_holders: FindHolders = no_holders,
+        rivals: Rivals | None = None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -129,24 +134,22 @@ class Node:
         self.diary = Diary()
         self.crashes: list[BaseException] = []
         self._tasks = TaskSet(lambda _, error: self.crashes.append(error))
+        self._run: asyncio.Task[None] | None = None
         self.proxier = Proxier(
             tracker=self.tracker,
             data_plane=self.data_plane,
-            netfilter=self.netfilter,
-            reserver=self.reserver,
-            port_range=port_range,
-            periods=periods,
-            families=families,
-            protocols=protocols,
-            facts=facts,
-            conntrack=conntrack,
-            restrictions=restrictions,
-            find_holders=find_holders,
-            rival_lives=rival_lives,
-            on_rival=on_rival,
+            kernel=Kernel(self.netfilter, conntrack or NoConntrack(), rivals or NoRivals()),
+            ports=HostPorts(self.reserver, find_holders),
+            settings=ProxierSettings(
+                families=frozenset(families),
+                protocols=frozenset(protocols),
+                facts=facts,
+                restrictions=restrictions,
+                port_range=port_range,
+                periods=periods,
+            ),
             observer=self.diary,
             clock=self.clock,
-            unix_clock=self.clock.now,
             jitter=lambda: 0.0,
         )
 
@@ -155,9 +158,18 @@ class Node:
         self.tracker.replace_services(source, ())
         self.tracker.replace_slices(source, ())
 
+    def use(self, **changes: Any) -> None:
+        """Change some of the settings."""
+        self.proxier.use(replace(self.proxier.settings, **changes))
+
     def start(self) -> None:
         """Let the proxier run."""
-        self._tasks.start(self.proxier.run(), name="proxier")
+        self._run = self._tasks.start(self.proxier.run(), name="proxier")
+
+    async def interrupt(self) -> None:
+        """Cancel the proxier wherever it is."""
+        assert self._run is not None
+        await self._tasks.end(self._run)
 
     async def rest(self) -> None:
         """Run until the proxier waits, for time or for changes."""
@@ -167,6 +179,17 @@ class Node:
                 return
             await asyncio.sleep(0)
         raise AssertionError("the proxier finds no rest")
+
+    async def settle(self) -> None:
+        """Let the proxier run, for the first time or again, until everything is in effect."""
+        if self._run is None or self._run.done():
+            self.start()
+        await self.rest()
+        for _ in range(3):
+            if self.proxier.view.snapshot().pending_since is None:
+                return
+            await self.pass_time(1.0)
+        raise AssertionError("a change is not in effect")
 
     async def pass_time(self, by_s: float) -> None:
         """Let time pass, and run what is due."""

@@ -28,7 +28,8 @@ async def changing() -> Node:
     }
     node.tracker.replace_services(SOURCE, [service(n, f"10.96.0.{i}") for i, n in enumerate(before)])
     node.tracker.replace_slices(SOURCE, [endpoint_slice(n, endpoints) for n, endpoints in before.items()])
-    assert await node.proxier.sync_now()
+    await node.settle()
+    await node.interrupt()
     node.tracker.put_slice(SOURCE, endpoint_slice("updated", "10.0.0.2"))
     node.tracker.put_slice(SOURCE, endpoint_slice("emptied", ()))
     node.tracker.remove_service(SOURCE, service("closed").name)
@@ -40,13 +41,11 @@ async def changing() -> Node:
 @pytest.mark.parametrize("step", range(STEPS))
 async def test_cancelled_at_any_await(step: int) -> None:
     node = await changing()
-    async with asyncio.TaskGroup() as tasks:
-        sync = tasks.create_task(node.proxier.sync_now())
-        for _ in range(step):
-            await asyncio.sleep(0)
-        sync.cancel()
-
-    assert await node.proxier.sync_now()
+    node.start()
+    for _ in range(step):
+        await asyncio.sleep(0)
+    await node.interrupt()
+    await node.settle()
     assert node.answers("10.96.0.0:80") == targets("10.0.0.2:8080")
     assert node.answers("10.96.0.1:80") is Fate.REFUSED
     assert node.answers("10.96.0.2:80") is Fate.PASSED
@@ -62,10 +61,10 @@ async def test_cancelled_at_any_await(step: int) -> None:
 
 async def test_the_last_step_is_after_the_end() -> None:
     node = await changing()
-    sync = asyncio.create_task(node.proxier.sync_now())
+    node.start()
     for _ in range(STEPS - 1):
         await asyncio.sleep(0)
-    assert sync.done()
+    assert node.clock.idle
     await node.close()
 
 
@@ -80,6 +79,6 @@ async def test_run_ends_when_cancelled_and_begins_where_it_was() -> None:
     await node.rest()
     for _ in range(2):
         await node.pass_time(1.0)
-    assert node.proxier.snapshot().pending_since is None
+    assert node.proxier.view.snapshot().pending_since is None
     assert len(node.data_plane.listening) == 4
     await node.close()

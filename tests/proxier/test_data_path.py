@@ -15,6 +15,7 @@ from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.settings import ProxierSettings
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, service, targets
 from tests.proxier.fake_node import SOURCE, MakeNode, Node
 from tests.support.doubles.conntrack import FakeConntrack
@@ -43,8 +44,7 @@ def frontend(
 def rules(*frontends: Frontend, policy: DataPathPolicy = KERNEL, facts: NodeFacts = FORWARDS) -> Rules:
     """The rules of these frontends, at proxy ports from 40001."""
     made = Rules()
-    made.use_facts(facts)
-    made.use_data_path(policy)
+    made.use(ProxierSettings(facts=facts, data_path=policy))
     for number, each in enumerate(frontends):
         made.put(each, 40001 + number)
     return made
@@ -132,8 +132,7 @@ def test_masquerading_is_kube_proxys(
     assert made.ruleset().masquerades == expected
     # The same, if the settings come later.
     later = rules(frontend(VIP, NODE_PORT, EXTERNAL))
-    later.use_facts(facts)
-    later.use_data_path(replace(KERNEL, masquerade_all=masquerade_all))
+    later.use(ProxierSettings(facts=facts, data_path=replace(KERNEL, masquerade_all=masquerade_all)))
     assert later.ruleset() == made.ruleset()
 
 
@@ -155,7 +154,7 @@ def test_only_endpoints_near_here_are_hairpins_and_only_on_the_kernel_path() -> 
     made.put(other, 40009)
     made.remove(web.name)
     assert made.ruleset().hairpins == {THREE[0].address}
-    made.use_data_path(USERSPACE_ONLY)
+    made.use(ProxierSettings(facts=FORWARDS))
     assert made.ruleset().hairpins == frozenset()
 
 
@@ -234,7 +233,7 @@ def test_a_new_destination_waits_for_its_redirect() -> None:
 
 def test_running_flows_are_known_after_the_path_has_changed() -> None:
     made = rules(frontend(VIP))
-    made.use_data_path(USERSPACE_ONLY)
+    made.use(ProxierSettings(facts=FORWARDS))
     spread = made.ruleset().spreads[VIP]
     assert (spread.targets, spread.endpoints) == ((), THREE)
 
@@ -245,8 +244,8 @@ def make_node(make_node: MakeNode) -> MakeNode:
 
     def make(**settings: object) -> Node:
         node = make_node(**settings)
-        node.proxier.set_facts(FORWARDS)
-        node.proxier.set_data_path(KERNEL)
+        node.use(facts=FORWARDS)
+        node.use(data_path=KERNEL)
         return node
 
     return make
@@ -348,13 +347,13 @@ class TestRebalancing:
         assert led_to(node) == (THREE[0], THREE[2])
         await node.proxier.eject(_all_ejected())
         assert node.netfilter.trace(VIP).fate is Fate.PROXIED
-        (shown,) = node.proxier.snapshot().frontends
+        (shown,) = node.proxier.view.snapshot().frontends
         assert (shown.data_path, shown.data_path_reason) == (DataPath.USERSPACE, "all endpoints are ejected")
         node.proxier.set_ejected({})
         await node.rest()
         assert led_to(node) == THREE
         assert len(node.netfilter.history) == applied
-        (shown,) = node.proxier.snapshot().frontends
+        (shown,) = node.proxier.view.snapshot().frontends
         assert (shown.data_path, shown.targets) == (DataPath.KERNEL, THREE)
 
     async def test_what_the_kernel_refuses_is_tried_again_as_a_whole(self, make_node: MakeNode) -> None:
@@ -364,7 +363,7 @@ class TestRebalancing:
         assert led_to(node) == THREE
         await node.pass_time(31.0)
         assert led_to(node) == (THREE[0], THREE[2])
-        assert node.proxier.snapshot().failing is None
+        assert node.proxier.view.snapshot().failing is None
 
     async def test_no_endpoint_is_refused_and_one_more_is_led_to(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
@@ -377,16 +376,16 @@ class TestRebalancing:
 
     async def test_the_path_changes_while_it_serves(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
-        node.proxier.set_data_path(USERSPACE_ONLY)
+        node.use(data_path=USERSPACE_ONLY)
         await node.pass_time(1.0)
         assert node.netfilter.trace(VIP).fate is Fate.PROXIED
-        node.proxier.set_data_path(KERNEL)
+        node.use(data_path=KERNEL)
         await node.pass_time(1.0)
         assert led_to(node) == THREE
-        node.proxier.set_facts(NodeFacts())
+        node.use(facts=NodeFacts())
         await node.pass_time(1.0)
         assert node.netfilter.trace(VIP).fate is Fate.PROXIED
-        (shown,) = node.proxier.snapshot().frontends
+        (shown,) = node.proxier.view.snapshot().frontends
         assert "net.ipv4.ip_forward" in shown.data_path_reason
 
     async def test_udp_flows_to_a_removed_endpoint_are_deleted(self, make_node: MakeNode) -> None:

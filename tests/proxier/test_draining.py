@@ -44,7 +44,7 @@ def listing(*pods: str, ready: bool = True) -> EndpointSlice:
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     made = Node()
-    made.proxier.use_drains(True)
+    made.use(drains=True)
     made.tracker.replace_services(SOURCE, [service("web")])
     made.tracker.replace_slices(SOURCE, [endpoint_slice("web", "10.0.0.1 10.0.0.2")])
     made.start()
@@ -151,11 +151,11 @@ async def test_expired_request_does_not_count_at_the_start(node: Node) -> None:
 async def test_requests_count_only_while_they_are_switched_on(node: Node) -> None:
     node.tracker.put_service(SOURCE, asking(Want.DRAIN, A))
     await node.rest()
-    node.proxier.use_drains(False)
+    node.use(drains=False)
     await node.rest()
     assert node.answers(WEB) == targets("10.0.0.1:8080 10.0.0.2:8080")
     assert node.diary.drains == {}
-    node.proxier.use_drains(True)
+    node.use(drains=True)
     await node.rest()
     assert node.answers(WEB) == targets("10.0.0.2:8080")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Address, EndpointSlice, Family, Protocol, Service, ServicePort, Verdict
+from kubeproxy.model import Address, EndpointSlice, Protocol, Service, ServicePort, Verdict
 from kubeproxy.proxier.endpoint_selection import MOST, subset
+from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.node import NodeFacts
-from kubeproxy.proxier.port_allocator import Ports
-from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
@@ -19,17 +19,18 @@ from tests.support.doubles.data_plane import FakePortReserver
 NODE = Address("192.0.2.1")
 SECOND = Address("192.0.2.2")
 POD = "10.3.0.2"
+SETTINGS = ProxierSettings(protocols=frozenset(Protocol), facts=NodeFacts(own_addresses=frozenset({NODE})))
 WEB, SHOP = frontend_name("web"), frontend_name("shop")
 
 
 @pytest.fixture
 def state() -> ProxierState:
     reserver = FakePortReserver()
-    ports = Ports(reserver, None)
-    claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
-    state = ProxierState(ports=ports, claims=claims, families=tuple(Family), protocols=tuple(Protocol))
-    state.use_facts(NodeFacts(own_addresses=frozenset({NODE})))
-    return state
+    return ProxierState(HostPorts(reserver), SETTINGS)
+
+
+def use_facts(state: ProxierState, facts: NodeFacts) -> None:
+    state.use(replace(SETTINGS, facts=facts))
 
 
 def put(state: ProxierState, service: Service, *slices: EndpointSlice) -> None:
@@ -111,10 +112,10 @@ def test_a_node_port_on_any_address_of_the_node(state: ProxierState) -> None:
     put(state, node_port)
     assert state.wanted[WEB].endpoints == targets(f"{POD}:30080 {SECOND}:30080")
     assert "a node port of this node" in state.problems()[name("web")][0]
-    state.use_facts(NodeFacts(own_addresses=frozenset({NODE, SECOND})))
+    use_facts(state, NodeFacts(own_addresses=frozenset({NODE, SECOND})))
     settle(state)
     assert state.wanted[WEB].endpoints == targets(f"{POD}:30080")
-    state.use_facts(NodeFacts(own_addresses=frozenset()))
+    use_facts(state, NodeFacts(own_addresses=frozenset()))
     settle(state)
     # Loopback is always this node's.
     assert state.wanted[WEB].endpoints == targets(f"{POD}:30080 {NODE}:30080 {SECOND}:30080")
@@ -146,14 +147,7 @@ def test_a_proxy_port_that_is_taken_later(state: ProxierState) -> None:
 def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
     """A process of this node has the port, so the endpoint is that process."""
     reserver = FakePortReserver()
-    ports = Ports(reserver, None)
-    state = ProxierState(
-        ports=ports,
-        claims=NodePortClaims(reserver, is_proxy_port=ports.holds),
-        families=tuple(Family),
-        protocols=tuple(Protocol),
-    )
-    state.use_facts(NodeFacts(own_addresses=frozenset({NODE})))
+    state = ProxierState(HostPorts(reserver), SETTINGS)
     reserver.taken.add((Protocol.TCP, 80))
     web = replace(service("web", "10.96.0.1"), external_ips=(NODE,))
     put(state, web, slice_to("web", NODE, 80))
@@ -167,7 +161,7 @@ def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
         endpoint_slice("web", " ".join(addresses[at : at + 1000]), called=f"web-{at}")
         for at in range(0, len(addresses), 1000)
     ]
-    state.use_facts(NodeFacts(name="node-1"))
+    use_facts(state, NodeFacts(name="node-1"))
     put(state, service("web", "10.96.0.1"), *slices)
     before = state.wanted[WEB].endpoints
     assert len(set(before)) == MOST

@@ -240,7 +240,7 @@ class ProxierMachine(NodeMachine):
 
     @rule(address=st.sampled_from([Address("192.0.2.1"), Address("192.0.2.2")]))
     def the_node_moves(self, address: Address) -> None:
-        self.node.proxier.set_landing({Family.IPV4: address}, {})
+        self.node.use(landing={Family.IPV4: address}, bind={})
         self.rested()
 
     @rule(by_s=st.sampled_from([0.3, 1.0, 5.0, 31.0]))
@@ -283,7 +283,7 @@ class ProxierMachine(NodeMachine):
         ports = {name: ProxyPort(listen.protocol, listen.port) for name, listen in standing.items()}
         assert kernel.proxy_ports == set(ports.values())
         assert kernel.refused == {port for name, port in ports.items() if not wanted[name].endpoints}
-        assert self.node.proxier.snapshot().pending_since is None
+        assert self.node.proxier.view.snapshot().pending_since is None
 
     @invariant()
     def no_client_is_misdirected(self) -> None:

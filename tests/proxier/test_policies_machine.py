@@ -95,7 +95,7 @@ class PoliciesMachine(NodeMachine):
         self.node.list_nothing()
         self.start()
         self.facts = replace(self.facts, preserve=preserve)
-        self.node.proxier.set_facts(self.facts)
+        self.node.use(facts=self.facts)
 
     @rule(service=services)
     def put_service(self, service: Service) -> None:
@@ -137,7 +137,7 @@ class PoliciesMachine(NodeMachine):
     )
     def the_node_changes(self, name: str, zone: str, own: frozenset[Address]) -> None:
         self.facts = replace(self.facts, name=name, zone=zone, node_addresses=own, own_addresses=own)
-        self.node.proxier.set_facts(self.facts)
+        self.node.use(facts=self.facts)
         self.wait(self.node.rest())
 
     @rule(protocol=st.sampled_from([Protocol.TCP, Protocol.UDP]), port=st.sampled_from([80, 30080, 30081]))
@@ -198,7 +198,7 @@ class PoliciesMachine(NodeMachine):
             for name, service in self.services.items()
             if (found := resolve(service, self.slices(name), self.facts).health)
         }
-        assert self.node.proxier.snapshot().pending_since is None
+        assert self.node.proxier.view.snapshot().pending_since is None
 
     def node_port_owners(self) -> dict[tuple[Protocol, Family, int], set[ServiceName]]:
         """The Services that have a node port."""

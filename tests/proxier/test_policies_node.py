@@ -182,10 +182,10 @@ async def test_an_address_that_becomes_the_nodes_own_is_claimed(node: Node) -> N
     await serve(node, service(external="198.51.100.1"))
     node.reserver.taken.add((Protocol.TCP, 80))
     moved = FACTS.own_addresses | {Address("198.51.100.1")}
-    node.proxier.set_facts(replace(FACTS, own_addresses=moved))
+    node.use(facts=replace(FACTS, own_addresses=moved))
     await node.pass_time(2.0)
     assert meets(node, "198.51.100.1:80") is Fate.PASSED
-    node.proxier.set_facts(FACTS)
+    node.use(facts=FACTS)
     await node.pass_time(2.0)
     assert meets(node, "198.51.100.1:80") == ("10.0.0.1", "10.0.0.2")
     assert not node.diary.problems
@@ -224,10 +224,10 @@ async def test_two_services_claim_one_node_port(node: Node) -> None:
 async def test_another_zone_means_other_endpoints(node: Node) -> None:
     await serve(node, service(), endpoints=(NEAR, FAR))
     assert meets(node, "10.96.0.1:80") == ("10.0.0.1",)
-    node.proxier.set_facts(replace(FACTS, zone="z2"))
+    node.use(facts=replace(FACTS, zone="z2"))
     await node.rest()
     assert meets(node, "10.96.0.1:80") == ("10.0.0.2",)
-    node.proxier.set_facts(replace(FACTS, zone="z3"))
+    node.use(facts=replace(FACTS, zone="z3"))
     await node.rest()
     assert meets(node, "10.96.0.1:80") == ("10.0.0.1", "10.0.0.2")
 
@@ -235,7 +235,7 @@ async def test_another_zone_means_other_endpoints(node: Node) -> None:
 async def test_other_node_addresses_take_the_node_ports(node: Node) -> None:
     await serve(node, service())
     count = len(node.data_plane.sent)
-    node.proxier.set_facts(replace(FACTS, node_addresses=frozenset({Address("192.0.2.7")})))
+    node.use(facts=replace(FACTS, node_addresses=frozenset({Address("192.0.2.7")})))
     await node.pass_time(2.0)
     assert meets(node, "192.0.2.1:30080") is Fate.PASSED
     assert meets(node, "192.0.2.7:30080") == ("10.0.0.1", "10.0.0.2")
@@ -248,20 +248,20 @@ async def test_many_services_follow_new_facts_in_batches(node: Node) -> None:
         for n in range(600)
     ]
     await serve(node, *many, endpoints=(NEAR, FAR))
-    node.proxier.set_facts(replace(FACTS, zone="z2"))
-    assert node.proxier.snapshot().pending_since is not None
+    node.use(facts=replace(FACTS, zone="z2"))
+    assert node.proxier.view.snapshot().pending_since is not None
     await node.rest()
     assert {it.endpoints for it in node.data_plane.endpoints.values()} == {ON_THEM}
-    assert node.proxier.snapshot().pending_since is None
+    assert node.proxier.view.snapshot().pending_since is None
 
 
 async def test_a_service_that_goes_while_it_waits_to_be_resolved_again(node: Node) -> None:
     await serve(node, service(), endpoints=(NEAR, FAR))
-    node.proxier.set_facts(replace(FACTS, zone="z2"))
+    node.use(facts=replace(FACTS, zone="z2"))
     node.tracker.remove_service(SOURCE, name("web"))
     await node.pass_time(2.0)
     assert not node.data_plane.listening
-    assert node.proxier.snapshot().pending_since is None
+    assert node.proxier.view.snapshot().pending_since is None
 
 
 def test_the_tracker_reports_changes_of_the_node(node: Node) -> None:
@@ -329,13 +329,13 @@ async def test_a_failed_reconciliation_is_repeated_with_the_same_rules_before(
     await serve(node, service())
     assert "conntrack failed: no more memory" in node.diary.entries
     assert meets(node, "10.96.0.1:80") != Fate.PASSED
-    snapshot = node.proxier.snapshot()
+    snapshot = node.proxier.view.snapshot()
     assert snapshot.failing is not None
     assert "conntrack" in snapshot.failing
     assert snapshot.failures == 0
     await node.pass_time(31.0)
     assert conntrack.calls[-1] == (first, node.netfilter.kernel)
-    assert node.proxier.snapshot().failing is None
+    assert node.proxier.view.snapshot().failing is None
 
 
 async def test_rules_removed_while_ours_change_may_leave_flows_of_any_kind(
@@ -391,8 +391,8 @@ async def test_health_is_reported_when_it_changes(node: Node) -> None:
     assert node.diary.health == {name("web"): (32000, 1)}
     await serve(node, balanced, endpoints=(THERE,))
     assert node.diary.health == {name("web"): (32000, 0)}
-    assert node.proxier.snapshot().service_health == {name("web"): (32000, 0)}
-    node.proxier.set_facts(replace(FACTS, name="them"))
+    assert node.proxier.view.snapshot().service_health == {name("web"): (32000, 0)}
+    node.use(facts=replace(FACTS, name="them"))
     await node.rest()
     assert node.diary.health == {name("web"): (32000, 1)}
     node.tracker.remove_service(SOURCE, name("web"))

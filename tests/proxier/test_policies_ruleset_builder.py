@@ -10,6 +10,7 @@ from kubeproxy.netfilter.ruleset import DirectLink, ProxyPort, RuleSet
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.settings import ProxierSettings
 from tests.proxier.builders import destination, frontend_name, targets
 
 VIP = destination("198.51.100.1:80")
@@ -121,19 +122,20 @@ def test_the_node_is_part_of_the_rules() -> None:
     facts = NodeFacts(
         name="us", node_addresses=frozenset({Address("192.0.2.1")}), internal_sources=frozenset({"10.0.0.0/8"})
     )
-    rules.use_facts(facts)
+    rules.use(ProxierSettings(facts=facts))
     assert rules.generation == 1
     assert rules.ruleset().node_addresses == facts.node_addresses
     assert rules.ruleset().internal_sources == facts.internal_sources
-    rules.use_facts(replace(facts, zone="z1"))
+    rules.use(ProxierSettings(facts=replace(facts, zone="z1")))
     assert rules.generation == 1
     shared = replace(facts, direct_links=frozenset({DirectLink(2, "eth0", "192.0.2.0/24")}))
-    rules.use_facts(shared)
+    rules.use(ProxierSettings(facts=shared))
     assert rules.ruleset().direct_links == frozenset(), "only the kernel path needs them"
-    rules.use_data_path(DataPathPolicy(wanted=Wanted.KERNEL))
+    kernel = DataPathPolicy(wanted=Wanted.KERNEL)
+    rules.use(ProxierSettings(facts=shared, data_path=kernel))
     assert rules.ruleset().direct_links == shared.direct_links
     generation = rules.generation
-    rules.use_facts(facts)
+    rules.use(ProxierSettings(facts=facts, data_path=kernel))
     assert rules.ruleset().direct_links == frozenset()
     assert rules.generation > generation
 
@@ -147,7 +149,7 @@ def test_routing_is_there_before_a_client_address_is_preserved() -> None:
     }
     for preserve, transparent in expected.items():
         rules = Rules()
-        rules.use_facts(NodeFacts(preserve=preserve))
+        rules.use(ProxierSettings(facts=NodeFacts(preserve=preserve)))
         seen = [rules.ruleset().transparent]
         for one in (cluster, external):
             rules.put(one, 40001)
@@ -157,7 +159,7 @@ def test_routing_is_there_before_a_client_address_is_preserved() -> None:
         rules.remove(cluster.name)
         # And it stays: connections outlive their frontend.
         assert rules.ruleset().transparent == transparent[-1]
-        rules.use_facts(NodeFacts(preserve=Preserve.NEVER))
+        rules.use(ProxierSettings(facts=NodeFacts(preserve=Preserve.NEVER)))
         assert not rules.ruleset().transparent
 
 

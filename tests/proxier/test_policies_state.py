@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort
+from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.node import NodeFacts
-from kubeproxy.proxier.port_allocator import Ports
-from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
 from tests.proxier.builders import destination, frontend_name, name
@@ -18,6 +18,7 @@ from tests.support.doubles.data_plane import FakePortReserver
 
 OWN = Address("192.0.2.1")
 WILDCARD = NODE_PORTS[Family.IPV4]
+SETTINGS = ProxierSettings(protocols=frozenset({Protocol.TCP}), facts=NodeFacts(own_addresses=frozenset({OWN})))
 WEB = Service(name("web"), (Address("10.96.0.1"),), (ServicePort("http", Protocol.TCP, 80, 30080),))
 SHOP = Service(
     name("shop"),
@@ -34,11 +35,11 @@ def reserver() -> FakePortReserver:
 
 @pytest.fixture
 def state(reserver: FakePortReserver) -> ProxierState:
-    ports = Ports(reserver, None)
-    claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
-    state = ProxierState(ports=ports, claims=claims, families=tuple(Family), protocols=(Protocol.TCP,))
-    state.use_facts(NodeFacts(own_addresses=frozenset({OWN})))
-    return state
+    return ProxierState(HostPorts(reserver), SETTINGS)
+
+
+def use_facts(state: ProxierState, facts: NodeFacts) -> None:
+    state.use(replace(SETTINGS, facts=facts))
 
 
 def put(state: ProxierState, *services: Service) -> None:
@@ -88,7 +89,7 @@ def test_an_external_address_waits_for_a_node_port_and_then_for_descriptors(
 
 
 def test_a_cluster_ip_that_this_host_has_is_not_claimed(state: ProxierState, reserver: FakePortReserver) -> None:
-    state.use_facts(NodeFacts(own_addresses=frozenset({Address("10.96.0.1")})))
+    use_facts(state, NodeFacts(own_addresses=frozenset({Address("10.96.0.1")})))
     reserver.taken.add((Protocol.TCP, 80))
     put(state, WEB)
     settle(state)
@@ -102,8 +103,8 @@ def test_only_what_facts_concern_is_resolved_again(state: ProxierState) -> None:
     facts = NodeFacts(own_addresses=frozenset({OWN}))
     moved = replace(facts, own_addresses=frozenset({OWN, Address("fe80::1")}))
     for after, concerned in ((moved, 0), (replace(moved, own_addresses=frozenset()), 1), (NodeFacts(name="us"), 2)):
-        state.use_facts(after)
+        use_facts(state, after)
         assert state.refresh(10) == concerned
         assert state.refresh(10) == 0
-    state.use_facts(NodeFacts(name="them"))
+    use_facts(state, NodeFacts(name="them"))
     assert state.refresh(1) == state.refresh(1) == 1

@@ -174,7 +174,7 @@ class TestServices:
         apply, shown = node.netfilter.apply, []
 
         async def watched(wanted: RuleSet, *, verify: bool) -> bool:
-            shown.append(node.proxier.snapshot())
+            shown.append(node.proxier.view.snapshot())
             return await apply(wanted, verify=verify)
 
         monkeypatch.setattr(node.netfilter, "apply", watched)
@@ -197,7 +197,7 @@ class TestServices:
         await node.rest()
         assert node.answers(VIP) == ONE
         assert node.diary.problems == {name("web"): ("also defined by kubernetes; the one of manifests stays",)}
-        assert node.proxier.snapshot().owners == {name("web"): "manifests"}
+        assert node.proxier.view.snapshot().owners == {name("web"): "manifests"}
 
 
 class TestEndpoints:
@@ -276,8 +276,7 @@ class TestStart:
         node.tracker.replace_services(SOURCE, [service("web")])
         await node.pass_time(100.0)
         assert not node.diary.entries
-        assert not await node.proxier.sync_now()
-        assert not node.proxier.snapshot().ready
+        assert not node.proxier.view.snapshot().ready
         node.tracker.replace_slices(SOURCE, ())
         await node.rest()
         assert node.diary.entries == ["queued", "programmed full changed", "settled"]
@@ -310,10 +309,10 @@ class TestStart:
         node.tracker.replace_slices(SOURCE, [endpoint_slice("web", "10.0.0.1")])
         await node.rest()
         assert node.netfilter.kernel == earlier
-        assert node.proxier.snapshot().failing == "data plane: no worker answers"
+        assert node.proxier.view.snapshot().failing == "data plane: no worker answers"
         await node.pass_time(0.5)
         assert node.answers(VIP) == ONE
-        assert node.proxier.snapshot().failing is None
+        assert node.proxier.view.snapshot().failing is None
 
 
 async def no_more_quick_rounds(node: Node) -> None:
@@ -377,24 +376,10 @@ class TestPace:
     async def test_periods_change_while_it_runs(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
         node.netfilter.lose()
-        node.proxier.set_periods(Periods(min_sync_s=0.0, sync_s=2.0))
+        node.use(periods=Periods(min_sync_s=0.0, sync_s=2.0))
         await node.rest()
         await node.pass_time(1.0)
         assert node.answers(VIP) == ONE
-
-    async def test_sync_now_waits_for_nothing(self, make_node: MakeNode) -> None:
-        node = make_node()
-        node.list_nothing()
-        node.tracker.put_service(SOURCE, service("web"))
-        assert await node.proxier.sync_now()
-        node.tracker.put_service(SOURCE, service("web", ports="http:80/UDP"))
-        assert await node.proxier.sync_now()
-        node.netfilter.lose()
-        assert await node.proxier.sync_now()
-        assert node.netfilter.kernel == node.netfilter.history[-1]
-        node.netfilter.fail()
-        node.tracker.put_service(SOURCE, service("more", "10.96.0.2"))
-        assert not await node.proxier.sync_now()
 
 
 class TestFailures:
@@ -404,7 +389,7 @@ class TestFailures:
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.rest()
         assert node.answers(VIP) == ONE
-        snapshot = node.proxier.snapshot()
+        snapshot = node.proxier.view.snapshot()
         assert (snapshot.failing, snapshot.failures) == ("netfilter: table is locked", 1)
         assert snapshot.pending_since == node.clock.time
         assert snapshot.service_changes_pending == 1
@@ -412,12 +397,12 @@ class TestFailures:
             await node.pass_time(delay_s - 0.01)
             assert node.answers(VIP) == ONE
             await node.pass_time(0.01)
-        assert node.proxier.snapshot().failures == 3
+        assert node.proxier.view.snapshot().failures == 3
         await node.pass_time(2.0)
         assert node.answers(VIP) is Fate.PASSED
         assert not node.reserver.held
-        assert (node.proxier.snapshot().failing, node.proxier.snapshot().pending_since) == (None, None)
-        assert node.proxier.snapshot().service_changes_pending == 0
+        assert (node.proxier.view.snapshot().failing, node.proxier.view.snapshot().pending_since) == (None, None)
+        assert node.proxier.view.snapshot().service_changes_pending == 0
         assert node.diary.entries == ["queued", *["failed: table is locked"] * 3, "programmed full changed", "settled"]
 
     async def test_a_listener_that_fails_harms_no_other(self, make_node: MakeNode) -> None:
@@ -470,7 +455,7 @@ class TestFailures:
         assert node.answers("10.96.0.2:80") is Fate.PASSED
         (problem,) = node.diary.problems[name("waits")]
         assert "--proxy-port-range 30000-30000" in problem
-        assert node.proxier.snapshot().pending_since is None
+        assert node.proxier.view.snapshot().pending_since is None
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.pass_time(1.0)
         await node.pass_time(1.0)
@@ -516,7 +501,7 @@ class TestFailures:
         node = await serving(make_node(port_range=PortRange(30000, 30000)))
         node.tracker.put_service(SOURCE, service("waits", "10.96.0.2"))
         await node.pass_time(5.0)
-        node.proxier.set_port_range(PortRange(30000, 30001))
+        node.use(port_range=PortRange(30000, 30001))
         await node.rest()
         assert node.answers("10.96.0.2:80") is Fate.REFUSED
         assert node.proxy_port(WEB) == 30000
@@ -525,14 +510,14 @@ class TestFailures:
 class TestAddresses:
     async def test_another_landing_address_costs_one_transaction(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
-        node.proxier.set_landing({Family.IPV4: Address("192.0.2.1")}, {})
+        node.use(landing={Family.IPV4: Address("192.0.2.1")}, bind={})
         await node.rest()
         assert node.netfilter.kernel.landing == {Family.IPV4: Address("192.0.2.1")}
         assert not node.data_plane.sent
 
     async def test_another_bind_address_opens_listeners_anew(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
-        node.proxier.set_landing({}, {Family.IPV4: Address("192.0.2.1")})
+        node.use(landing={}, bind={Family.IPV4: Address("192.0.2.1")})
         await node.rest()
         await node.pass_time(1.0)
         assert node.answers(VIP) == ONE
@@ -608,6 +593,20 @@ class TestForeignChanges:
         assert node.answers(VIP) == ONE
 
 
+class Rival:
+    """A younger proxy, as the takeover sees it."""
+
+    def __init__(self, yielded: list[bool], *, lives: bool = True) -> None:
+        self.yielded = yielded
+        self.lives = lives
+
+    def rival_lives(self) -> bool:
+        return self.lives
+
+    def yield_to_rival(self) -> None:
+        self.yielded.append(True)
+
+
 class TestRival:
     """Another proxy, without a connection to this one, takes over the rules."""
 
@@ -621,7 +620,7 @@ class TestRival:
 
     async def test_the_younger_keeps_the_rules(self, make_node: MakeNode) -> None:
         yielded: list[bool] = []
-        node = await serving(make_node(rival_lives=lambda: True, on_rival=lambda: yielded.append(True)))
+        node = await serving(make_node(rivals=Rival(yielded)))
         self.turn(node)
         theirs = node.netfilter.kernel
         await node.pass_time(100.0)
@@ -634,7 +633,7 @@ class TestRival:
         self, make_node: MakeNode, dead: bool
     ) -> None:
         yielded: list[bool] = []
-        node = await serving(make_node(rival_lives=lambda: not dead, on_rival=lambda: yielded.append(True)))
+        node = await serving(make_node(rivals=Rival(yielded, lives=not dead)))
         if dead:
             self.turn(node)
         else:
@@ -644,10 +643,11 @@ class TestRival:
         assert not yielded
 
     async def test_an_unknown_rival_does_not_count(self, make_node: MakeNode) -> None:
-        def lives() -> bool:
-            raise OSError("no sock_diag")
+        class Unknown(Rival):
+            def rival_lives(self) -> bool:
+                raise OSError("no sock_diag")
 
-        node = await serving(make_node(rival_lives=lives))
+        node = await serving(make_node(rivals=Unknown([])))
         self.turn(node)
         await node.pass_time(100.0)
         assert node.answers(VIP) == ONE
@@ -683,11 +683,11 @@ class TestStop:
     async def test_udp_flows_go_with_the_rules(self, make_node: MakeNode) -> None:
         conntrack = FakeConntrack()
         node = await serving(make_node(conntrack=conntrack))
-        in_force = node.proxier.in_force
+        in_force = node.proxier.kernel.in_force
         await node.proxier.stop(cleanup=True)
         assert conntrack.calls[-1] == (in_force, RuleSet())
         conntrack.fail()
-        await node.proxier.forget_flows()
+        await node.proxier.stop(cleanup=True)
 
     @pytest.mark.parametrize("cleanup", [True, False])
     async def test_a_failure_is_reported(self, make_node: MakeNode, cleanup: bool) -> None:
@@ -700,19 +700,19 @@ class TestStop:
         node = await serving(make_node())
         await node.proxier.stop(cleanup=True)
         node.tracker.put_service(SOURCE, service("late", "10.96.0.2"))
-        await node.proxier.sync_now()
+        await node.proxier.run()
         assert node.netfilter.kernel == RuleSet()
         assert len(node.reserver.held) == 1
 
 
 async def test_repeated_snapshots_cost_nothing_without_a_change(make_node: MakeNode) -> None:
     node = await serving(make_node())
-    shown = node.proxier.snapshot().frontends
-    assert node.proxier.snapshot().frontends is shown
+    shown = node.proxier.view.snapshot().frontends
+    assert node.proxier.view.snapshot().frontends is shown
     assert [status.frontend.endpoints for status in shown] == [ONE]
     node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2"))
     await node.rest()
-    assert [status.frontend.endpoints for status in node.proxier.snapshot().frontends] == [TWO]
+    assert [status.frontend.endpoints for status in node.proxier.view.snapshot().frontends] == [TWO]
     await node.proxier.stop(cleanup=False)
     node.proxier.close()
-    assert [status.proxy_port for status in node.proxier.snapshot().frontends] == [None]
+    assert [status.proxy_port for status in node.proxier.view.snapshot().frontends] == [None]

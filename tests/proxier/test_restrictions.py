@@ -245,12 +245,10 @@ async def test_no_node_port_is_a_port_of_ours_or_of_kubelet(node: Node, port: in
 
 
 async def test_our_ports_are_reserved_where_the_configuration_puts_them(node: Node) -> None:
-    node.proxier.set_restrictions(
-        configured(healthz_bind_address="0.0.0.0:31000", metrics_bind_address="127.0.0.1:443")
-    )
+    node.use(restrictions=configured(healthz_bind_address="0.0.0.0:31000", metrics_bind_address="127.0.0.1:443"))
     await put(node, wanting("web", 80, 31000), external("tenant/tls", 443))
     assert at_node(node, 31000) is at_node(node, 443) is Fate.PASSED
-    node.proxier.set_restrictions(DEFAULT)
+    node.use(restrictions=DEFAULT)
     await node.pass_time(2.0)
     assert at_node(node, 31000) == at_node(node, 443) == SERVED
     assert not node.diary.problems
@@ -299,7 +297,7 @@ async def test_a_port_that_a_daemon_had_is_not_taken_while_it_restarts(node: Nod
     assert at_node(node, 443) is Fate.PASSED
     assert "was seen to have that port" in problem(node, "tenant/again")
     assert not [held for held in node.reserver.held if held[2] == 443]
-    node.proxier.set_restrictions(DEFAULT)  # as after SIGHUP
+    node.use(restrictions=replace(DEFAULT))  # another object, as after SIGHUP
     await node.pass_time(2.0)
     assert at_node(node, 443) == SERVED
     assert not node.diary.problems
@@ -323,7 +321,7 @@ HOLDERS: Mapping[str, tuple[Holder, ...]] = {"user": (USER,), "root": (ROOT,), "
 async def test_a_node_port_that_a_process_has(
     node: Node, ports: Ports, conflict: NodePortConflict, holders: str
 ) -> None:
-    node.proxier.set_restrictions(configured(node_port_conflict=conflict.value))
+    node.use(restrictions=configured(node_port_conflict=conflict.value))
     has(node, ports, 30080, *HOLDERS[holders])
     await put(node, wanting("web", 80, 30080))
     taken = conflict is NodePortConflict.TAKE or (conflict is NodePortConflict.TAKE_UNPRIVILEGED and holders == "user")
@@ -366,9 +364,9 @@ async def test_an_endpoint_becomes_this_nodes_and_is_not_dialed_any_more() -> No
     node.tracker.put_slice("kubernetes", endpoint_slice("web", "10.0.0.1 10.0.0.2"))
     await node.pass_time(2.0)
     assert node.answers("10.96.0.1:80") == targets("10.0.0.1:8080 10.0.0.2:8080")
-    node.proxier.set_facts(replace(FACTS, own_addresses=FACTS.own_addresses | {Address("10.0.0.2")}))
+    node.use(facts=replace(FACTS, own_addresses=FACTS.own_addresses | {Address("10.0.0.2")}))
     await node.pass_time(2.0)
     assert node.answers("10.96.0.1:80") == SERVED
     assert "10.0.0.2: an address of this node" in problem(node, "web")
-    assert node.proxier.candidates(frontend_name("web")).keys() == set(SERVED)
+    assert node.proxier.view.candidates(frontend_name("web")).keys() == set(SERVED)
     await node.close()

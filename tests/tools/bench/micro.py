@@ -18,11 +18,10 @@ from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings, decode, encode
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
-from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.port_allocator import Ports
-from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
@@ -163,9 +162,7 @@ def test_read_a_yaml_manifest_of_a_hundred_services(benchmark: BenchmarkFixture)
 def standing() -> tuple[ProxierState, Tracker]:
     """Everything listed, sent and in force."""
     tracker, reserver = Tracker([SOURCE]), FakePortReserver()
-    ports = Ports(reserver, None)
-    claims = NodePortClaims(reserver, is_proxy_port=ports.holds)
-    state = ProxierState(ports=ports, claims=claims, families=tuple(Family), protocols=(Protocol.TCP, Protocol.UDP))
+    state = ProxierState(HostPorts(reserver))
     services = [service(f"s{i}", f"10.{100 + (i >> 16)}.{(i >> 8) & 255}.{i & 255}") for i in range(SERVICES)]
     tracker.replace_slices(SOURCE, [endpoint_slice(f"s{i}", "10.0.0.1 10.0.0.2") for i in range(SERVICES)])
     tracker.replace_services(SOURCE, services)

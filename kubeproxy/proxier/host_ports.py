@@ -1,0 +1,29 @@
+"""The system calls by which the proxier takes ports of this host.
+
+`port_allocator` and `port_claims` make them at once, in the middle of otherwise pure decisions: whether a port is free
+is known only when it is bound. Tests replace both calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kubeproxy.dataplane.interface import PortReserver
+from kubeproxy.model import Address, Protocol
+from kubeproxy.netfilter.port_holders import Holder
+
+FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
+"""Returns the processes that have a port at an address; OSError when the kernel refuses."""
+
+
+def no_holders(protocol: Protocol, address: Address, port: int) -> Sequence[Holder]:
+    """Name no process."""
+    return ()
+
+
+class HostPorts(NamedTuple):
+    """How ports are taken, and who has those that cannot be taken."""
+
+    reserver: PortReserver
+    find_holders: FindHolders = no_holders

@@ -1,0 +1,256 @@
+"""Keeps the kernel equal to the rules of the serving frontends: netfilter, then its conntrack entries.
+
+Every call is made by one round at a time; `Proxier` holds the lock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol as Interface
+
+import structlog
+
+from kubeproxy.model import Protocol
+from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.ruleset import Rebalance, RuleSet, part
+from kubeproxy.proxier.clock import Clock
+from kubeproxy.proxier.reports import Part, Reports
+from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.sync_schedule import Schedule
+
+log = structlog.get_logger(__name__)
+
+
+class Rivals(Interface):
+    """Other proxies of this node that do not speak our takeover protocol."""
+
+    def rival_lives(self) -> bool:
+        """Return whether a younger proxy lives."""
+
+    def yield_to_rival(self) -> None:
+        """Leave the rules to a younger proxy, to which they lead."""
+
+
+class NoRivals:
+    """No other proxy."""
+
+    def rival_lives(self) -> bool:
+        """Return false."""
+        return False
+
+    def yield_to_rival(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What the proxier uses of the kernel, and who else may write there."""
+
+    netfilter: Netfilter
+    conntrack: Conntrack = NoConntrack()  # noqa: RUF009 - it has no state
+    rivals: Rivals = NoRivals()  # noqa: RUF009 - it has no state
+
+
+class KernelSync:
+    """Netfilter transactions and the deletion of stale conntrack entries."""
+
+    def __init__(self, kernel: Kernel, rules: Rules, schedule: Schedule, clock: Clock, reports: Reports) -> None:
+        self._netfilter = kernel.netfilter
+        self._conntrack = kernel.conntrack
+        self._rivals = kernel.rivals
+        self._rules = rules
+        self._schedule = schedule
+        self._clock = clock
+        self._reports = reports
+        self.in_force: RuleSet | None = None
+        """The rules of the last successful transaction; None before the first."""
+        self.generation = 0
+        """Their generation."""
+        self.programmed_at: float | None = None
+        """When the last transaction succeeded, by the proxier's clock; None before the first."""
+        self._requested = 0
+        """The generation of the rules that netfilter was last given, with success or without."""
+        self._reconciled: RuleSet | None = None
+        """The rules with which the conntrack entries last agreed; None if that is unknown."""
+        self._held = False
+        self._stopped = False
+        self._foreign_changes = 0
+        self._suspicious = False
+        """Whether another process has changed our rules since they were last checked."""
+
+    @property
+    def name(self) -> str:
+        """The name of the packet filter's adapter."""
+        return self._netfilter.name
+
+    def reports_to(self, group: int) -> bool:
+        """Return whether the rules in force report failed connections to this NFLOG group."""
+        return self.in_force is not None and self.in_force.rescue == group and not self._stopped
+
+    # When the next transaction is due.
+
+    def next_at(self) -> float:
+        """Return when the next transaction is due; infinity if none is."""
+        if self._held:
+            return math.inf
+        if self.programmed_at is None and Part.DATA_PLANE in self._reports.failing:
+            return math.inf  # rules of an earlier run may still serve, and there are none yet to replace them
+        generation = self._rules.generation
+        return self._schedule.next_at(pending=generation != self.generation, new=generation != self._requested)
+
+    def hold(self, on: bool) -> None:
+        """Begin no further transaction, or begin again with a full sync."""
+        self._held = on
+        if not on:
+            self._schedule.require_full_sync()
+
+    def note_foreign_change(self) -> bool:
+        """Take note that another process may have changed our rules; return whether that is to be undone."""
+        self._foreign_changes += 1
+        self._reconciled = None  # flows may have begun by the other's rules, or without any
+        if self._held or self._stopped:
+            return False  # a new instance takes over the rules
+        log.warning("rules changed by another process, restoring")
+        self._suspicious = True
+        self._schedule.foreign_change(self._clock.now())
+        return True
+
+    # The transactions.
+
+    async def apply(self) -> bool:
+        """Update netfilter in one transaction; return whether that succeeded. `reconcile` has to follow."""
+        started_at = self._clock.now()
+        full = self._schedule.full_due(started_at)
+        if (full or self._suspicious) and await self._has_lost_to_rival():
+            return False
+        generation, ruleset = self._rules.generation, self._ruleset()
+        self._requested = generation
+        self._schedule.started(started_at, full=full)
+        try:
+            changed = await self._netfilter.apply(ruleset, verify=full)
+        except KubeproxyError as error:
+            self._schedule.failed(self._clock.now())
+            self._reports.failed(Part.NETFILTER, error)
+            return False
+        ended_at = self.programmed_at = self._clock.now()
+        self.in_force, self.generation = ruleset, generation
+        self._schedule.succeeded(ended_at, full=full)
+        self._reports.recovered(Part.NETFILTER)
+        self._reports.observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
+        if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
+            self._reconciled = None  # another process had removed our rules, and flows began without them
+        return True
+
+    def _ruleset(self) -> RuleSet:
+        """Return the wanted rules; the very object in force if those are the same."""
+        if self.in_force is not None and self._rules.generation == self.generation and self._rules.is_balanced:
+            return self.in_force
+        return self._rules.ruleset()
+
+    async def _has_lost_to_rival(self) -> bool:
+        """Return whether the rules redirect to a younger proxy.
+
+        The older one yields, as they cannot talk to each other: if it restored its rules, the other would do the same.
+        """
+        if self.in_force is None:
+            return False
+        try:
+            lost = False
+            if self._rivals.rival_lives():
+                reach = await self._netfilter.reach(self.in_force)
+                lost = reach.others > reach.ours
+        except (KubeproxyError, OSError) as error:
+            log.warning("cannot read redirects", reason=str(error))
+            return False
+        self._suspicious = False
+        if lost:
+            self._held = True
+            self._rivals.yield_to_rival()
+        return lost
+
+    async def reconcile(self) -> None:
+        """Delete the conntrack entries that contradict the rules in force.
+
+        If that fails, the rules are in force all the same, and the entries are checked after the next transaction."""
+        ruleset = self.in_force
+        if ruleset is None or ruleset is self._reconciled:
+            return
+        started_at, foreign_changes = self._clock.now(), self._foreign_changes
+        try:
+            deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
+        except KubeproxyError as error:
+            self._reports.conntrack_failed(error)
+            return
+        self._reconciled = ruleset if foreign_changes == self._foreign_changes else None
+        self._reports.recovered(Part.CONNTRACK)
+        self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
+
+    async def rebalance(self) -> None:
+        """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction does it."""
+        if self.in_force is None or self._held or self._stopped:
+            return
+        in_force, change = self.in_force, self._rules.take_unbalanced(self.in_force)
+        if not change:
+            return
+        try:
+            done = await self._netfilter.rebalance(change)
+        except KubeproxyError as error:
+            self._schedule.require_full_sync()
+            self._reports.failed(Part.NETFILTER, error)
+            done = False
+        if done:
+            await self._enter(change, in_force)
+        else:
+            self._rules.require_rules()
+
+    async def _enter(self, change: Rebalance, in_force: RuleSet) -> None:
+        """Enter a change that the kernel has made, and delete the UDP entries that lead to endpoints that are gone."""
+        moved = {each for each in (*change.spreads, *change.own_spreads) if each.protocol is Protocol.UDP}
+        before = part(in_force, moved)
+        in_force.rebalance(change)
+        if not moved or self._reconciled is None:
+            return
+        try:
+            await self._conntrack.reconcile(before, part(in_force, moved))
+        except KubeproxyError as error:
+            self._reconciled = None
+            self._reports.conntrack_failed(error)
+
+    async def leads_here(self) -> bool:
+        """Return whether the kernel still has redirects of ours; KernelError when it refuses the question."""
+        return self.in_force is not None and (await self._netfilter.reach(self.in_force)).ours > 0
+
+    # The end.
+
+    def stop(self) -> None:
+        """Make no further change, except for `cleanup` and `pause`."""
+        self._stopped = True
+
+    async def cleanup(self) -> None:
+        """Remove the rules, and the UDP entries of their redirects.
+
+        A client that goes on sending from its socket then reaches the next instance."""
+        await self._netfilter.cleanup()
+        if self.in_force is not None:
+            try:
+                await self._conntrack.reconcile(self.in_force, RuleSet())
+            except KubeproxyError as error:
+                log.warning("cannot delete UDP flows", reason=str(error))
+
+    async def pause(self) -> None:
+        """Drop clients' first packets until a new instance serves (`Netfilter.pause`)."""
+        await self._netfilter.pause()
+
+    async def forget_ended(self, *, ours: bool) -> None:
+        """Delete the conntrack entries of ended connections to our proxy ports, or to those of an earlier process.
+
+        Otherwise a client that uses its port again would be led there, and rejected. A failure is logged."""
+        if self.in_force is None:
+            return
+        try:
+            await self._conntrack.forget_ended(self.in_force, ours=ours)
+        except KubeproxyError as error:
+            log.warning("cannot delete flows of ended connections", reason=str(error))

@@ -1,0 +1,52 @@
+"""Everything about the proxier that may change while it runs, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy
+from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
+from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
+from kubeproxy.proxier.sync_schedule import Periods
+
+
+@dataclass(frozen=True, slots=True)
+class ProxierSettings:
+    """The settings of the proxier. `Proxier.use` puts another value into effect, and does only what the difference
+    takes."""
+
+    families: frozenset[Family] = frozenset(Family)
+    """The address families of this kernel."""
+    protocols: frozenset[Protocol] = frozenset({Protocol.TCP, Protocol.UDP})
+    facts: NodeFacts = UNKNOWN_NODE
+    """Where `facts.preserve` is widened, clients with endpoints dialed before the kernel's transaction may have to wait
+    for their next attempt."""
+    restrictions: Restrictions = NO_RESTRICTIONS
+    """Another object counts as a change even if it is equal: after a reload the ports of other processes are checked
+    again."""
+    port_range: PortRange | None = None
+    """Where new proxy ports come from; None if the kernel chooses. Ports in use stay as they are."""
+    periods: Periods = Periods()  # noqa: RUF009 - frozen
+    landing: Mapping[Family, Address] = field(default_factory=dict)
+    """The addresses to which clients are redirected (see `RuleSet`). A change costs one transaction."""
+    bind: Mapping[Family, Address] = field(default_factory=dict)
+    """The addresses of listeners, by default the wildcard address. Listeners at another address are opened anew, which
+    breaks their connections."""
+    guard_sockets: bool = False
+    """Whether the data plane's listeners have IP_TRANSPARENT (see `RuleSet`)."""
+    data_path: DataPathPolicy = USERSPACE_ONLY
+    """What decides the data path of each frontend. Running connections stay where they are."""
+    rescue_group: int | None = None
+    """The NFLOG group to which the rules report failed connections; None if they report none."""
+    tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
+    """The timeouts of connections that the rules report (see `RuleSet`)."""
+    drains: bool = False
+    """Whether drain requests count."""
+    aside: frozenset[Target] = frozenset()
+    """Endpoints that a person has taken out. They get new clients only where there is no other endpoint."""
+
+
+DEFAULTS = ProxierSettings()

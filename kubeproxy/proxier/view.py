@@ -1,0 +1,126 @@
+"""The proxier's state, for those that only read it: status pages, health, traces, Events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kubeproxy.model import Destination, Endpoint, FrontendName, Protocol, Service, ServiceName, Target
+from kubeproxy.proxier.kernel_sync import KernelSync
+from kubeproxy.proxier.reports import Reports
+from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot, Summary
+from kubeproxy.proxier.sync_schedule import Schedule
+from kubeproxy.proxier.tracker import Tracker
+
+
+class ProxierView:
+    """Reads the parts of the proxier and changes none."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        state: ProxierState,
+        kernel: KernelSync,
+        schedule: Schedule,
+        reports: Reports,
+        *,
+        now: Callable[[], float],
+        in_round: Callable[[], bool],
+    ) -> None:
+        """`in_round` returns whether a round is under way."""
+        self._tracker = tracker
+        self._state = state
+        self._kernel = kernel
+        self._schedule = schedule
+        self._reports = reports
+        self._now = now
+        self._in_round = in_round
+        self._frontends: tuple[FrontendStatus, ...] | None = None
+        """The frontends as of the end of the last round; None if they have not been collected since."""
+
+    # The whole.
+
+    def snapshot(self) -> Snapshot:
+        """Return the present state; during a round with new problems beside those of the round before."""
+        state, tracker, reports, now = self._state, self._tracker, self._reports, self._now()
+        return Snapshot(
+            ready=tracker.ready_at(now) <= now,
+            frontends=self._collected(),
+            problems={**state.problems(), **reports.problems},
+            service_health=reports.health,
+            sources=tracker.sources(),
+            owners=state.owners.copy(),
+            netfilter=self._kernel.name,
+            failing=reports.failure,
+            failures=self._schedule.failures,
+            pending_since=reports.pending_since,
+            programmed_at=self._kernel.programmed_at,
+            service_changes_pending=tracker.service_changes.pending,
+            service_changes_total=tracker.service_changes.total,
+            endpoint_changes_pending=tracker.slice_changes.pending,
+            endpoint_changes_total=tracker.slice_changes.total,
+        )
+
+    def summary(self) -> Summary:
+        """Return the present state in a few numbers."""
+        return Summary(
+            services=len(self._state.owners),
+            waiting=self._tracker.untaken,
+            listeners=len(self._state.listeners),
+            services_degraded=len(self._reports.problems),
+            failing=self._reports.failure,
+            listing=tuple(source for source, complete in self._tracker.sources().items() if not complete),
+        )
+
+    def frontends_changed(self) -> None:
+        """Have the next snapshot collect the frontends anew."""
+        self._frontends = None
+
+    def _collected(self) -> tuple[FrontendStatus, ...]:
+        """Return the frontends. They are cached, as they change in rounds only, and collecting 20,000 takes 20 ms."""
+        if self._frontends is not None:
+            return self._frontends
+        listeners, rules = self._state.listeners, self._state.rules
+        collected = tuple(
+            FrontendStatus(
+                frontend,
+                listeners[name].reservation.port if name in listeners else None,
+                *rules.data_path(frontend),
+            )
+            for name, frontend in self._state.wanted.items()
+        )
+        if not self._in_round():
+            self._frontends = collected
+        return collected
+
+    # One Service, one frontend, one address.
+
+    def service(self, name: ServiceName) -> Service | None:
+        """Return a Service as its owner defines it."""
+        return self._state.service(name)
+
+    def owner_of(self, service: ServiceName) -> str | None:
+        """Return the source that owns a Service; None if no source defines it."""
+        return self._state.owners.get(service)
+
+    def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
+        """Return all endpoints of a frontend's service port in its family, selected or not."""
+        return self._state.candidates(name)
+
+    def protocol_of(self, name: FrontendName) -> Protocol | None:
+        """Return the protocol of a frontend; None if there is no such frontend any more."""
+        frontend = self._state.wanted.get(name)
+        return None if frontend is None else frontend.protocol
+
+    def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
+        """Return the frontends of this protocol that have an endpoint."""
+        return self._state.frontends_with(protocol, target)
+
+    def has_endpoint(self, name: FrontendName, target: Target) -> bool:
+        """Return whether a frontend may send clients to this endpoint."""
+        protocol = self.protocol_of(name)
+        return protocol is not None and name in self.frontends_with(protocol, target)
+
+    def holder_of(self, destination: Destination, own: bool) -> FrontendName | None:
+        """Return the frontend that has a destination; `own`: for this node itself and pods. For any thread."""
+        return self._state.rules.claims.holder(destination, own=own)
