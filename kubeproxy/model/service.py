@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -76,11 +76,10 @@ class Service:
     external_ips: tuple[Address, ...] = ()
     load_balancer_ips: tuple[Address, ...] = ()
     """Ingress addresses of mode VIP; the load balancer itself answers at those of mode Proxy."""
-    load_balancer_source_ranges: tuple[str, ...] = field(default=())
+    load_balancer_source_ranges: tuple[str, ...] = ()
     """Canonical CIDRs; empty: every client."""
     health_check_node_port: int = 0
     """0: none."""
-    traffic_distribution: str = ""
     created: int = 0
     """metadata.creationTimestamp in Unix seconds; 0: not given, as in most manifests."""
     drain: DrainRequests | None = None

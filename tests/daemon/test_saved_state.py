@@ -46,7 +46,6 @@ def service(name: str) -> Service:
         load_balancer_ips=(Address("192.0.2.2"),),
         load_balancer_source_ranges=("10.0.0.0/8",),
         health_check_node_port=30100,
-        traffic_distribution="PreferClose",
         created=1_700_000_000,
         drain=DRAIN,
     )

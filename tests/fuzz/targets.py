@@ -446,7 +446,7 @@ def _documents(data: bytes, step: int) -> tuple[list[Document], str]:
 
 
 def mapper(data: bytes) -> None:
-    """A server's resources and their fields: `Garbage`, or a catalog that finds each of them by every name."""
+    """A server's resources and their fields: `Garbage`, or a catalog that finds each of them."""
     first, _, rest = data.partition(b"\n")
     catalogs = []
     for read_catalog in (
@@ -463,8 +463,6 @@ def mapper(data: bytes) -> None:
     text = first.decode("utf-8", "replace")
     for catalog in catalogs:
         index = Index(catalog)
-        index.named(text)
-        index.category(text)
         for resource in catalog.resources:
             assert index.kind(resource.group_version, resource.kind) is not None
             path = resource.path(text, text)

@@ -27,7 +27,7 @@ from kubeproxy.kubernetes.client.status import StatusError
 from kubeproxy.kubernetes.printing.error_text import lines
 from kubeproxy.kubernetes.printing.go_encoding import compact_json
 from kubeproxy.kubernetes.printing.printer import Printer
-from kubeproxy.kubernetes.resource_builder.builder import Builder
+from kubeproxy.kubernetes.resource_builder.builder import Builder, Query
 from kubeproxy.kubernetes.resource_builder.discovery import DiscoveryCache, cache_directory
 from kubeproxy.kubernetes.resource_builder.errors import Position, quoted
 from kubeproxy.kubernetes.resource_builder.manifest_object import Data, ResourceObject
@@ -162,36 +162,33 @@ class Create:
 
     def _objects(self) -> AsyncIterator[ResourceObject | Exception]:
         options, config = self._options, self._client.config
-        builder = (
-            Builder(self._client, self._mapper)
-            .continue_on_error()
-            .namespace(config.namespace, enforce=config.namespace_enforced)
-            .filenames(options.filenames, recursive=options.recursive)
-            .label_selector(options.selector)
-            .flatten()
-            .validate(self._check)
-            .await_kind(self._await_kind)
+        query = Query(
+            filenames=options.filenames,
+            recursive=options.recursive,
+            selector=options.selector,
+            namespace=config.namespace,
+            namespace_enforced=config.namespace_enforced,
         )
+        builder = Builder(query, self._mapper, validate=self._check, await_kind=self._await_kind)
         if options.edit:
             from kubeproxy.commands.create.edit import edited
 
             return edited(builder, options, self._report)
         if options.sort:
             return self._sorted(builder)
-        return builder.done().stream()
+        return builder.stream()
 
     async def _sorted(self, builder: Builder) -> AsyncIterator[ResourceObject | Exception]:
         """All objects are read before the first is created; then each is checked and looked up in its turn."""
         objects: list[tuple[ResourceObject, Sequence[str]]] = []
-        read = builder.done()
-        async for found in read.unprepared():
+        async for found in builder.unprepared():
             if isinstance(found, tuple):
                 found[0].text = b""
                 objects.append(found)
             else:
                 yield found
         for each, duplicates in sorted(objects, key=lambda pair: rank(pair[0])):
-            yield await read.prepare(each, duplicates)
+            yield await builder.prepare(each, duplicates)
 
     async def _await_kind(self, group: str, kind: str) -> bool:
         """A kind that the server does not serve may be defined by an object under way."""

@@ -16,6 +16,7 @@ from kubeproxy.commands.create.report import Report
 from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.resource_builder.builder import Builder
 from kubeproxy.kubernetes.resource_builder.errors import quoted
+from kubeproxy.kubernetes.resource_builder.file_arguments import BytesSource
 from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
 from kubeproxy.model.errors import ConfigError
 
@@ -31,7 +32,7 @@ _MOST_ATTEMPTS: Final = 20
 async def edited(builder: Builder, options: CreateOptions, report: Report) -> AsyncIterator[ResourceObject | Exception]:
     """The objects as they come back from the editor. What cannot be read is given back to it, with the error on top;
     unchanged or empty, nothing is created."""
-    objects = await builder.done().objects()
+    objects = await builder.objects()
     if not objects:
         return
     is_json = options.output.partition("=")[0] == "json"
@@ -49,7 +50,7 @@ async def edited(builder: Builder, options: CreateOptions, report: Report) -> As
         if content in (original, previous):
             report.error("Edit cancelled, no changes made.")
             raise NothingToDo
-        found = [each async for each in builder.again(content.encode(), "edited-file").stream()]
+        found = [each async for each in builder.stream([BytesSource("edited-file", content.encode())])]
         wrong = [each for each in found if not isinstance(each, ResourceObject)]
         if not wrong:
             for each in found:

@@ -19,7 +19,7 @@ FIELD_VALIDATION_MINOR: Final = 27
 
 
 class FieldCheck:
-    """Checks objects as `Builder.validate` wants it."""
+    """Checks objects as a `Builder` wants it."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from kubeproxy.commands.create.options import DryRun, Validation
 from kubeproxy.commands.rolling_update.controller import Controller, without_marks
 from kubeproxy.commands.rolling_update.options import UpdateOptions
 from kubeproxy.kubernetes.client.command_client import RestClient
-from kubeproxy.kubernetes.resource_builder.builder import Builder
+from kubeproxy.kubernetes.resource_builder.builder import Builder, Query
 from kubeproxy.kubernetes.resource_builder.discovery import DiscoveryCache, cache_directory
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
 from kubeproxy.kubernetes.resource_builder.openapi import SchemaSource
@@ -52,14 +52,10 @@ async def read(options: UpdateOptions, client: RestClient, on_warning: Callable[
     # Not left to the server: it would check the fields only when the old controller is marked already.
     check = FieldCheck(level, DryRun.CLIENT, mapper, SchemaSource(client, directory), on_warning)
     config = client.config
-    builder = (
-        Builder(client, mapper)
-        .namespace(config.namespace, enforce=config.namespace_enforced)
-        .filenames([options.filename])
-        .flatten()
-        .validate(check)
+    query = Query(
+        filenames=[options.filename], namespace=config.namespace, namespace_enforced=config.namespace_enforced
     )
-    objects = await builder.done().objects()
+    objects = await Builder(query, mapper, validate=check).objects()
     if len(objects) > 1:
         raise ConfigError(f"{options.filename} specifies multiple items")
     if not objects:

@@ -94,11 +94,6 @@ class WorkQueue:
         """Keys that workers have now."""
         return len(self._processing)
 
-    @property
-    def shut_down(self) -> bool:
-        """Whether the queue takes no more keys."""
-        return self._shut_down
-
     def add(self, key: str, now: float) -> None:
         """Ask for one run of `key`. A key that already waits waits once; one that is processed runs once more."""
         if self._shut_down or key in self._dirty:

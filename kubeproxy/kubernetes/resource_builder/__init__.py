@@ -1,6 +1,6 @@
 """The resource builder: from the arguments of a command to objects, one after the other.
 
-builder          a query, put together step by step; `result` visits what it finds
+builder          a query, and the objects that it finds
 file_arguments   ``-f`` arguments to sources: files, directories, patterns, web addresses, standard input
 stream           bytes to documents, one at a time
 decode           a document to objects

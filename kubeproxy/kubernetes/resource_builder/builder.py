@@ -1,201 +1,163 @@
-"""A query for objects, put together step by step; `result` visits what it finds."""
+"""Builds objects from the ``-f`` arguments of a command, one after the other.
+
+A document is read, flattened, validated, mapped and handed out before the next one is read. So a stream of any length
+takes the memory of its longest document, and a broken document does not affect those after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from kubeproxy.kubernetes.client.command_client import RestClient
-from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
-from kubeproxy.kubernetes.resource_builder.file_arguments import BytesSource, Source, expand
+from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.resource_builder import decode
+from kubeproxy.kubernetes.resource_builder.discovery import ApiResource
+from kubeproxy.kubernetes.resource_builder.errors import Errors, NoMatchError, ObjectError, WrongNamespaceError
+from kubeproxy.kubernetes.resource_builder.file_arguments import Source, expand
+from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
-from kubeproxy.kubernetes.resource_builder.result import AwaitKind, Query, Result, Validate
 from kubeproxy.kubernetes.resource_builder.selector_syntax import parse_selector
+from kubeproxy.kubernetes.resource_builder.stream import Document, Splitter
 from kubeproxy.kubernetes.selector import LabelSelector
-from kubeproxy.model.errors import ConfigError
+from kubeproxy.model.errors import ClusterError, ConfigError
+
+CRD_HINT: Final = "ensure CRDs are installed first"
+
+Found = ResourceObject | ConfigError | ClusterError
+"""An object, or the reason why there is none."""
+AwaitKind = Callable[[str, str], Awaitable[bool]]
+"""Waits for a kind that the server does not serve, given by its group and name. Returns whether the server may serve
+it now."""
+
+
+class Validate(Protocol):
+    """A check of an object before it is handed out."""
+
+    async def __call__(self, item: ResourceObject, duplicates: Sequence[str], /) -> None:
+        """Raise InvalidError if the object must not be used. `duplicates` are the keys that its document has twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """The objects that a command line asks for."""
+
+    filenames: Sequence[str]
+    """Files, directories, patterns, web addresses, ``-`` for standard input. Commas separate."""
+    namespace: str
+    """The namespace of objects that state none."""
+    recursive: bool = False
+    namespace_enforced: bool = False
+    """Whether an object of another namespace is an error."""
+    selector: str = ""
+    """Only objects with labels that match."""
 
 
 class Builder:
-    """Collects what is asked for; every step returns the builder. `done` ends it."""
+    """Builds the objects of a query."""
 
-    def __init__(self, client: RestClient | None, mapper: Mapper | None) -> None:
-        """Without a client and a mapper only paths can be read, and objects are not mapped."""
-        self._client = client
+    def __init__(
+        self, query: Query, mapper: Mapper, *, validate: Validate, await_kind: AwaitKind | None = None
+    ) -> None:
+        """Raise ConfigError, or `Errors` with everything that is wrong with the query. No object is read yet."""
+        self._query = query
         self._mapper = mapper
-        self._query = Query()
-        self._errors: list[ConfigError] = []
-        self._validate: Validate | None = None
-        self._await_kind: AwaitKind | None = None
-
-    def filenames(self, paths: Sequence[str], *, recursive: bool = False) -> Self:
-        """Files, directories, patterns, http(s) addresses, ``-`` for standard input; commas separate."""
-        self._query.paths += paths
-        self._query.recursive = self._query.recursive or recursive
-        return self
-
-    def types(self, *types: str) -> Self:
-        """Resource types; each may be several, separated by commas, or a category."""
-        self._query.types += [part for text in types for part in text.split(",") if part]
-        return self
-
-    def names(self, *names: str) -> Self:
-        """Names of objects, of every type."""
-        self._query.names += names
-        return self
-
-    def types_or_names(self, *arguments: str, allow_empty_selector: bool = False) -> Self:
-        """Arguments of a command: ``TYPE[,TYPE] [NAME...]`` or ``TYPE/NAME ...``."""
-        if any("/" in argument for argument in arguments):
-            self._tuples(arguments)
-        elif arguments:
-            self.types(arguments[0]).names(*arguments[1:])
-            if len(arguments) == 1 and allow_empty_selector:
-                self._query.select_all = True
-        return self
-
-    def _tuples(self, arguments: Sequence[str]) -> None:
-        for argument in arguments:
-            kind, slash, name = argument.partition("/")
-            if "/" in name:
-                self._errors.append(ConfigError("arguments in resource/name form may not have more than one slash"))
-            elif not slash:
-                self._errors.append(
-                    ConfigError(
-                        "there is no need to specify a resource type as a separate argument when passing arguments in"
-                        f" resource/name form: found {quoted(argument)} beside others with a slash"
-                    )
-                )
-            elif not kind or not name:
-                self._errors.append(
-                    ConfigError(
-                        "arguments in resource/name form must have a single resource and name:"
-                        f" found {quoted(argument)}"
-                    )
-                )
-            else:
-                self._query.tuples += [(part, name) for part in kind.split(",") if part]
-
-    def label_selector(self, text: str) -> Self:
-        """Only objects with such labels: asked of the server for types, applied here to what is read from paths."""
-        self._query.selector = text.strip()
-        return self
-
-    def field_selector(self, text: str) -> Self:
-        """Only objects with such fields; for types, by the server."""
-        self._query.field_selector = text.strip()
-        return self
-
-    def select_all(self) -> Self:
-        """All objects of the types."""
-        self._query.select_all = True
-        return self
-
-    def namespace(self, name: str, *, enforce: bool = False, default: bool = True) -> Self:
-        """The namespace of objects without one (`default`); with `enforce`, objects of another one are errors."""
-        self._query.namespace = name
-        self._query.default_namespace = default
-        self._query.require_namespace = enforce
-        return self
-
-    def all_namespaces(self) -> Self:
-        """Objects of all namespaces."""
-        self._query.all_namespaces = True
-        return self
-
-    def flatten(self) -> Self:
-        """Lists are handed out item by item. Those from paths always are."""
-        self._query.flatten = True
-        return self
-
-    def latest(self) -> Self:
-        """What paths name is asked of the server before it is handed out."""
-        self._query.latest = True
-        return self
-
-    def require_object(self) -> Self:
-        """What is named is asked of the server: it has to be there."""
-        self._query.require_object = True
-        return self
-
-    def single_type(self) -> Self:
-        """More than one resource type is an error."""
-        self._query.single_type = True
-        return self
-
-    def continue_on_error(self) -> Self:
-        """An error of one object keeps no other from being handed out."""
-        self._query.continue_on_error = True
-        return self
-
-    def local(self) -> Self:
-        """Ask no server: objects are not mapped."""
-        self._query.local = True
-        return self
-
-    def validate(self, check: Validate) -> Self:
-        """Check every object from paths."""
-        self._validate = check
-        return self
-
-    def await_kind(self, wait: AwaitKind) -> Self:
-        """Call `wait` with group and kind of an object that the server does not serve.
-
-        It returns whether the server may serve it now.
-        """
-        self._await_kind = wait
-        return self
-
-    def again(self, data: bytes, name: str) -> Result:
-        """The same query of other bytes, called `name` in messages."""
-        return self._result([BytesSource(name, data)], parse_selector(self._query.selector))
-
-    def done(self) -> Result:
-        """The query. `Errors` with everything that is wrong with it, before anything is visited."""
-        query = self._query
-        errors = list(self._errors)
-        sources: list[Source] = []
-        selector = LabelSelector()
-        if query.selector:
-            try:
-                selector = parse_selector(query.selector)
-            except ConfigError as error:
-                errors.append(error)
-        if query.paths:
-            sources, wrong = expand(query.paths, recursive=query.recursive)
-            errors += wrong
-        errors += [ConfigError(text) for text in _conflicts(query)]
+        self._validate = validate
+        self._await_kind = await_kind
+        errors: list[ConfigError] = []
+        self._selector = LabelSelector()
+        try:
+            self._selector = parse_selector(query.selector)
+        except ConfigError as error:
+            errors.append(error)
+        self._sources, wrong = expand(query.filenames, recursive=query.recursive)
+        errors += wrong
         if errors:
             raise errors[0] if len(errors) == 1 else Errors(errors)
-        return self._result(sources, selector)
 
-    def _result(self, sources: Sequence[Source], selector: LabelSelector) -> Result:
-        query = replace(self._query)
-        return Result(query, sources, selector, self._client, self._mapper, self._validate, self._await_kind)
+    async def objects(self) -> list[ResourceObject]:
+        """Return all objects. Raises the first error."""
+        objects = []
+        async for item in self.stream():
+            if not isinstance(item, ResourceObject):
+                raise item
+            objects.append(item)
+        return objects
+
+    async def stream(self, sources: Sequence[Source] = ()) -> AsyncIterator[Found]:
+        """Yield objects and errors in their order, from other `sources` than the query's if there are any.
+
+        Raises if the server does not answer.
+        """
+        async for item in self.unprepared(sources):
+            yield item if isinstance(item, ObjectError) else await self.prepare(*item)
+
+    async def unprepared(
+        self, sources: Sequence[Source] = ()
+    ) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
+        """Yield objects before they are checked and mapped, each with the keys that its document has twice.
+
+        `prepare` does the rest when the turn of an object has come.
+        """
+        for source in sources or self._sources:
+            async for document in _documents(source):
+                if isinstance(document, ObjectError):
+                    yield document
+                    continue
+                for item, duplicates in decode.objects(document, source.name):
+                    if isinstance(item, ObjectError):
+                        yield item
+                    elif self._selector.matches(item.labels):
+                        yield item, duplicates
+
+    async def prepare(self, item: ResourceObject, duplicates: Sequence[str]) -> Found:
+        """Check an object, map it and put it into its namespace. Return the object, or the error of these steps."""
+        try:
+            await self._validate(item, duplicates)
+            item.mapping = await self._mapping(item)
+            self._place(item)
+        except (ObjectError, StatusError) as error:
+            return error
+        return item
+
+    async def _mapping(self, item: ResourceObject) -> ApiResource:
+        mapping = await self._mapper.kind(item.api_version, item.kind)
+        if mapping is None and self._await_kind is not None and await self._await_kind(item.group, item.kind):
+            mapping = await self._mapper.kind(item.api_version, item.kind)
+            if mapping is None and await self._mapper.refresh(force=True):
+                mapping = await self._mapper.kind(item.api_version, item.kind)
+        if mapping is None:
+            failed = (await self._mapper.index()).catalog.failed
+            down = [reason for reason in failed if not item.group or reason.startswith(f"{item.group}/")]
+            raise NoMatchError(
+                item.kind,
+                item.api_version,
+                name=item.name,
+                namespace=item.namespace,
+                position=item.position,
+                hint="\n".join([CRD_HINT, *down]),
+            )
+        return mapping
+
+    def _place(self, item: ResourceObject) -> None:
+        """Put an object into the namespace where it belongs."""
+        query = self._query
+        if not item.resource.namespaced:
+            item.metadata.pop("namespace", None)
+            return
+        if not item.namespace and query.namespace:
+            item.metadata["namespace"] = query.namespace
+        if query.namespace_enforced and item.namespace != query.namespace:
+            raise WrongNamespaceError(item.namespace, query.namespace, item.position)
 
 
-def _conflicts(query: Query) -> list[str]:
-    found = []
-    kinds = bool(query.types or query.tuples)
-    selecting = bool(query.selector or query.field_selector or query.select_all)
-    if query.paths and kinds:
-        found.append("when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well")
-    if query.paths and query.names:
-        found.append("name cannot be provided when a path is specified")
-    if (query.selector or query.field_selector) and (query.names or query.tuples):
-        found.append("name cannot be provided when a selector is specified")
-    if (query.selector or query.field_selector) and not kinds and not query.paths:
-        found.append("at least one resource must be specified to use a selector")
-    if query.names and not query.types:
-        found.append("you must provide one or more resources by argument or filename")
-    if query.types and not query.names and not selecting and not query.paths:
-        found.append("resource(s) were provided, but no name was specified")
-    if query.all_namespaces and (query.names or query.tuples):
-        found.append("a resource cannot be retrieved by name across all namespaces")
-    if not query.paths and not kinds and not query.names and not selecting:
-        found.append(
-            "You must provide one or more resources by argument or filename.\n"
-            "Example resource specifications include:\n"
-            "   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'"
-        )
-    return found
+async def _documents(source: Source) -> AsyncIterator[Document | ObjectError]:
+    splitter = Splitter(source.name)
+    try:
+        async for data in source.read():
+            for document in splitter.feed(data):
+                yield document
+        for document in splitter.end():
+            yield document
+    except ObjectError as error:
+        yield error

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from kubeproxy.kubernetes.client.status import StatusError
 
 TTL_S: Final = 6 * 3600.0
 """How long what is on disk counts (kubectl since 1.24: 6 h)."""
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the file; another one is not read."""
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 ACCEPT: Final = f"{_AGGREGATED.format('v2')},{_AGGREGATED.format('v2beta1')},application/json"
@@ -44,10 +44,6 @@ class ApiResource(msgspec.Struct, frozen=True):
     """The plural, as paths have it: ``deployments``."""
     kind: str
     namespaced: bool
-    singular: str = ""
-    short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    verbs: tuple[str, ...] = ()
 
     @property
     def group_version(self) -> str:
@@ -91,10 +87,6 @@ class _AggregatedResource(msgspec.Struct, rename="camel"):
     resource: str | None = None
     response_kind: _GroupVersionKind | None = None
     scope: str | None = None
-    singular_resource: str | None = None
-    verbs: list[str] | None = None
-    short_names: list[str] | None = None
-    categories: list[str] | None = None
 
 
 class _AggregatedVersion(msgspec.Struct):
@@ -137,14 +129,10 @@ class _LegacyGroups(msgspec.Struct):
 
 class _LegacyResource(msgspec.Struct, rename="camel"):
     name: str | None = None
-    singular_name: str | None = None
     namespaced: bool | None = None
     kind: str | None = None
     group: str | None = None
     version: str | None = None
-    verbs: list[str] | None = None
-    short_names: list[str] | None = None
-    categories: list[str] | None = None
 
 
 class _LegacyResources(msgspec.Struct):
@@ -166,10 +154,8 @@ def parse_aggregated(body: bytes) -> Catalog:
                 failed.append(f"{name}/{version.version}: the server cannot reach it")
             for resource in version.resources or ():
                 kind = (resource.response_kind.kind if resource.response_kind else "") or ""
-                found += _resource(
-                    name, version.version, resource.resource, kind, resource.scope == "Namespaced",
-                    resource.singular_resource, resource.short_names, resource.categories, resource.verbs,
-                )  # fmt: skip
+                namespaced = resource.scope == "Namespaced"
+                found += _resource(name, version.version, resource.resource, kind, namespaced=namespaced)
     return Catalog(tuple(found[:_MOST_RESOURCES]), tuple(failed))
 
 
@@ -208,11 +194,8 @@ def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
     return [
         found
         for each in resources
-        for found in _resource(
-            group, version, each.name, each.kind, bool(each.namespaced),
-            each.singular_name, each.short_names, each.categories, each.verbs,
-        )
-    ]  # fmt: skip
+        for found in _resource(group, version, each.name, each.kind, namespaced=bool(each.namespaced))
+    ]
 
 
 _PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
@@ -220,32 +203,14 @@ _PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
 
 
 def _resource(
-    group: str,
-    version: str | None,
-    name: str | None,
-    kind: str | None,
-    namespaced: bool,
-    singular: str | None,
-    short_names: Iterable[str] | None,
-    categories: Iterable[str] | None,
-    verbs: Iterable[str] | None,
+    group: str, version: str | None, name: str | None, kind: str | None, *, namespaced: bool
 ) -> Iterator[ApiResource]:
     """The resource; nothing for a subresource, or where something is missing."""
     if not version or not name or not kind or not _PART.fullmatch(name) or not _PART.fullmatch(version):
         return
     if group and not _PART.fullmatch(group):
         return
-    yield ApiResource(
-        group=group,
-        version=version,
-        name=name,
-        kind=kind,
-        namespaced=namespaced,
-        singular=singular or kind.lower(),
-        short_names=tuple(short_names or ()),
-        categories=tuple(categories or ()),
-        verbs=tuple(verbs or ()),
-    )
+    yield ApiResource(group=group, version=version, name=name, kind=kind, namespaced=namespaced)
 
 
 # Requests

@@ -1,14 +1,11 @@
-"""Finds a resource by what a person or a document calls it."""
+"""Finds the resource to which a document belongs, by its apiVersion and kind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 from kubeproxy.kubernetes.client.command_client import RestClient
 from kubeproxy.kubernetes.resource_builder.discovery import ApiResource, Catalog, DiscoveryCache, discover
-from kubeproxy.kubernetes.resource_builder.errors import quoted
-from kubeproxy.model.errors import ConfigError
 
 
 class Index:
@@ -17,67 +14,28 @@ class Index:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._kinds: dict[tuple[str, str], ApiResource] = {}
-        self._names: dict[str, list[ApiResource]] = {}
-        self._by_kind: dict[str, list[ApiResource]] = {}
-        self._short: dict[str, list[ApiResource]] = {}
-        self._categories: dict[str, list[ApiResource]] = {}
         for resource in catalog.resources:
-            if "/" in resource.name:
-                continue
-            self._kinds.setdefault((resource.group_version, resource.kind), resource)
-            for name in {resource.name.lower(), resource.singular.lower()}:
-                self._names.setdefault(name, []).append(resource)
-            for name in resource.short_names:
-                self._short.setdefault(name.lower(), []).append(resource)
-            self._by_kind.setdefault(resource.kind.lower(), []).append(resource)
-            for name in resource.categories:
-                self._categories.setdefault(name.lower(), []).append(resource)
+            if "/" not in resource.name:  # a subresource has a slash
+                self._kinds.setdefault((resource.group_version, resource.kind), resource)
 
     def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """What a document names: exactly this version and kind."""
+        """Return the resource of exactly this version and kind. Return None if the server does not serve it."""
         return self._kinds.get((api_version, kind))
-
-    def named(self, text: str) -> ApiResource | None:
-        """What an argument names: ``RESOURCE[.VERSION][.GROUP]``, by its plural, singular or short name or its kind. Of
-        several the first counts: the core group, then the server's order."""
-        text = text.lower()
-        name, _, rest = text.partition(".")
-        for table in (self._names, self._short, self._by_kind):
-            found = table.get(name, [])
-            version, _, group = rest.partition(".")
-            for resource in found:
-                if rest and resource.version.lower() == version and resource.group.lower() == group:
-                    return resource
-            for resource in found:
-                if not rest or resource.group.lower() == rest:
-                    return resource
-            if rest:
-                for resource in found:
-                    if not resource.group and resource.version.lower() == rest:
-                        return resource
-        return None
-
-    def category(self, text: str) -> list[ApiResource]:
-        """The resources of a category like ``all``, each in one version."""
-        found: dict[tuple[str, str], ApiResource] = {}
-        for resource in self._categories.get(text.lower(), ()):
-            found.setdefault((resource.group, resource.name), resource)
-        return list(found.values())
 
 
 class Mapper:
-    """Look-ups by a server's discovery: on disk first; where something is missing there, the server is asked once."""
+    """Looks kinds up in a server's discovery: on disk first, then, if a kind is missing there, once at the server."""
 
     def __init__(self, client: RestClient, cache: DiscoveryCache | None) -> None:
         self._client = client
         self._cache = cache
         self._index: Index | None = None
         self._asked = False
-        """The index comes from the server, during this run."""
+        """Whether this run has asked the server."""
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """What is known. Raises StatusError, Unreachable, Garbage where the server does not answer."""
+        """Return what the server serves. Raises StatusError, Unreachable or Garbage if it does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None
@@ -92,7 +50,7 @@ class Mapper:
         return Index(catalog)
 
     async def refresh(self, *, force: bool = False) -> bool:
-        """Ask the server unless that has been done; whether anything may be new."""
+        """Ask the server, unless this run has done so. Return whether anything may be new."""
         async with self._lock:
             if self._asked and not force:
                 return False
@@ -100,22 +58,8 @@ class Mapper:
             return True
 
     async def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """The resource of a document's kind; None: it is not served."""
+        """Return the resource of a kind. Return None if the server does not serve it."""
         found = (await self.index()).kind(api_version, kind)
         if found is None and await self.refresh():
             found = (await self.index()).kind(api_version, kind)
-        return found
-
-    async def types(self, names: Iterable[str]) -> list[ApiResource]:
-        """The resources that arguments name, categories resolved. `ConfigError` for one that is not there."""
-        found: list[ApiResource] = []
-        for name in names:
-            index = await self.index()
-            resources = index.category(name) or list(filter(None, [index.named(name)]))
-            if not resources and await self.refresh():
-                index = await self.index()
-                resources = index.category(name) or list(filter(None, [index.named(name)]))
-            if not resources:
-                raise ConfigError(f"the server doesn't have a resource type {quoted(name)}")
-            found += [resource for resource in resources if resource not in found]
         return found

@@ -68,6 +68,7 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
         faults.append(Fault("spec.clusterIP", "missing: the Service has no address at all, and nothing allocates one"))
     if name is None or not ports or not reachable:
         return None, faults
+    _check_distribution(spec.traffic_distribution, faults)
     local = spec.external_traffic_policy == "Local"
     return (
         Service(
@@ -81,7 +82,6 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
             load_balancer_ips=load_balancer_ips,
             load_balancer_source_ranges=source_ranges,
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
-            traffic_distribution=_distribution(spec.traffic_distribution, faults),
             created=_created(meta.creation_timestamp, faults),
             drain=_drain(meta.annotations, faults),
         ),
@@ -306,8 +306,7 @@ def _health_check_node_port(spec: api_types.ServiceSpec, faults: list[Fault]) ->
     return number if port_number("spec.healthCheckNodePort", number, faults) else 0
 
 
-def _distribution(text: str | None, faults: list[Fault]) -> str:
-    if not text or text in _DISTRIBUTIONS:
-        return text or ""
-    faults.append(Fault("spec.trafficDistribution", f"{show(text)}; {allowed(_DISTRIBUTIONS)}. None is used"))
-    return ""
+def _check_distribution(text: str | None, faults: list[Fault]) -> None:
+    # The value steers the controller that writes the hints of EndpointSlices. A proxy reads only the hints.
+    if text and text not in _DISTRIBUTIONS:
+        faults.append(Fault("spec.trafficDistribution", f"{show(text)}; {allowed(_DISTRIBUTIONS)}. None is used"))

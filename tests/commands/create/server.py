@@ -31,8 +31,6 @@ class Kind:
     name: str
     kind: str
     namespaced: bool = True
-    short: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
 
     @property
     def group_version(self) -> str:
@@ -40,13 +38,13 @@ class Kind:
 
 
 CORE = (
-    Kind("", "v1", "configmaps", "ConfigMap", short=("cm",)),
-    Kind("", "v1", "namespaces", "Namespace", namespaced=False, short=("ns",)),
-    Kind("", "v1", "pods", "Pod", short=("po",), categories=("all",)),
-    Kind("", "v1", "services", "Service", short=("svc",), categories=("all",)),
-    Kind("", "v1", "serviceaccounts", "ServiceAccount", short=("sa",)),
-    Kind("apps", "v1", "deployments", "Deployment", short=("deploy",), categories=("all",)),
-    Kind("apps", "v1beta1", "deployments", "Deployment", short=("deploy",), categories=("all",)),
+    Kind("", "v1", "configmaps", "ConfigMap"),
+    Kind("", "v1", "namespaces", "Namespace", namespaced=False),
+    Kind("", "v1", "pods", "Pod"),
+    Kind("", "v1", "services", "Service"),
+    Kind("", "v1", "serviceaccounts", "ServiceAccount"),
+    Kind("apps", "v1", "deployments", "Deployment"),
+    Kind("apps", "v1beta1", "deployments", "Deployment"),
     Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False),
 )
 _META = {"type": "object", "properties": {name: {"type": "string"} for name in ("name", "namespace", "generateName")}}
@@ -88,8 +86,6 @@ class WriteServer:
     most_at_once: int = 0
     delay_s: float = 0.0
     """Before a POST is answered."""
-    events: list[Any] = field(default_factory=list)
-    """What every watch sends before it ends."""
     _runner: web.AppRunner | None = None
     _port: int = 0
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -137,9 +133,6 @@ class WriteServer:
                     return await self._post(request)
                 finally:
                     self.at_once -= 1
-            if request.query.get("watch"):
-                body = b"".join(json.dumps(event).encode() + b"\n" for event in self.events)
-                return web.Response(body=body, content_type="application/json")
             return self._get(request)
         except Refusal as error:
             return web.json_response(error.body, status=error.body["code"], headers=error.headers)
@@ -269,26 +262,8 @@ class WriteServer:
             case ["apis", group, version]:
                 return self._resources(group, version)
         kind, _ = self._resource(path)
-        if path.endswith(f"/{kind.name}"):
-            return self._list(request, kind)
         name = path.rpartition("/")[2]
         raise refusal(404, "NotFound", f'{kind.name} "{name}" not found', name=name, kind=kind.name)
-
-    def _list(self, request: web.Request, kind: Kind) -> web.Response:
-        """A list by two, so that pages are asked for."""
-        prefix, _, collection = request.path.rpartition("/")
-        items = [
-            stored
-            for path, stored in self.objects.items()
-            if path.startswith(prefix) and path.split("/")[-2] == collection
-        ]
-        if selector := request.query.get("labelSelector"):
-            key, _, value = selector.partition("=")
-            items = [item for item in items if (item["metadata"].get("labels") or {}).get(key) == value]
-        start = int(request.query.get("continue") or 0)
-        metadata = {"continue": str(start + 2)} if start + 2 < len(items) else {}
-        body = {"kind": f"{kind.kind}List", "metadata": metadata, "items": items[start : start + 2]}
-        return web.json_response(body)
 
     def _groups(self) -> list[Object]:
         found: dict[str, list[Object]] = {}
@@ -308,8 +283,6 @@ class WriteServer:
                 "namespaced": kind.namespaced,
                 "kind": kind.kind,
                 "verbs": ["create", "get", "list"],
-                "shortNames": list(kind.short),
-                "categories": list(kind.categories),
             }
             for kind in self.kinds
             if (kind.group, kind.version) == (group, version)
@@ -329,8 +302,6 @@ class WriteServer:
                         "scope": "Namespaced" if kind.namespaced else "Cluster",
                         "singularResource": kind.kind.lower(),
                         "verbs": ["create", "get", "list"],
-                        "shortNames": list(kind.short),
-                        "categories": list(kind.categories),
                     }
                 )
         items = [
