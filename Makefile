@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format lint types walls test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check clean
+.PHONY: help setup check format unit test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,10 @@ test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root;
 	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS) || { [ $$? = 1 ] \
 		&& echo "test: once more, alone: what has failed (it stays in the list above)" \
 		&& $(PYTEST) --last-failed --last-failed-no-failures=none --maxfail=3 $(TESTS); }
+
+unit: setup ## run the tests that need neither root nor network namespaces (UNIT="-k balancer")
+	@$(BIN)/python -m pytest --hypothesis-seed=0 -q -n auto --dist loadfile -m "not netns and not long and not hours" \
+		--ignore tests/system --ignore tests/tools $(UNIT)
 
 # Programs for some of the tests; `make demo` does not need them.
 $(VENV)/programs/ready: tests/tools/programs.sh | $(VENV)/ready
