@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.model import Address, Family, Target
+from kubeproxy.model.manifests import ManifestState
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.slis import PROXY
 from kubeproxy.observability.metrics.traffic import SERIES, Traffic
-from kubeproxy.observability.protocols import Picture
-from tests.observability.conftest import WEB_IPV4, Listening, Manifests, State, Watch, worker_status
+from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
+from tests.observability.conftest import WEB_IPV4, State, listening, watch, worker_status
 from tests.observability.status.observation import flows_state, rescue_state
 
 HEAD = """\
@@ -91,34 +92,20 @@ Row = tuple[str, str, str, str]
 """Name, type, labels, meaning."""
 
 
-class Events:
-    """Counts of Kubernetes Events."""
-
-    sent = 1
-    dropped = 1
-
-
-class Drain:
-    """Endpoints that drain."""
-
-    draining = (Address("10.0.0.1"),)
-    open: Mapping[Address, int] = {Address("10.0.0.1"): 1}
-
-
 def scrape() -> bytes:
     """A scrape with every metric."""
     metrics, requests = Metrics(families=Family), Requests(host="10.96.0.1:443")
     requests.answered("GET", 200, 0.1)
-    state = State(frontends=[Listening(40001)], sources={"kubernetes": True})
-    watches = [Watch(failures={"expired": 1})]
+    state = State(frontends=[listening(40001)], sources={"kubernetes": True})
+    watches = [watch(failures={"expired": 1})]
     metrics.state.read(
         Picture(
-            state,
+            state.snapshot(),
             watches=watches,
-            manifests=Manifests(),
+            manifests=ManifestState(loaded=True),
             requests=requests,
-            events=Events(),
-            drain=Drain(),
+            events=EventCounts(sent=1, dropped=1),
+            draining=DrainingEndpoints((Address("10.0.0.1"),), {Address("10.0.0.1"): 1}),
             rescue=rescue_state(),
             kernel_flows=flows_state(),
         )

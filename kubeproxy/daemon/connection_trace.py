@@ -27,19 +27,19 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.model.errors import KernelError
+from kubeproxy.model.rescue import RescueState
+from kubeproxy.model.snapshot import FrontendState as Standing
+from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond, bond_of
 from kubeproxy.netfilter.packet_simulation import Fate, Trace, Why, trace
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
-from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
 from kubeproxy.observability.status.document import FrontendStatus
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, describe
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.proxier.state_snapshot import FrontendStatus as Standing
-from kubeproxy.proxier.state_snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
 

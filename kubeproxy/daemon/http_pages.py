@@ -20,7 +20,7 @@ from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.picture import Picture
 from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
 
 

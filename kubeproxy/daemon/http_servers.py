@@ -22,7 +22,7 @@ from kubeproxy.model import Address, Protocol, ServiceName
 from kubeproxy.netfilter.port_holders import kube_proxy_process
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import ConfigurationState, Picture
+from kubeproxy.observability.picture import ConfigurationState, Picture
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.proxier.host_ports import FindHolders
 from kubeproxy.proxier.proxier import Proxier

@@ -35,7 +35,7 @@ from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
-from kubeproxy.observability.protocols import KernelFlowsState
+from kubeproxy.observability.picture import KernelFlowsState
 
 log = structlog.get_logger(__name__)
 

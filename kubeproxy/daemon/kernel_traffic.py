@@ -13,10 +13,9 @@ from kubeproxy.daemon.kernel_flows import NO_FLOWS, FlowCounts
 from kubeproxy.dataplane.interface import NOTHING, Counters
 from kubeproxy.model import FrontendName
 from kubeproxy.model.errors import KernelError
+from kubeproxy.model.snapshot import DataPath, FrontendState
 from kubeproxy.netfilter.nftables.spread_counters import Counted, new_connections
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
-from kubeproxy.proxier.data_path import DataPath
-from kubeproxy.proxier.state_snapshot import FrontendStatus
 from kubeproxy.runtime.time_slice import TimeSlice
 
 log = structlog.get_logger(__name__)
@@ -47,7 +46,7 @@ class KernelTraffic:
 
     def __init__(
         self,
-        frontends: Callable[[], Collection[FrontendStatus]],
+        frontends: Callable[[], Collection[FrontendState]],
         flows: Flows,
         *,
         read: Callable[[Collection[Counted]], Awaitable[Mapping[Counted, int]]] = new_connections,

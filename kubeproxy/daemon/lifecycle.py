@@ -46,7 +46,7 @@ from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.conntrack import sysctls
 from kubeproxy.netfilter.port_holders import Holders
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.picture import Picture
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import START_GRACE_S
 from kubeproxy.runtime import privileges

@@ -22,7 +22,7 @@ from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs import setup
 from kubeproxy.observability.logs.access_log import AccessLog
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import ConfigurationState
+from kubeproxy.observability.picture import ConfigurationState
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.runtime.threads import in_thread
 

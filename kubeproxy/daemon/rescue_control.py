@@ -10,27 +10,26 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import structlog
-from msgspec.structs import replace
 
 from kubeproxy.daemon.data_paths import DataPaths
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Destination, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.model.rescue import Ejection, RescueCounts, RescueState
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.routing.route_watch import Prefix, among
 from kubeproxy.observability.logs.ratelimit import FewByName
-from kubeproxy.observability.protocols import RescueState
 from kubeproxy.proxier.data_path import Ejected, Wanted
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.rescue.ejections import Ejection, Ejections, Endpoint
+from kubeproxy.rescue.ejections import Ejections, Endpoint
 from kubeproxy.rescue.fair_turns import Tenants
-from kubeproxy.rescue.guardian import Guardian, RescueStatus
-from kubeproxy.rescue.protocol import Counts, added
+from kubeproxy.rescue.guardian import Guardian
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +77,7 @@ class Rescue:
         self._changed = asyncio.Event()
         self._why_not: str | None = None
         self._ready = asyncio.Event()
-        self._counts = Counts()
+        self._counts = RescueCounts()
         """Of guardians that have ended."""
         self._restarts = 0
         """Of the processes of guardians that have ended."""
@@ -120,23 +119,21 @@ class Rescue:
         """End the ejections of an endpoint on both data paths; tell whether there were any."""
         return await self._ejector.restore(target)
 
-    def status(self) -> RescueStatus | None:
-        """What it does; None: it is not wanted, or this host does not support it."""
-        return self._guardian.status() if self._guardian is not None else None
-
     def state(self) -> RescueState | None:
-        """What it does, for the status and metrics; None: the kernel path is not asked for."""
+        """Return the state for the status and metrics, or None if the kernel path is not asked for."""
         if self._data_paths.policy.wanted is Wanted.USERSPACE:
             return None
-        status = self.status()
-        self._note(status is not None and status.working)
-        problem = self._data_paths.policy.refusal or self._why_not or (status.problem if status is not None else None)
+        guardian = self._guardian
+        self._note(guardian is not None and guardian.working)
+        problem = (
+            self._data_paths.policy.refusal or self._why_not or (guardian.problem if guardian is not None else None)
+        )
         return RescueState(
             working=self._worked,
             changed_at=self._changed_at,
             problem=problem or "",
-            restarts=self._restarts + (0 if status is None else status.restarts),
-            counts=self._counts if status is None else added(self._counts, status.counts),
+            restarts=self._restarts + (0 if guardian is None else guardian.restarts),
+            counts=self._counts if guardian is None else self._counts.plus(guardian.counts),
             ejections=self._ejector.totals,
             ejected=dict(self._ejector.ejected.items()),
         )
@@ -152,7 +149,7 @@ class Rescue:
             return None
         if self._why_not is not None:
             return f"failed connections are not rescued: {self._why_not}"
-        return self._guardian.status().problem if self._guardian is not None else None
+        return self._guardian.problem if self._guardian is not None else None
 
     @property
     def ejected(self) -> Mapping[Endpoint, Ejection]:
@@ -187,9 +184,8 @@ class Rescue:
                 for part in parts:
                     part.cancel()
         finally:
-            ended = guardian.status()
-            self._counts = replace(added(self._counts, ended.counts), held=0)
-            self._restarts += ended.restarts
+            self._counts = replace(self._counts.plus(guardian.counts), held=0)
+            self._restarts += guardian.restarts
             self._guardian = None
             self._note(False)
             self._report_to(None)
@@ -210,7 +206,7 @@ class Rescue:
         began, worked_at = _now(), float("-inf")
         while True:
             now = _now()
-            working = guardian.status().working
+            working = guardian.working
             self._note(working)
             if working:
                 worked_at = now

@@ -14,8 +14,8 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.service_events import Events
-from kubeproxy.observability.protocols import Picture
-from kubeproxy.proxier.state_snapshot import Snapshot
+from kubeproxy.model.snapshot import Snapshot
+from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
@@ -184,11 +184,12 @@ class Sources:
 
     def picture(self, proxier: Snapshot) -> Picture:
         """The state of the proxier and of the sources."""
+        recorder = self._events.recorder
         return Picture(
             proxier=proxier,
             watches=self._kubernetes.state() if self._kubernetes is not None else (),
             manifests=self._manifests.state() if self._manifests is not None else None,
             requests=self._requests,
-            events=self._events.recorder,
-            drain=self._drain_reporter,
+            events=None if recorder is None else EventCounts(recorder.sent, recorder.dropped),
+            draining=DrainingEndpoints(self._drain_reporter.draining, self._drain_reporter.open),
         )

@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 import structlog
 
-from kubeproxy.proxier.state_snapshot import Summary
+from kubeproxy.model.snapshot import Summary
 from kubeproxy.runtime.backoff import DoublingBackoff
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from kubeproxy.daemon.connection_trace import Tracer
 from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.protocols import ConfigurationState, Picture
+from kubeproxy.observability.picture import ConfigurationState, Picture
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.observability.status.routes import status_routes
@@ -82,7 +82,7 @@ class StatusCollector:
             manifests=picture.manifests,
             configuration=self._configuration(),
             why_not_served=self._why_not_served,
-            open_to={} if picture.drain is None else picture.drain.open,
+            open_to={} if picture.draining is None else picture.draining.open,
             data_path=picture.data_path,
             rescue=picture.rescue,
             stale=picture.stale,

@@ -160,57 +160,61 @@ class Ended(Struct, frozen=True, array_like=True):
     """``kernel``: the endpoint is the one to which the kernel has led the client, whether or not it answered."""
 
 
-class DataPlane(Protocol):
+class DataPlaneReadings(Protocol):
+    """What metrics and health read of a data plane."""
+
+    async def counters(self) -> Mapping[FrontendName, Counters]:
+        """Return a snapshot of the counters, summed over all serving processes."""
+
+    async def worker_status(self) -> Sequence[WorkerStatus]:
+        """Return the status of each serving process, by number."""
+
+    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
+        """Return the endpoints that each serving process has ejected now."""
+
+    @property
+    def restarts(self) -> int:
+        """Return how often a serving process died and was replaced."""
+
+    @property
+    def problem(self) -> str | None:
+        """Return a lasting problem, such as a worker that keeps dying. Return None if there is none."""
+
+
+class DataPlane(DataPlaneReadings, Protocol):
     """A running data plane."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """Apply messages in order and return the failures as texts, by frontend.
 
-        Returns when all are in effect. A failure does not hinder the other messages. After a failed `Listen`
-        a new frontend does not listen."""
-
-    async def counters(self) -> Mapping[FrontendName, Counters]:
-        """A snapshot of the counters, summed over all serving processes."""
-
-    async def worker_status(self) -> Sequence[WorkerStatus]:
-        """The status of each serving process, by number."""
-
-    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The endpoints that are ejected now, for each serving process."""
+        All messages are in effect when it returns. A failure does not hinder the other messages. After a failed
+        `Listen` a new frontend does not listen."""
 
     async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """The endpoints that each serving process would try for a client's next connection.
+        """Return the endpoints that each serving process would try for a client's next connection.
 
-        The query changes nothing. Empty for a frontend that is not served."""
+        The query changes nothing. The answer is empty for a frontend that is not served."""
 
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """Open connections, dials and UDP sessions to each of these addresses, without zeros."""
+        """Return the number of open connections, dials and UDP sessions to each of these addresses, without zeros."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
-        """The session affinity bindings of all frontends, for a new instance."""
+        """Return the session affinity bindings of all frontends, for a new instance."""
 
     async def ended(self) -> Sequence[Ended]:
-        """The connections finished since the last call, if `Tune.access_log` is on.
+        """Return the connections finished since the last call, if `Tune.access_log` is on.
 
         Each serving process keeps a few thousand between calls; more are dropped and counted."""
 
     @property
-    def restarts(self) -> int:
-        """How often a serving process died and was replaced."""
-
-    @property
-    def problem(self) -> str | None:
-        """A lasting problem, such as a worker that keeps dying; None: there is none."""
-
-    @property
     def open_connections(self) -> int:
-        """Open connections and dials in progress, as far as known without a query."""
+        """Return the number of open connections and dials in progress, as far as known without a query."""
 
     async def retire(self) -> None:
         """Stop accepting everywhere: clients already queued are accepted, and open connections go on."""
 
     async def drain(self, grace_s: float) -> int:
-        """Wait until the connections open now have ended, at most `grace_s` seconds; the number left.
+        """Wait until the connections open now have ended, at most `grace_s` seconds, and return the number left.
 
         Accepting continues meanwhile, unless `retire` has ended it."""
 

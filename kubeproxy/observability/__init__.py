@@ -1,6 +1,6 @@
 """What the operator sees: logs, metrics, health, status.
 
-Reads the other rooms through small views (`protocols`, `kubeproxy.dataplane.interface`, callables of the daemon) and
+Reads the other rooms as values (`picture`), by `kubeproxy.dataplane.interface`, and by callables of the daemon, and
 changes nothing in them.
 
 logs             format of the log, rate limits, the access log

@@ -24,7 +24,7 @@ kernel_sync         netfilter transactions and the conntrack entries that contra
 reports             log lines and calls of the observer, when something has changed
 clock               the time, and waiting for it; tests have a clock of their own
 observer            receives the events, for metrics and health
-view                the state for those that read it; `state_snapshot` has its values
+view                the state for those that read it, as values of `kubeproxy.model.snapshot`
 proxier             the rounds
 
 `proxier`, `kernel_sync` and `clock` await; the others are synchronous, and time is an argument to them.
@@ -37,13 +37,11 @@ from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.settings import ProxierSettings
-from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot
 from kubeproxy.proxier.sync_schedule import Periods
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 
 __all__ = [
     "START_GRACE_S",
-    "FrontendStatus",
     "HostPorts",
     "Kernel",
     "NodeFacts",
@@ -53,6 +51,5 @@ __all__ = [
     "Proxier",
     "ProxierObserver",
     "ProxierSettings",
-    "Snapshot",
     "Tracker",
 ]

@@ -19,17 +19,6 @@ Ejected = Mapping[tuple[Protocol, Target], bool]
 *silent*, as a network policy lets it be to one client or to this node, and not to others."""
 
 
-class DataPath(StrEnum):
-    """The way of a connection's bytes."""
-
-    USERSPACE = "userspace"
-    """Through a worker of this proxy."""
-    KERNEL = "kernel"
-    """From client to endpoint, translated by netfilter."""
-    REFUSED = "refused"
-    """None: the kernel cannot lead them, and no worker is to serve them."""
-
-
 class Wanted(StrEnum):
     """The setting dataPath."""
 

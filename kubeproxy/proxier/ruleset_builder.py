@@ -18,9 +18,10 @@ from kubeproxy.model import (
     Target,
     Verdict,
 )
+from kubeproxy.model.snapshot import DataPath
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
-from kubeproxy.proxier.data_path import DataPath, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.data_path import Ejected, Wanted, why_userspace
 from kubeproxy.proxier.hairpins import Hairpins
 from kubeproxy.proxier.node import Preserve
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings

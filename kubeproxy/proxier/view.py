@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kubeproxy.model import Destination, Endpoint, FrontendName, Protocol, Service, ServiceName, Target
+from kubeproxy.model.snapshot import FrontendState, Snapshot, Summary
 from kubeproxy.proxier.kernel_sync import KernelSync
 from kubeproxy.proxier.reports import Reports
 from kubeproxy.proxier.state import ProxierState
-from kubeproxy.proxier.state_snapshot import FrontendStatus, Snapshot, Summary
 from kubeproxy.proxier.sync_schedule import Schedule
 from kubeproxy.proxier.tracker import Tracker
 
@@ -35,7 +35,7 @@ class ProxierView:
         self._reports = reports
         self._now = now
         self._in_round = in_round
-        self._frontends: tuple[FrontendStatus, ...] | None = None
+        self._frontends: tuple[FrontendState, ...] | None = None
         """The frontends as of the end of the last round; None if they have not been collected since."""
 
     # The whole.
@@ -76,13 +76,13 @@ class ProxierView:
         """Have the next snapshot collect the frontends anew."""
         self._frontends = None
 
-    def _collected(self) -> tuple[FrontendStatus, ...]:
+    def _collected(self) -> tuple[FrontendState, ...]:
         """Return the frontends. They are cached, as they change in rounds only, and collecting 20,000 takes 20 ms."""
         if self._frontends is not None:
             return self._frontends
         listeners, rules = self._state.listeners, self._state.rules
         collected = tuple(
-            FrontendStatus(
+            FrontendState(
                 frontend,
                 listeners[name].reservation.port if name in listeners else None,
                 *rules.data_path(frontend),

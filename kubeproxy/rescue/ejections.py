@@ -11,10 +11,11 @@ The last endpoint of a Service may be ejected, too; `data_path.Ejected` says whe
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from kubeproxy.model import Protocol, Target
+from kubeproxy.model.rescue import Ejection
 
 FIRST_S: Final = 0.1
 """How long until the first dial."""
@@ -35,23 +36,6 @@ class Endpoint(NamedTuple):
 
     protocol: Protocol
     target: Target
-
-
-@dataclass(slots=True)
-class Ejection:
-    """Why, and until when, an endpoint is ejected."""
-
-    reason: str
-    """``refused``, ``unreachable`` or ``silent``."""
-    noticed_by: str
-    """``rescue``: a client's packet on the kernel path; ``worker``: a dial on the userspace path."""
-    since: float
-    until: float
-    """When it is dialed."""
-    delay_s: float
-    failures: int = 1
-    tenants: frozenset[str] = frozenset()
-    """The namespaces of the Services that had the endpoint when it failed."""
 
 
 class _Past(NamedTuple):
@@ -99,14 +83,15 @@ class Ejections:
         """An endpoint is being dialed, or, of UDP, is about to be back: `answered` follows without a dial,
         if it has a route."""
         if (ejection := self._ejected.get(endpoint)) is not None:
-            ejection.until = now + PROBE_S
+            self._ejected[endpoint] = replace(ejection, until=now + PROBE_S)
 
     def unanswered(self, endpoint: Endpoint, now: float) -> None:
         """A dial of an ejected endpoint has failed."""
         if (ejection := self._ejected.get(endpoint)) is not None:
-            ejection.failures += 1
-            ejection.delay_s = max(min(2 * ejection.delay_s, LIMIT_S), FIRST_S)
-            ejection.until = now + ejection.delay_s
+            delay_s = max(min(2 * ejection.delay_s, LIMIT_S), FIRST_S)
+            self._ejected[endpoint] = replace(
+                ejection, failures=ejection.failures + 1, delay_s=delay_s, until=now + delay_s
+            )
 
     def answered(self, endpoint: Endpoint, now: float) -> bool:
         """A dial has got an answer. True if that brings the endpoint back."""

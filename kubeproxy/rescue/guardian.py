@@ -23,13 +23,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import structlog
 
 from kubeproxy.model import Family, Protocol, Target, family_of
+from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
@@ -43,7 +43,7 @@ from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.probe import refuses_datagrams
 from kubeproxy.rescue.probes import Dials
 from kubeproxy.rescue.process import RescueProcess
-from kubeproxy.rescue.protocol import Counts, Failed, FreedFlow, Reason, added
+from kubeproxy.rescue.protocol import Failed, FreedFlow, Reason
 from kubeproxy.rescue.silence import Lateness, SilenceWatch
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -74,21 +74,6 @@ TRUSTED_S: Final = 10.0
 endpoint that is silent to some clients is ejected once, and never flaps."""
 
 
-@dataclass(frozen=True, slots=True)
-class RescueStatus:
-    """What the rescue does now."""
-
-    working: bool
-    """Whether the rules are kept alive."""
-    pid: int | None
-    group: int | None
-    """The group of the packet log."""
-    restarts: int
-    counts: Counts
-    """Of all processes of this guardian."""
-    problem: str | None
-
-
 class Guardian:
     """Runs the rescue process, and acts on what it reports."""
 
@@ -111,7 +96,7 @@ class Guardian:
         self._process: RescueProcess | None = None
         self._group = GROUPS[0]
         self._restarts = 0
-        self._counts = Counts()
+        self._counts = RescueCounts()
         """Of the processes that have ended."""
         self._alive = False
         self._problem: str | None = None
@@ -139,17 +124,25 @@ class Guardian:
         finally:
             await self._close()
 
-    def status(self) -> RescueStatus:
-        """See `RescueStatus`."""
-        process = self._process
-        return RescueStatus(
-            working=self._alive,
-            pid=process.pid if process else None,
-            group=process.group if process else None,
-            restarts=self._restarts,
-            counts=added(self._counts, process.counts if process else Counts()),
-            problem=self._problem,
-        )
+    @property
+    def working(self) -> bool:
+        """Return whether the rules are kept alive, so that failed connections are rescued."""
+        return self._alive
+
+    @property
+    def problem(self) -> str | None:
+        """Return why failed connections are not rescued. Return None if they are, or if the process just starts."""
+        return self._problem
+
+    @property
+    def restarts(self) -> int:
+        """Return how often the rescue process was started again."""
+        return self._restarts
+
+    @property
+    def counts(self) -> RescueCounts:
+        """Return what all rescue processes of this guardian have done."""
+        return self._counts if self._process is None else self._counts.plus(self._process.counts)
 
     async def _close(self) -> None:
         """End the process. The rules become inert by themselves: another instance may keep them alive by now."""
@@ -185,7 +178,7 @@ class Guardian:
             except OSError as error:
                 reason = f"cannot start: {error.strerror or error}"
             if self._process is not None:
-                self._counts = added(self._counts, self._process.counts)
+                self._counts = self._counts.plus(self._process.counts)
             self._process = None
             self._end_reentry()
             self._set_alive(False)

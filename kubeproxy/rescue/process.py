@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Final
 
 from kubeproxy.model import Protocol, Target
+from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.rescue.protocol import (
     BEAT_S,
     FLOWS_PER_MESSAGE,
     MESSAGE_BYTES,
     Beat,
-    Counts,
     Failed,
     Freed,
     FreedFlow,
@@ -53,7 +53,7 @@ class RescueProcess:
         """Why its system calls are not filtered."""
         self.shut_out: str | None = None
         """Why clients' packets cannot enter this node again."""
-        self.counts = Counts()
+        self.counts = RescueCounts()
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self._loop.create_future()

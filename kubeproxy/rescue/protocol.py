@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple, replace
 
 from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.model.rescue import RescueCounts
 
 MESSAGE_BYTES: Final = 1 << 16
 """The longest message."""
@@ -30,34 +30,6 @@ class Reason(StrEnum):
     SILENT = "silent"
 
 
-class Counts(Struct, frozen=True, array_like=True):
-    """What the process has done since its start."""
-
-    copied: int = 0
-    """SYNs copied."""
-    refused: int = 0
-    unreachable: int = 0
-    """Reports of each kind."""
-    resent: int = 0
-    """Packets sent again."""
-    given_up: int = 0
-    """SYNs that were sent again as often as allowed; their clients repeat them."""
-    unknown: int = 0
-    """Reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
-    unsent: int = 0
-    """Packets that the kernel did not send."""
-    overflows: int = 0
-    """Times that the kernel had no room for a report or copy."""
-    held: int = 0
-    """Copies kept now."""
-
-
-def added(before: Counts, now: Counts) -> Counts:
-    """The counts of a process and of its predecessors together."""
-    sums = (one + other for one, other in zip(astuple(before), astuple(now), strict=True))
-    return replace(Counts(*sums), held=now.held)
-
-
 class Started(Struct, frozen=True, tag=True, array_like=True):
     """The process reads this group of the packet log, and has given up its privileges."""
 
@@ -71,7 +43,7 @@ class Started(Struct, frozen=True, tag=True, array_like=True):
 class Beat(Struct, frozen=True, tag=True, array_like=True):
     """The process works. Sent `BEAT_S` apart."""
 
-    counts: Counts
+    counts: RescueCounts
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):

@@ -13,10 +13,11 @@ from itertools import count, islice
 from typing import Final, NamedTuple
 
 from kubeproxy.model import Protocol, Target
+from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.rescue.copies import COPIES_MAX, KEEP_S, Copies, Copy
 from kubeproxy.rescue.nflog import FLUSH_S
 from kubeproxy.rescue.packets import Refusal, Refused, Side, Unreachable, again, datagram, packed, text_of
-from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
+from kubeproxy.rescue.protocol import Failed, Freed, FreedFlow, Reason
 
 DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
 """Before each attempt for the same SYN. Together less than a second, after which the client repeats it; and their
@@ -79,9 +80,9 @@ class Resends:
         """Failures to be reported, and when: few, as the rules limit what they report."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
-    def counts(self, *, resent: int, unsent: int, overflows: int) -> Counts:
+    def counts(self, *, resent: int, unsent: int, overflows: int) -> RescueCounts:
         """What has been done."""
-        return Counts(
+        return RescueCounts(
             copied=self._copied,
             refused=self._refused,
             unreachable=self._unreachable,

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from kubeproxy.daemon.connection_trace import Tracer, client_of
 from kubeproxy.model import Address, Endpoint, Family, Protocol, ServicePort, Target, TrafficPolicy
+from kubeproxy.model.rescue import Ejection, RescueState
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.netfilter.ruleset import DirectLink, Spread
-from kubeproxy.observability.protocols import RescueState
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
-from kubeproxy.rescue.ejections import Ejection
 from tests.observability.status.observation import rescue_state
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.fake_node import SOURCE, Node

@@ -10,9 +10,8 @@ from kubeproxy.daemon.kernel_traffic import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Address, Destination, FrontendName, Protocol
 from kubeproxy.model.errors import KernelError
+from kubeproxy.model.snapshot import DataPath, FrontendState
 from kubeproxy.netfilter.nftables.spread_counters import Counted
-from kubeproxy.proxier import FrontendStatus
-from kubeproxy.proxier.data_path import DataPath
 from tests.observability.status.observation import GOOD, MAIL, WEB, frontend, name
 
 AT = Counted(Destination(Address("10.96.0.1"), Protocol.TCP, 80), False)
@@ -48,8 +47,8 @@ class Kernel:
 
 async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
     kernel = Kernel()
-    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
-    mail = FrontendStatus(frontend(MAIL, "10.96.0.2", GOOD), 40002, DataPath.USERSPACE, "there is no rule yet")
+    web = FrontendState(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
+    mail = FrontendState(frontend(MAIL, "10.96.0.2", GOOD), 40002, DataPath.USERSPACE, "there is no rule yet")
     shown = [web, mail]
     traffic = KernelTraffic(lambda: shown, Flows(), read=kernel.read)
     counters = {name(WEB): Counters(accepted=3), name(MAIL): Counters(accepted=1)}
@@ -71,7 +70,7 @@ async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
     kernel.counts = {AT: 3}
     assert await by_kernel() == 12
     # What the kernel led is counted when the frontend has gone over to the userspace path, too.
-    shown[:] = [FrontendStatus(web.frontend, 40001, DataPath.USERSPACE, "there is no endpoint"), mail]
+    shown[:] = [FrontendState(web.frontend, 40001, DataPath.USERSPACE, "there is no endpoint"), mail]
     assert await by_kernel() == 12
     asked = len(kernel.asked)
     result = await traffic.added_to(counters)
@@ -91,7 +90,7 @@ async def test_a_slow_reading_is_done_less_often() -> None:
         await asyncio.sleep(0.15)
         return {}
 
-    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
+    web = FrontendState(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
     traffic = KernelTraffic(lambda: [web], Flows(), read=read)
     await traffic.added_to({})
     await traffic.added_to({})
@@ -101,7 +100,7 @@ async def test_a_slow_reading_is_done_less_often() -> None:
 
 async def test_open_connections_and_bytes_are_added_also_where_the_kernel_leads_no_new_ones() -> None:
     flows = Flows()
-    web = FrontendStatus(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.USERSPACE, "there is no endpoint")
+    web = FrontendState(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.USERSPACE, "there is no endpoint")
     shown = [web]
     traffic = KernelTraffic(lambda: shown, flows, read=Kernel().read)
     counters = {name(WEB): Counters(accepted=3, active=1)}

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 
 from kubeproxy.daemon import startup_progress
-from kubeproxy.proxier.state_snapshot import Summary
+from kubeproxy.model.snapshot import Summary
 
 NOTHING = Summary(
     services=0, waiting=0, listeners=0, services_degraded=0, failing=None, listing=("manifests", "kubernetes")

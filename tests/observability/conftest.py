@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 import uvloop
 
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, EjectedEndpoint, WorkerStatus
+from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
+from kubeproxy.model.manifests import ManifestProblem
+from kubeproxy.model.snapshot import FrontendState, Snapshot
 
 WEB = ServicePortName("default", "web", "http")
 WEB_IPV4 = FrontendName(WEB, Family.IPV4)
@@ -23,13 +26,9 @@ def frontend(name: FrontendName = WEB_IPV4, *, answered: bool = True) -> Fronten
     return Frontend(name, Protocol.TCP, frozenset(), endpoints=endpoints)
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    proxy_port: int | None
-    frontend: Frontend = field(default_factory=frontend)
-    data_path: str = "userspace"
-    data_path_reason: str = ""
-    targets: Sequence[Target] = ()
+def listening(proxy_port: int | None, wanted: Frontend | None = None, **changes: object) -> FrontendState:
+    """A frontend's state; `changes` are other fields."""
+    return replace(FrontendState(wanted or frontend(), proxy_port), **changes)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ def worker_status(
 
 @dataclass(slots=True)
 class State:
-    frontends: Sequence[Listening] = ()
+    frontends: Sequence[FrontendState] = ()
     problems: Mapping[ServiceName, Sequence[str]] = field(default_factory=dict)
     owners: Mapping[ServiceName, str] = field(default_factory=dict)
     service_health: Mapping[ServiceName, tuple[int, int]] = field(default_factory=dict)
@@ -108,32 +107,33 @@ class State:
     endpoint_changes_pending: int = 0
     endpoint_changes_total: int = 0
 
-
-@dataclass(slots=True)
-class Watch:
-    resource: str = "services"
-    behind_s: float = 0.0
-    last_event: float | None = None
-    lists: int = 0
-    watches: int = 0
-    events: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    faulty: int = 0
-    left_out: int = 0
-    kept_bytes: int = 0
+    def snapshot(self) -> Snapshot:
+        return Snapshot(ready=True, **{each.name: getattr(self, each.name) for each in fields(self)})
 
 
-@dataclass(slots=True)
-class ManifestProblem:
-    skipped: bool = False
-    warning: bool = False
+def watch(resource: str = "services", **changes: object) -> ReflectorState:
+    """The state of a reflector that has done nothing yet; `changes` are other fields."""
+    idle = ReflectorState(
+        resource=resource,
+        phase=Phase.LISTING,
+        resource_version="",
+        last_list=None,
+        last_event=None,
+        lists=0,
+        watches=0,
+        events=0,
+        failures={},
+        last_error="",
+        faulty=0,
+        left_out=0,
+        kept_bytes=0,
+        behind_s=0.0,
+    )
+    return replace(idle, **changes)  # type: ignore[arg-type]
 
 
-@dataclass(slots=True)
-class Manifests:
-    problems: Sequence[ManifestProblem] = ()
-    last_change: float = 0.0
-    loaded: bool = True
+def manifest_problem(*, skipped: bool = False, warning: bool = False) -> ManifestProblem:
+    return ManifestProblem("a.yaml", 1, "spec", "odd", skipped=skipped, warning=warning)
 
 
 @pytest.fixture

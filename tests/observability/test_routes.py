@@ -17,7 +17,7 @@ from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.picture import Picture
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
 from tests.observability.conftest import Serving, State
 
@@ -33,7 +33,7 @@ class Node:
         self.counters = self.serving.of
         self.health = ProxyHealth(timeout_s=60.0, families=Family)
         self.metrics = Metrics(families=Family)
-        self.exposition = Exposition(self.metrics, data_plane=self.serving, picture=lambda: Picture(state))
+        self.exposition = Exposition(self.metrics, data_plane=self.serving, picture=lambda: Picture(state.snapshot()))
         self.health_server = HttpServer(
             name="healthz",
             host="127.0.0.1",
@@ -228,7 +228,7 @@ async def test_other_tasks_run_during_a_large_scrape(state: State) -> None:
     serving = Large(
         {FrontendName(ServicePortName("a", f"s{n}", "p"), Family.IPV4): Counters(accepted=n + 1) for n in range(10_000)}
     )
-    exposition = Exposition(Metrics(), data_plane=serving, picture=lambda: Picture(state))
+    exposition = Exposition(Metrics(), data_plane=serving, picture=lambda: Picture(state.snapshot()))
     rendering = asyncio.create_task(exposition.render())
     while not rendering.done():
         turns += writing
@@ -245,7 +245,7 @@ async def test_one_scrape_is_rendered_at_a_time(state: State) -> None:
             story.append("began")
             return {}
 
-    exposition = Exposition(Metrics(), data_plane=Telling(), picture=lambda: Picture(state))
+    exposition = Exposition(Metrics(), data_plane=Telling(), picture=lambda: Picture(state.snapshot()))
 
     async def scrape() -> None:
         await exposition.render()

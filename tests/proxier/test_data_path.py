@@ -10,9 +10,10 @@ import pytest
 
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.model import NODE_PORTS, Claim, Destination, Family, Frontend, FrontendName, Protocol, Scope, Target
+from kubeproxy.model.snapshot import DataPath
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPath, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import Rules
 from kubeproxy.proxier.settings import ProxierSettings

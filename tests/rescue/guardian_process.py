@@ -13,8 +13,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Collection, Sequence
-
-import msgspec
+from dataclasses import asdict
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
@@ -137,8 +136,8 @@ async def main(endpoints: Sequence[Target], *, affinity: bool) -> None:
         group.create_task(guardian.run())
         before = None
         while True:
-            if (counts := guardian.status().counts) != before:
-                print(json.dumps({"counts": msgspec.structs.asdict(counts)}), flush=True)
+            if (counts := guardian.counts) != before:
+                print(json.dumps({"counts": asdict(counts)}), flush=True)
                 before = counts
             await asyncio.sleep(0.1)
 

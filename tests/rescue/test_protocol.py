@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.rescue.protocol import (
     FLOWS_PER_MESSAGE,
     MESSAGE_BYTES,
     Beat,
-    Counts,
     Failed,
     Freed,
     FreedFlow,
     GarbledError,
     Reason,
     Started,
-    added,
     decode_order,
     decode_report,
     encode,
@@ -26,7 +25,8 @@ POD = Target(Address("fd00:3:1::2"), 8080)
 
 
 @pytest.mark.parametrize(
-    "message", [Started(7), Started(7, "why"), Beat(Counts(copied=3)), Failed(Protocol.UDP, POD, Reason.UNREACHABLE)]
+    "message",
+    [Started(7), Started(7, "why"), Beat(RescueCounts(copied=3)), Failed(Protocol.UDP, POD, Reason.UNREACHABLE)],
 )
 def test_reports_and_back(message: Started | Beat | Failed) -> None:
     assert decode_report(encode(message)) == message
@@ -49,5 +49,5 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 def test_the_counts_of_processes_add_up_and_copies_are_those_of_the_last() -> None:
-    sums = added(Counts(copied=3, refused=1, held=7), Counts(copied=2, resent=4, held=1))
-    assert sums == Counts(copied=5, refused=1, resent=4, held=1)
+    sums = RescueCounts(copied=3, refused=1, held=7).plus(RescueCounts(copied=2, resent=4, held=1))
+    assert sums == RescueCounts(copied=5, refused=1, resent=4, held=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.rescue.copies import (
     BYTES_MAX,
     COPIES_MAX,
@@ -16,7 +17,7 @@ from kubeproxy.rescue.copies import (
     Copies,
 )
 from kubeproxy.rescue.packets import Refusal, Refused, Side, Syn, Unreachable, packed, parse
-from kubeproxy.rescue.protocol import Counts, Failed, Freed, FreedFlow, Reason
+from kubeproxy.rescue.protocol import Failed, Freed, FreedFlow, Reason
 from kubeproxy.rescue.resends import AWAITED_S, DATAGRAM_S, DATAGRAMS_MAX, DELAYS_S, QUIET_S, Packet, Resends
 from tests.rescue.log_messages import LINK, message, read
 from tests.rescue.test_packets import CLIENT, CLIENT6, POD, SERVICE, SERVICE6, SYN, ip, tcp
@@ -55,7 +56,7 @@ def refused(resends: Resends, of: Syn, at: float) -> Failed | None:
     return failed
 
 
-def counts(resends: Resends) -> Counts:
+def counts(resends: Resends) -> RescueCounts:
     return resends.counts(resent=0, unsent=0, overflows=0)
 
 

@@ -31,7 +31,7 @@ from kubeproxy.kubernetes.controller.leader_election import Leadership, LeaseNam
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import RESYNC_S, Informer
-from kubeproxy.kubernetes.informer.reflector import ReflectorState
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model.version import __version__
 
 log = structlog.get_logger(__name__)

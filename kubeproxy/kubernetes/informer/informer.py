@@ -20,7 +20,8 @@ from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
-from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
+from kubeproxy.kubernetes.informer.reflector import Reflector
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.informer.store import Indexer, Store
 from kubeproxy.kubernetes.invalid_field import Fault

@@ -12,7 +12,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from random import Random
 from time import monotonic, time
 from typing import Any
@@ -31,6 +30,7 @@ from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.kubernetes.informer.fault_log import Faults
 from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.informer.memory_bound import MemoryBound
+from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.runtime.time_slice import TimeSlice
@@ -41,41 +41,6 @@ MAX_NAMELESS = 1000
 """Objects without a readable name in one list: no API server has any, so what sends more may never end."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Phase(StrEnum):
-    """The activity of a reflector."""
-
-    LISTING = "listing"
-    WATCHING = "watching"
-    WAITING = "waiting"
-    """A request failed; the next try follows after a delay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReflectorState:
-    """A reflector at one moment. Times are Unix seconds; None: never."""
-
-    resource: str
-    phase: Phase
-    resource_version: str
-    """The last version seen; empty before the first list."""
-    last_list: float | None
-    last_event: float | None
-    lists: int
-    watches: int
-    events: int
-    failures: Mapping[str, int]
-    """By cause."""
-    last_error: str
-    faulty: int
-    """Objects with a part that cannot be served."""
-    left_out: int
-    """Objects that are not served, because all together exceed the memory limit (see `memory_bound`)."""
-    kept_bytes: int
-    """Size of all kept objects, in bytes of JSON."""
-    behind_s: float
-    """Time for which changes may have been missed; 0 while a watch works."""
 
 
 @dataclass(slots=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
 
 import structlog
 from prometheus_client import generate_latest
 
-from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
+from kubeproxy.dataplane.interface import Counters, DataPlaneReadings
 from kubeproxy.model import FrontendName
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
-from kubeproxy.observability.protocols import Picture, Serving
+from kubeproxy.observability.picture import Picture
 from kubeproxy.runtime.time_slice import TimeSlice
 
 log = structlog.get_logger(__name__)
@@ -30,16 +30,6 @@ CountersOf = Mapping[FrontendName, Counters]
 """The counters of all frontends."""
 
 
-class MeasuredDataPlane(Serving, Protocol):
-    """The part of the data plane that a scrape reads (`kubeproxy.dataplane.interface.DataPlane`)."""
-
-    async def counters(self) -> Mapping[FrontendName, Counters]:
-        """A snapshot of all counters."""
-
-    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """The ejected endpoints."""
-
-
 class Exposition:
     """Renders scrapes one at a time; concurrent scrapers wait for each other.
 
@@ -51,7 +41,7 @@ class Exposition:
         self,
         metrics: Metrics,
         *,
-        data_plane: MeasuredDataPlane,
+        data_plane: DataPlaneReadings,
         picture: Callable[[], Picture],
         with_kernel_traffic: Callable[[CountersOf], Awaitable[CountersOf]] | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from kubeproxy.observability.protocols import KernelFlowsState
+from kubeproxy.observability.picture import KernelFlowsState
 
 
 def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:

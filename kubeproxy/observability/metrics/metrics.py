@@ -20,7 +20,7 @@ from kubeproxy.model.version import __version__
 from kubeproxy.observability.metrics.slis import ServiceLevels
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.metrics.workers import Workers
-from kubeproxy.observability.protocols import ConfigurationState
+from kubeproxy.observability.picture import ConfigurationState
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 """Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""

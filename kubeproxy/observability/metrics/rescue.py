@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from kubeproxy.observability.protocols import RescueState
+from kubeproxy.model.rescue import RescueState
 
 
 def rescue_families(state: RescueState) -> Iterator[Metric]:

@@ -11,21 +11,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kubeproxy.kubernetes.client.request_metrics import Requests
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model import Family, Scope
 from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.manifests import ManifestState
+from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.kernel_flows import kernel_flow_families
 from kubeproxy.observability.metrics.rescue import rescue_families
-from kubeproxy.observability.protocols import (
-    DrainView,
-    EventsView,
-    ManifestsView,
-    Picture,
-    ProxierView,
-    RequestsView,
-    WatchView,
-)
+from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
 from kubeproxy.runtime.histogram import cumulative
 
 
@@ -48,8 +44,8 @@ class StateCollector(Collector):
             families += _requests(picture.requests)
         if picture.events is not None:
             families += _events(picture.events)
-        if picture.drain is not None:
-            families += _drain(picture.drain)
+        if picture.draining is not None:
+            families += _draining(picture.draining)
         if picture.rescue is not None:
             families += rescue_families(picture.rescue)
         if picture.kernel_flows is not None:
@@ -106,7 +102,7 @@ def _conntrack(room: ConntrackRoom) -> Iterator[Metric]:
     )
 
 
-def _proxier(proxier: ProxierView) -> Iterator[Metric]:
+def _proxier(proxier: Snapshot) -> Iterator[Metric]:
     prefix = "kubeproxy_sync_proxy_rules_"
     yield CounterMetricFamily(
         f"{prefix}service_changes_total", "Changes of Services received", proxier.service_changes_total
@@ -141,7 +137,7 @@ def _proxier(proxier: ProxierView) -> Iterator[Metric]:
     yield listed
 
 
-def _data_paths(proxier: ProxierView) -> Metric:
+def _data_paths(proxier: Snapshot) -> Metric:
     counted = Counter(str(status.data_path) for status in proxier.frontends)
     found = GaugeMetricFamily(
         "kubeproxy_data_path_frontends",
@@ -154,7 +150,7 @@ def _data_paths(proxier: ProxierView) -> Metric:
     return found
 
 
-def _without_local_endpoints(proxier: ProxierView) -> Metric:
+def _without_local_endpoints(proxier: Snapshot) -> Metric:
     """kube-proxy's count of service ports under a Local policy without local endpoints."""
     counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
     for status in proxier.frontends:
@@ -174,7 +170,7 @@ def _without_local_endpoints(proxier: ProxierView) -> Metric:
 _POLICIES: Final = {Scope.LOCAL: "internal", Scope.EXTERNAL: "external"}
 
 
-def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
+def _watches(watches: Sequence[ReflectorState]) -> Iterator[Metric]:
     behind = GaugeMetricFamily(
         "kubeproxy_watch_behind_seconds",
         "Seconds for which changes of a resource may be missing; 0 while a watch works",
@@ -217,7 +213,7 @@ def _watches(watches: Sequence[WatchView]) -> Iterator[Metric]:
     yield from (behind, last_event, faulty, left_out, kept, lists, starts, events, failures)
 
 
-def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
+def _manifests(manifests: ManifestState) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_manifests_last_change_timestamp_seconds",
         "Time of the last change of the manifests",
@@ -235,19 +231,20 @@ def _manifests(manifests: ManifestsView) -> Iterator[Metric]:
     )
 
 
-def _drain(drain: DrainView) -> Iterator[Metric]:
-    draining = drain.draining
+def _draining(draining: DrainingEndpoints) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "kubeproxy_draining_endpoints", "Endpoints that get no new connections because a rollout asks so", len(draining)
+        "kubeproxy_draining_endpoints",
+        "Endpoints that get no new connections because a rollout asks so",
+        len(draining.addresses),
     )
     yield GaugeMetricFamily(
         "kubeproxy_draining_connections",
         "Open connections of this node to endpoints that drain, as last counted",
-        sum(drain.open.get(address, 0) for address in draining),
+        sum(draining.open.get(address, 0) for address in draining.addresses),
     )
 
 
-def _requests(requests: RequestsView) -> Iterator[Metric]:
+def _requests(requests: Requests) -> Iterator[Metric]:
     """client-go's metrics, in which dashboards look for errors of the API server."""
     answers = CounterMetricFamily(
         "rest_client_requests_total",
@@ -267,7 +264,7 @@ def _requests(requests: RequestsView) -> Iterator[Metric]:
     yield latency
 
 
-def _events(events: EventsView) -> Iterator[Metric]:
+def _events(events: EventCounts) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "kubeproxy_events_sent_total", "Kubernetes Events that the API server accepted", events.sent
     )

@@ -13,13 +13,12 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.dataplane.interface import EjectedEndpoint, WorkerStatus
+from kubeproxy.dataplane.interface import DataPlaneReadings, EjectedEndpoint, WorkerStatus
 from kubeproxy.model import FrontendName, ServiceName, Target
 from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.ejection_log import EjectionLog
-from kubeproxy.observability.protocols import Serving
 
 CHECK_S: Final = 5.0
 """Seconds between two checks of the data plane."""
@@ -47,7 +46,7 @@ class Monitor:
     def __init__(
         self,
         *,
-        data_plane: Serving,
+        data_plane: DataPlaneReadings,
         health: ProxyHealth,
         metrics: Metrics,
         is_endpoint: Callable[[FrontendName, Target], bool],

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Final
 
 from msgspec import structs
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import NODE_PORTS, Address, Destination, Target
+from kubeproxy.model.manifests import ManifestProblem
+from kubeproxy.model.rescue import RescueState
+from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.health import DEGRADES_ONLY
-from kubeproxy.observability.protocols import (
-    ConfigurationState,
-    FrontendView,
-    KernelFlowsState,
-    ManifestProblemView,
-    RescueState,
-)
+from kubeproxy.observability.picture import ConfigurationState, KernelFlowsState
 from kubeproxy.observability.status.document import (
-    ConfigurationStatus,
     DataPathsStatus,
     FrontendStatus,
     KernelFlowsStatus,
@@ -125,7 +122,7 @@ def service(
 
 
 def frontend(
-    view: FrontendView,
+    view: FrontendState,
     *,
     counters: Counters,
     ejected: Sequence[EjectedEndpoint],
@@ -190,9 +187,9 @@ def _rescue(state: RescueState, now: float) -> RescueStatus:
         since_s=round(max(0.0, now - state.changed_at), 1),
         problem=state.problem,
         restarts=state.restarts,
-        reports=state.counts.refused + state.counts.unreachable,
-        resent=state.counts.resent,
+        reports=state.counts.reports,
         ejected=len(state.ejected),
+        **asdict(state.counts),
     )
 
 
@@ -201,16 +198,8 @@ def _summary(state: str, troubled: int) -> str:
     return f"{state}, {several(troubled, 'Service with a problem', 'Services with a problem')}" if troubled else state
 
 
-def _configuration(state: ConfigurationState | None) -> ConfigurationStatus | None:
-    if state is None:
-        return None
-    return ConfigurationStatus(
-        file=state.file,
-        loaded_at=state.loaded_at,
-        faults=tuple(map(redact, state.faults)),
-        refused_at=state.refused_at,
-        needs_restart=state.needs_restart,
-    )
+def _configuration(state: ConfigurationState | None) -> ConfigurationState | None:
+    return None if state is None else replace(state, faults=tuple(map(redact, state.faults)))
 
 
 def _netfilter(observation: Observation) -> NetfilterStatus:
@@ -229,7 +218,7 @@ def _netfilter(observation: Observation) -> NetfilterStatus:
     )
 
 
-def _is_minor(problem: ManifestProblemView) -> bool:
+def _is_minor(problem: ManifestProblem) -> bool:
     return problem.skipped or problem.warning
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kubeproxy.dataplane.interface import Counters, WorkerStatus
+from kubeproxy.model.rescue import RescueCounts
+from kubeproxy.observability.picture import ConfigurationState
 
 
 class State(StrEnum):
@@ -207,21 +209,19 @@ class NetfilterStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RescueStatus:
-    """The rescue of failed connections of the kernel path. Counts are sums since the start of the daemon."""
+class RescueStatus(RescueCounts):
+    """The rescue of failed connections of the kernel path, with its counts since the start of the daemon."""
 
     working: bool
     """Whether failed connections are rescued now."""
     since_s: float
-    """For how many seconds they are, or are not."""
+    """For how many seconds `working` has had its value."""
     problem: str
-    """Why they are not; empty: they are, or it is about to start."""
+    """Why failed connections are not rescued; empty if they are, or if the rescue is about to start."""
     restarts: int
-    """How often its process was started again."""
+    """How often the rescue process was started again."""
     reports: int
     """Failures that packets have reported."""
-    resent: int
-    """Clients' packets sent again."""
     ejected: int
     """Endpoints to which the kernel leads no new connections now."""
 
@@ -257,20 +257,6 @@ class DataPathsStatus:
     """None: the kernel path is not asked for."""
     flows: KernelFlowsStatus | None = None
     """None: no rule has led a connection by the kernel path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigurationStatus:
-    """The configuration in force, compared with the file on disk at the last reload."""
-
-    file: str
-    """Empty: flags alone."""
-    loaded_at: float
-    faults: tuple[str, ...] = ()
-    """Why the last reload was refused; empty: it was not."""
-    refused_at: float | None = None
-    needs_restart: tuple[str, ...] = ()
-    """Fields that have changed in the file, and take effect at a restart only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +308,7 @@ class Status:
     """The newest first."""
     interval_s: float
     """Seconds between two points of a trend."""
-    configuration: ConfigurationStatus | None = None
+    configuration: ConfigurationState | None = None
     data_paths: DataPathsStatus | None = None
     hint: str = ""
     """Why no Service matches the query, and what was probably meant; empty: some do."""

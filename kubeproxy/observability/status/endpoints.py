@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Endpoint, Protocol, Target
-from kubeproxy.observability.protocols import EjectionView, RescueState
+from kubeproxy.model.rescue import Ejection, RescueState
 from kubeproxy.observability.status.document import EndpointStatus, Standing
 
 
@@ -53,7 +53,7 @@ def _by_workers(ejected: Sequence[EjectedEndpoint]) -> Ejected:
     )
 
 
-def _by_rescue(ejection: EjectionView, also: Ejected | None, now: float) -> Ejected:
+def _by_rescue(ejection: Ejection, also: Ejected | None, now: float) -> Ejected:
     return Ejected(
         ejection.reason,
         ejection.failures,

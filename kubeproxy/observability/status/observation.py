@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint, WorkerStatus
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model import Address, Endpoint, FrontendName, Target
+from kubeproxy.model.manifests import ManifestState
+from kubeproxy.model.rescue import RescueState
+from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.health import Health
-from kubeproxy.observability.protocols import (
-    ConfigurationState,
-    KernelFlowsState,
-    ManifestsView,
-    ProxierView,
-    RescueState,
-    WatchView,
-)
+from kubeproxy.observability.picture import ConfigurationState, KernelFlowsState
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
 """All endpoints of a frontend's service port, chosen or not."""
@@ -34,13 +31,13 @@ class Observation:
     began: float
     """Unix seconds."""
     health: Health
-    proxier: ProxierView
+    proxier: Snapshot
     counters: Mapping[FrontendName, Counters]
     worker_status: Sequence[WorkerStatus]
     ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]
     restarts: int
-    watches: Sequence[WatchView] = ()
-    manifests: ManifestsView | None = None
+    watches: Sequence[ReflectorState] = ()
+    manifests: ManifestState | None = None
     configuration: ConfigurationState | None = None
     why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
     """Why a Service that a source has is none of this proxy's, by namespace (empty: any) and name; empty: unknown."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kubeproxy.model import FrontendName, Protocol, ServiceName, Target, Verdict
-from kubeproxy.observability.protocols import FrontendView
+from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.observability.status.document import State, Traffic
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.traffic_history import History
@@ -57,7 +57,7 @@ class Row:
     """One Service with its frontends, state and traffic."""
 
     name: ServiceName
-    frontends: list[FrontendView] = field(default_factory=list)
+    frontends: list[FrontendState] = field(default_factory=list)
     state: State = State.OK
     ejected: int = 0
     """Ejected endpoints."""
@@ -145,7 +145,7 @@ class Index:
             total.bytes_out + outward,
         )
 
-    def _count_data_path(self, view: FrontendView) -> None:
+    def _count_data_path(self, view: FrontendState) -> None:
         if view.data_path == "kernel":
             self.by_kernel += 1
             return
@@ -215,7 +215,7 @@ def named(row: Row, name: str) -> bool:
     return name in (str(row.name), row.name.name)
 
 
-def has_port(view: FrontendView, port: str) -> bool:
+def has_port(view: FrontendState, port: str) -> bool:
     """Whether a frontend has a port of that name or number, as service port or node port."""
     frontend = view.frontend
     if frontend.name.service_port.port == port:
@@ -223,7 +223,7 @@ def has_port(view: FrontendView, port: str) -> bool:
     return port.isdecimal() and any(it.port == int(port) for it in frontend.destinations | frontend.own_destinations)
 
 
-def has_address(view: FrontendView, wanted: str) -> bool:
+def has_address(view: FrontendState, wanted: str) -> bool:
     """Whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
     frontend = view.frontend
     for address, _, port in frontend.destinations | frontend.own_destinations:
@@ -278,11 +278,11 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 }
 
 
-def frontends_of(row: Row, port: str) -> list[FrontendView]:
+def frontends_of(row: Row, port: str) -> list[FrontendState]:
     """The frontends of one port (empty: of all), by port, family and scope."""
     chosen = [view for view in row.frontends if not port or has_port(view, port)]
     return sorted(chosen, key=_frontend_name)
 
 
-def _frontend_name(view: FrontendView) -> FrontendName:
+def _frontend_name(view: FrontendState) -> FrontendName:
     return view.frontend.name

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kubeproxy.dataplane.interface import WorkerStatus
+from kubeproxy.observability.picture import ConfigurationState
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import (
-    ConfigurationStatus,
     DataPathsStatus,
     FrontendStatus,
     RecentWarning,
@@ -79,7 +79,7 @@ def facts(status: Status) -> Iterator[tuple[str, str]]:
     yield "services", f"{status.totals.services}{f': {counts}' if counts else ''}"
 
 
-def configuration(state: ConfigurationStatus) -> Iterator[tuple[str, str]]:
+def configuration(state: ConfigurationState) -> Iterator[tuple[str, str]]:
     """The file, and what of it is not in effect."""
     file = state.file or "flags"
     if state.faults:

@@ -15,7 +15,8 @@ from kubeproxy.kubernetes.client.decode import excerpt
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
-from kubeproxy.kubernetes.informer.reflector import Reflector, ReflectorState
+from kubeproxy.kubernetes.informer.reflector import Reflector
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.sources.kubernetes.kinds import Endpoints, OwnNode, Services, Slices
 from kubeproxy.sources.sink import NodeSink, Sink

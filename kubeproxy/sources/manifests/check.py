@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import Service, ServiceName
+from kubeproxy.model.manifests import ManifestProblem
 from kubeproxy.sources.manifests.documents import ObjectKind, Piece, Reading, Terms, pieces
-from kubeproxy.sources.manifests.inventory import Inventory, ManifestProblem
+from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.known_fields import KINDS, nearest
 from kubeproxy.sources.manifests.lint.lines import line_of
 from kubeproxy.sources.manifests.lint.references import Defined, Where, warnings

@@ -10,35 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
+from kubeproxy.model.manifests import ManifestProblem
 from kubeproxy.sources.manifests.documents import Entry, ObjectKind, ObjectName, Place, Reading
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestProblem:
-    """A present fault, or a skipped kind, with its place."""
-
-    origin: str
-    """The file, directory or URL."""
-    document: int
-    """0: the origin as a whole."""
-    path: str
-    message: str
-    name: str = ""
-    """The object, if it can be identified: ``Service demo/web``."""
-    skipped: bool = False
-    """No fault: the object is of a kind that manifests may not define."""
-    warning: bool = False
-    """No fault, but probably a mistake: the object is served."""
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """Identifies the problem even after documents were added before it."""
-        return self.origin, self.name, self.path, self.message
-
-    def __str__(self) -> str:
-        document = f" document {self.document}" if self.document else ""
-        path = f" {self.path}:" if self.path else ""
-        return f"{self.origin}{document}:{path} {self.message}"
 
 
 @dataclass(slots=True)

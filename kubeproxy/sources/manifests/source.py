@@ -19,10 +19,11 @@ import structlog
 from kubeproxy.kubernetes.manifests.files import SETTLE_S, Changing, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model import EndpointSlice, Service
+from kubeproxy.model.manifests import ManifestProblem, ManifestState, PathState
 from kubeproxy.runtime.threads import NotBegun, in_thread
 from kubeproxy.runtime.time_slice import TimeSlice
 from kubeproxy.sources.manifests.documents import ObjectKind, Reading, Terms, read
-from kubeproxy.sources.manifests.inventory import Difference, Inventory, ManifestProblem
+from kubeproxy.sources.manifests.inventory import Difference, Inventory
 from kubeproxy.sources.manifests.watch import Directories, Watcher, directories
 from kubeproxy.sources.sink import Sink, SourceName
 
@@ -55,28 +56,6 @@ class Report:
 
     problem: ManifestProblem
     resolved: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PathState:
-    """One named path: its manifests and objects, counted, and the fault of the path itself."""
-
-    path: str
-    manifests: int
-    objects: int
-    fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestState:
-    """The source's contents. `last_change` is Unix time, 0 before the first change."""
-
-    loaded: bool = False
-    paths: tuple[PathState, ...] = ()
-    services: int = 0
-    slices: int = 0
-    problems: tuple[ManifestProblem, ...] = ()
-    last_change: float = 0.0
 
 
 Answer = bytes | ReadError | None

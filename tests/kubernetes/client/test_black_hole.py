@@ -11,7 +11,7 @@ import pytest
 
 from kubeproxy.kubernetes.client import transport
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
-from kubeproxy.kubernetes.informer.reflector import Phase
+from kubeproxy.kubernetes.informer.reflector_state import Phase
 from kubeproxy.model import ServiceName
 from tests.kubernetes.harness import connected, until, watching
 from tests.support.apiserver import ApiServer, Cluster

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubeproxy.model import Family
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.protocols import Picture
+from kubeproxy.observability.picture import Picture
 from tests.observability.conftest import State
 from tests.support.clock import Clock
 
@@ -39,7 +39,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_kube_proxys_names_types_and_labels(metrics: Metrics, state: State) -> None:
-    metrics.state.read(Picture(state))
+    metrics.state.read(Picture(state.snapshot()))
     found = {
         family.name + ("_total" if family.type == "counter" else ""): (
             family.type,
@@ -152,7 +152,7 @@ def test_a_refused_transaction_counts_for_its_adapter(
 
 
 def test_names_follow_prometheus_conventions(metrics: Metrics, state: State) -> None:
-    metrics.state.read(Picture(state))
+    metrics.state.read(Picture(state.snapshot()))
     for family in metrics.registry.collect():
         assert family.documentation
         assert family.name.startswith(("kubeproxy_", "process_"))

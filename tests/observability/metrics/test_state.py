@@ -1,40 +1,27 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from prometheus_client import CollectorRegistry
 
 from kubeproxy.kubernetes.client.request_metrics import Requests
-from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
 from kubeproxy.model import (
     Address,
     Family,
-    Frontend,
     FrontendName,
     Protocol,
     Scope,
     ServiceName,
-    ServicePortName,
     Target,
 )
 from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.manifests import ManifestState
+from kubeproxy.model.rescue import Ejection
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.state import StateCollector
-from kubeproxy.observability.protocols import Picture
-from kubeproxy.proxier import FrontendStatus, Snapshot
-from kubeproxy.rescue.ejections import Ejection
-from kubeproxy.sources.manifests.inventory import ManifestProblem as FileTrouble
-from kubeproxy.sources.manifests.source import ManifestState
-from tests.observability.conftest import WEB, Listening, ManifestProblem, Manifests, State, Watch, frontend
+from kubeproxy.observability.picture import EventCounts, Picture
+from tests.observability.conftest import WEB, State, frontend, listening, manifest_problem, watch
 from tests.observability.status.observation import flows_state, rescue_state
-
-
-@dataclass
-class Events:
-    sent: int
-    dropped: int
 
 
 @pytest.fixture
@@ -62,12 +49,12 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
     served = frontend(FrontendName(WEB, Family.IPV6, Scope.LOCAL))
     empty = frontend(FrontendName(WEB, Family.IPV6), answered=False)
     frontends = (None, internal), (40001, internal), (40002, external), (None, served), (None, empty)
-    state.frontends = [Listening(port, wanted) for port, wanted in frontends]
+    state.frontends = [listening(port, wanted) for port, wanted in frontends]
     state.problems = {ServiceName("default", "web"): ["port 80: SCTP is not served"]}
     state.sources = {"kubernetes": False, "manifests": True}
     state.service_changes_total, state.service_changes_pending = 12, 2
     state.endpoint_changes_total, state.endpoint_changes_pending = 34, 3
-    collector.read(Picture(state))
+    collector.read(Picture(state.snapshot()))
     expected = {
         "kubeproxy_sync_proxy_rules_service_changes_total": 12,
         "kubeproxy_sync_proxy_rules_service_changes_pending": 2,
@@ -92,17 +79,17 @@ def test_the_proxier(collector: StateCollector, state: State) -> None:
     }
     assert values(collector) == expected
     assert values(collector) == expected
-    collector.read(Picture(state, stale={"kubernetes": 1.0}))
+    collector.read(Picture(state.snapshot(), stale={"kubernetes": 1.0}))
     assert values(collector)["kubeproxy_source_stale_seconds source=kubernetes"] > 1_700_000_000
     assert values(collector)["kubeproxy_source_stale_seconds source=manifests"] == 0
     state.frontends = []
-    collector.read(Picture(state))
+    collector.read(Picture(state.snapshot()))
     assert values(collector)["kubeproxy_frontends state=serving"] == 0
 
 
 def test_reasons_and_connection_tracking_have_metrics(collector: StateCollector, state: State) -> None:
     room = ConntrackRoom(entries=900, limit=1000, dropped=3)
-    collector.read(Picture(state, conntrack=room, reasons={Reason.CONNTRACK: "nearly full"}))
+    collector.read(Picture(state.snapshot(), conntrack=room, reasons={Reason.CONNTRACK: "nearly full"}))
     found = values(collector)
     assert {name for name, value in found.items() if name.startswith("kubeproxy_degraded") and value} == {
         "kubeproxy_degraded reason=conntrack"
@@ -111,9 +98,11 @@ def test_reasons_and_connection_tracking_have_metrics(collector: StateCollector,
 
 
 def test_the_counting_of_the_kernel_path_has_metrics(collector: StateCollector, state: State) -> None:
-    collector.read(Picture(state))
+    collector.read(Picture(state.snapshot()))
     assert not [name for name in values(collector) if "kernel" in name and "data_path" not in name]
-    collector.read(Picture(state, kernel_flows=flows_state(bytes_counted=False, problem="away", overflows=2)))
+    collector.read(
+        Picture(state.snapshot(), kernel_flows=flows_state(bytes_counted=False, problem="away", overflows=2))
+    )
     found = values(collector)
     assert {name: found[f"kubeproxy_kernel_{name}"] for name in ("bytes_counted", "flows_readable", "ends_total")} == {
         "bytes_counted": 0,
@@ -125,14 +114,14 @@ def test_the_counting_of_the_kernel_path_has_metrics(collector: StateCollector, 
 
 
 def test_the_rescue_has_metrics_where_the_kernel_path_is_asked_for(collector: StateCollector, state: State) -> None:
-    state.frontends = [Listening(40001), Listening(40002, data_path="kernel"), Listening(40003, data_path="kernel")]
-    collector.read(Picture(state))
+    state.frontends = [listening(40001), listening(40002, data_path="kernel"), listening(40003, data_path="kernel")]
+    collector.read(Picture(state.snapshot()))
     found = values(collector)
     assert found["kubeproxy_data_path_frontends data_path=kernel"] == 2
     assert found["kubeproxy_data_path_frontends data_path=userspace"] == 1
     assert not [name for name in found if name.startswith("kubeproxy_rescue")]
     ejected = {(Protocol.TCP, Target(Address("10.0.0.1"), 80)): Ejection("silent", "rescue", 0.0, 1.0, 0.1)}
-    collector.read(Picture(state, rescue=rescue_state(ejected, restarts=4)))
+    collector.read(Picture(state.snapshot(), rescue=rescue_state(ejected, restarts=4)))
     found = values(collector)
     expected = {
         "working": 1,
@@ -157,7 +146,7 @@ def test_the_rescue_has_metrics_where_the_kernel_path_is_asked_for(collector: St
 
 def test_watches(collector: StateCollector, state: State) -> None:
     watches = [
-        Watch(
+        watch(
             behind_s=1.5,
             last_event=1.8e9,
             lists=2,
@@ -168,9 +157,9 @@ def test_watches(collector: StateCollector, state: State) -> None:
             left_out=7,
             kept_bytes=800,
         ),
-        Watch(resource="endpointslices"),
+        watch(resource="endpointslices"),
     ]
-    collector.read(Picture(state, watches=watches))
+    collector.read(Picture(state.snapshot(), watches=watches))
     found = {name: value for name, value in values(collector).items() if name.startswith("kubeproxy_watch")}
     assert found == {
         "kubeproxy_watch_behind_seconds resource=services": 1.5,
@@ -196,15 +185,16 @@ def test_watches(collector: StateCollector, state: State) -> None:
 def test_manifests(collector: StateCollector, state: State) -> None:
     collector.read(
         Picture(
-            state,
-            manifests=Manifests(
-                [
-                    ManifestProblem(),
-                    ManifestProblem(skipped=True),
-                    ManifestProblem(),
-                    *[ManifestProblem(warning=True)] * 3,
-                ],
-                1.8e9,
+            state.snapshot(),
+            manifests=ManifestState(
+                loaded=True,
+                problems=(
+                    manifest_problem(),
+                    manifest_problem(skipped=True),
+                    manifest_problem(),
+                    *[manifest_problem(warning=True)] * 3,
+                ),
+                last_change=1.8e9,
             ),
         )
     )
@@ -216,57 +206,12 @@ def test_manifests(collector: StateCollector, state: State) -> None:
     }
 
 
-def test_values_of_other_rooms_match_the_views(collector: StateCollector) -> None:
-    unserved = Frontend(FrontendName(ServicePortName("a", "b", ""), Family.IPV4), Protocol.TCP, frozenset())
-    snapshot = Snapshot(
-        ready=True,
-        frontends=(FrontendStatus(unserved, None),),
-        problems={},
-        service_health={},
-        sources={"kubernetes": True},
-        owners={},
-        netfilter="fake",
-        failing=None,
-        failures=0,
-        pending_since=None,
-        programmed_at=None,
-        service_changes_pending=0,
-        service_changes_total=9,
-        endpoint_changes_pending=0,
-        endpoint_changes_total=0,
-    )
-    reflector = ReflectorState(
-        resource="services",
-        phase=Phase.LISTING,
-        resource_version="",
-        last_list=None,
-        last_event=None,
-        lists=0,
-        watches=0,
-        events=0,
-        failures={"tls": 2},
-        last_error="",
-        faulty=0,
-        left_out=3,
-        kept_bytes=1000,
-        behind_s=7.0,
-    )
-    manifests = ManifestState(problems=(FileTrouble("a.yaml", 1, "spec", "odd"),))
-    collector.read(Picture(snapshot, (reflector,), manifests))
-    found = values(collector)
-    assert found["kubeproxy_frontends state=waiting"] == 1
-    assert found["kubeproxy_watch_failures_total resource=services cause=tls"] == 2
-    assert found["kubeproxy_watch_left_out_objects resource=services"] == 3
-    assert found["kubeproxy_watch_kept_bytes resource=services"] == 1000
-    assert found["kubeproxy_manifests_faults"] == 1
-
-
 def test_requests_to_the_api_server(collector: StateCollector, state: State) -> None:
     requests = Requests(host="10.96.0.1:443")
     requests.answered("GET", 200, 0.3)
     requests.answered("GET", 410, 0.0)
     requests.answered("POST", None, 100.0)
-    collector.read(Picture(state, requests=requests))
+    collector.read(Picture(state.snapshot(), requests=requests))
     found = {name: value for name, value in values(collector).items() if name.startswith("rest_client_")}
     host = "host=10.96.0.1:443"
     assert found[f"rest_client_requests_total code=200 method=GET {host}"] == 1
@@ -281,6 +226,6 @@ def test_requests_to_the_api_server(collector: StateCollector, state: State) -> 
 
 
 def test_events(collector: StateCollector, state: State) -> None:
-    collector.read(Picture(state, events=Events(sent=3, dropped=1)))
+    collector.read(Picture(state.snapshot(), events=EventCounts(sent=3, dropped=1)))
     assert values(collector)["kubeproxy_events_sent_total"] == 3
     assert values(collector)["kubeproxy_events_dropped_total"] == 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint, WorkerStatus
+from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
@@ -19,12 +20,12 @@ from kubeproxy.model import (
     ServicePortName,
     Target,
 )
+from kubeproxy.model.rescue import Ejection, RescueCounts, RescueState
+from kubeproxy.model.snapshot import FrontendState, Snapshot
 from kubeproxy.observability.health import ProxyHealth, Reason
-from kubeproxy.observability.protocols import KernelFlowsState, RescueState
+from kubeproxy.observability.picture import KernelFlowsState
 from kubeproxy.observability.status.observation import Observation
-from kubeproxy.proxier import FrontendStatus, Snapshot
-from kubeproxy.rescue.ejections import Ejection
-from kubeproxy.rescue.protocol import Counts
+from tests.observability.conftest import watch as idle_watch
 
 NOW = 1000.0
 WALL = 1_800_000_000.0
@@ -66,7 +67,7 @@ def health(
     return made
 
 
-def snapshot(frontends: Sequence[FrontendStatus], **changes: object) -> Snapshot:
+def snapshot(frontends: Sequence[FrontendState], **changes: object) -> Snapshot:
     plain = Snapshot(
         ready=True,
         frontends=frontends,
@@ -122,10 +123,10 @@ def look(proxier: Snapshot, **changes: object) -> Observation:
 def shop(**changes: object) -> Observation:
     """web with an ejected endpoint, mail, reports without endpoints, and broken with a problem."""
     frontends = (
-        FrontendStatus(frontend(WEB, "10.96.0.1", GOOD, EJECTED, TERMINATING, node_port=30080), 40001),
-        FrontendStatus(frontend(MAIL, "10.96.0.2", GOOD), 40002),
-        FrontendStatus(frontend(REPORTS, "10.96.0.3"), 40003),
-        FrontendStatus(frontend(BROKEN, "10.96.0.4", GOOD), 40004),
+        FrontendState(frontend(WEB, "10.96.0.1", GOOD, EJECTED, TERMINATING, node_port=30080), 40001),
+        FrontendState(frontend(MAIL, "10.96.0.2", GOOD), 40002),
+        FrontendState(frontend(REPORTS, "10.96.0.3"), 40003),
+        FrontendState(frontend(BROKEN, "10.96.0.4", GOOD), 40004),
     )
     proxier = snapshot(frontends, problems={BROKEN: ("node port 30090 is not served: it is in use",)})
     counters = {
@@ -143,7 +144,7 @@ def rescue_state(ejected: Mapping[tuple[Protocol, Target], Ejection] | None = No
         changed_at=NOW - 60,
         problem="",
         restarts=0,
-        counts=Counts(copied=100, refused=5, unreachable=2, resent=7, held=3),
+        counts=RescueCounts(copied=100, refused=5, unreachable=2, resent=7, held=3),
         ejections={("refused", "rescue"): 2, ("timeout", "worker"): 1},
         ejected=ejected or {},
     )
@@ -175,7 +176,7 @@ def town(count: int) -> Observation:
         service = ServiceName(f"ns-{number % 100:02}", f"service-{number:05}")
         address = f"10.{97 + number // 65536}.{number // 256 % 256}.{number % 256}"
         targets = tuple(Target(Address(f"10.3.{number % 256}.{last}"), 8080) for last in (1, 2, 3))
-        frontends.append(FrontendStatus(frontend(service, address, *targets), 20000 + number))
+        frontends.append(FrontendState(frontend(service, address, *targets), 20000 + number))
         counters[name(service)] = Counters(accepted=number)
         if number % 100 == 0:
             ejected[name(service)] = (
@@ -184,15 +185,6 @@ def town(count: int) -> Observation:
     return look(snapshot(frontends), counters=counters, ejected=ejected)
 
 
-@dataclass
-class Watch:
-    resource: str = "services"
-    behind_s: float = 0.0
-    last_event: float | None = WALL - 5
-    lists: int = 1
-    watches: int = 1
-    events: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    faulty: int = 0
-    left_out: int = 0
-    kept_bytes: int = 0
+def watch(**changes: object) -> ReflectorState:
+    """The watch of Services in order, five seconds after the last event; `changes` are other fields."""
+    return replace(idle_watch("services", last_event=WALL - 5, lists=1, watches=1), **changes)  # type: ignore[arg-type]

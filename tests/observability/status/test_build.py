@@ -11,6 +11,8 @@ from msgspec import structs
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Protocol, Scope, ServiceName, Verdict
+from kubeproxy.model.rescue import Ejection
+from kubeproxy.model.snapshot import DataPath, FrontendState, Snapshot
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.status import build
 from kubeproxy.observability.status import text as status_text
@@ -19,9 +21,6 @@ from kubeproxy.observability.status.document import RecentWarning, ServiceStatus
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.service_index import Index, Order, Query, Row
 from kubeproxy.observability.status.traffic_history import History
-from kubeproxy.proxier import FrontendStatus, Snapshot
-from kubeproxy.proxier.data_path import DataPath
-from kubeproxy.rescue.ejections import Ejection
 from tests.observability.status.observation import (
     BROKEN,
     EJECTED,
@@ -32,7 +31,6 @@ from tests.observability.status.observation import (
     TERMINATING,
     WALL,
     WEB,
-    Watch,
     candidates,
     flows_state,
     health,
@@ -41,6 +39,7 @@ from tests.observability.status.observation import (
     shop,
     snapshot,
     town,
+    watch,
 )
 
 
@@ -116,10 +115,10 @@ def by_kernel(observation: Observation, **changes: object) -> Observation:
     """The observation with web on the kernel path, and mail not, for a reason."""
     web, mail, *others = observation.proxier.frontends
     proxier = replace(
-        observation.proxier,  # type: ignore[type-var]
+        observation.proxier,
         frontends=(
-            replace(web, data_path=DataPath.KERNEL, targets=(GOOD, TERMINATING)),  # type: ignore[type-var]
-            *(replace(each, data_path_reason="there is no endpoint") for each in (mail, *others)),  # type: ignore[type-var]
+            replace(web, data_path=DataPath.KERNEL, targets=(GOOD, TERMINATING)),
+            *(replace(each, data_path_reason="there is no endpoint") for each in (mail, *others)),
         ),
     )
     return replace(observation, **{"proxier": proxier, "data_path": "kernel", **changes})  # type: ignore[arg-type]
@@ -316,7 +315,7 @@ def test_an_ejected_endpoint_does_not_make_the_daemon_unhealthy() -> None:
 
 
 def test_sources_show_their_lag_and_faults() -> None:
-    watches = (Watch(left_out=9), Watch("endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
+    watches = (watch(left_out=9), watch(resource="endpointslices", behind_s=12.0, failures={"connection": 3}, faulty=2))
     proxier = snapshot((), sources={"kubernetes": True, "manifests": False})
     found = [(it.name, words.source(it), it.problems) for it in whole(shop(proxier=proxier, watches=watches)).sources]
     assert found == [
@@ -450,7 +449,7 @@ def test_a_local_policy_without_local_endpoints_is_no_problem() -> None:
     *others, status = observation.proxier.frontends
     local = replace(status.frontend, name=status.frontend.name._replace(scope=Scope.EXTERNAL), endpoints=())
     for verdict, state in ((Verdict.DROP, State.OK), (Verdict.REFUSE, State.EMPTY)):
-        both = (*others, status, FrontendStatus(replace(local, when_empty=verdict), 40009))
+        both = (*others, status, FrontendState(replace(local, when_empty=verdict), 40009))
         seen = one(whole(shop(proxier=snapshot(both))), BROKEN)
         assert seen.state is state
         assert ("none on this node; clients are dropped" in "\n".join(status_text.details(seen))) == (state is State.OK)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.kubernetes.informer.reflector import Phase, ReflectorState
+from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.model import ServiceName, SliceName
 from kubeproxy.sources.kubernetes.source import KubernetesSource
 from tests.kubernetes.harness import QUICK, Remembering, connected, until, watching

@@ -1,0 +1,55 @@
+"""What was read from manifests, and what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestProblem:
+    """A present fault, or a skipped kind, with its place."""
+
+    origin: str
+    """The file, directory or URL."""
+    document: int
+    """Its number, from 1. 0 stands for the origin as a whole."""
+    path: str
+    message: str
+    name: str = ""
+    """The object, if it can be identified: ``Service demo/web``."""
+    skipped: bool = False
+    """No fault: the object is of a kind that manifests may not define."""
+    warning: bool = False
+    """No fault, but probably a mistake: the object is served."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Return what identifies the problem even after documents were added before its own."""
+        return self.origin, self.name, self.path, self.message
+
+    def __str__(self) -> str:
+        document = f" document {self.document}" if self.document else ""
+        path = f" {self.path}:" if self.path else ""
+        return f"{self.origin}{document}:{path} {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """One named path: its manifests and objects, counted, and the fault of the path itself."""
+
+    path: str
+    manifests: int
+    objects: int
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestState:
+    """The source's contents. `last_change` is Unix time, 0 before the first change."""
+
+    loaded: bool = False
+    paths: tuple[PathState, ...] = ()
+    services: int = 0
+    slices: int = 0
+    problems: tuple[ManifestProblem, ...] = ()
+    last_change: float = 0.0

@@ -1,0 +1,81 @@
+"""The rescue of failed connections of the kernel path: ejected endpoints, and what the rescue process has done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, replace
+
+from kubeproxy.model.frontend import Target
+from kubeproxy.model.service import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """Why, and until when, the kernel leads no new connections to an endpoint. Times are the event loop's seconds."""
+
+    reason: str
+    """``refused``, ``unreachable``, ``silent``; or ``timeout``, from a worker."""
+    noticed_by: str
+    """``rescue``: a client's packet on the kernel path; ``worker``: a dial on the userspace path."""
+    since: float
+    until: float
+    """When the next dial is due."""
+    delay_s: float
+    """The time from the last failure to the next dial."""
+    failures: int = 1
+    """Failures in a row."""
+    tenants: frozenset[str] = frozenset()
+    """The namespaces of the Services that had the endpoint when it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescueCounts:
+    """What a rescue process has done since its start. The control process adds those of all its rescue processes."""
+
+    copied: int = 0
+    """SYNs copied."""
+    refused: int = 0
+    """Reports of refused connections."""
+    unreachable: int = 0
+    """Reports of ICMP errors."""
+    resent: int = 0
+    """Packets sent again."""
+    given_up: int = 0
+    """SYNs that were sent again as often as allowed; their clients repeat them."""
+    unknown: int = 0
+    """Reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
+    unsent: int = 0
+    """Packets that the kernel did not send."""
+    overflows: int = 0
+    """Times that the kernel had no room for a report or copy."""
+    held: int = 0
+    """Copies kept now."""
+
+    @property
+    def reports(self) -> int:
+        """Return the number of reported failures."""
+        return self.refused + self.unreachable
+
+    def plus(self, later: RescueCounts) -> RescueCounts:
+        """Return the counts of a process and of a later one together."""
+        sums = (before + now for before, now in zip(astuple(self), astuple(later), strict=True))
+        return replace(RescueCounts(*sums), held=later.held)
+
+
+@dataclass(frozen=True, slots=True)
+class RescueState:
+    """The rescue at one moment."""
+
+    working: bool
+    """Whether failed connections are rescued now."""
+    changed_at: float
+    """Since when `working` has its value, in the event loop's seconds."""
+    problem: str
+    """Why failed connections are not rescued; empty if they are, or if the rescue is about to start."""
+    restarts: int
+    """How often the rescue process was started again."""
+    counts: RescueCounts
+    ejections: Mapping[tuple[str, str], int]
+    """Ejections so far by reason, and by which part has noticed the failure."""
+    ejected: Mapping[tuple[Protocol, Target], Ejection]
+    """The endpoints to which the kernel leads no new connections now."""

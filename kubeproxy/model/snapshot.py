@@ -1,0 +1,81 @@
+"""The proxier's state at one moment, for the status, metrics and health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kubeproxy.model.frontend import Frontend, Target
+from kubeproxy.model.service import ServiceName
+
+
+class DataPath(StrEnum):
+    """The way that the bytes of new connections take."""
+
+    USERSPACE = "userspace"
+    """Through a worker of this proxy."""
+    KERNEL = "kernel"
+    """From the client to the endpoint, translated by netfilter."""
+    REFUSED = "refused"
+    """The kernel cannot lead the connections, and no worker is to serve them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendState:
+    """A wanted frontend and its proxy port."""
+
+    frontend: Frontend
+    proxy_port: int | None
+    """The port at which the frontend listens. None while it does not listen yet."""
+    data_path: DataPath = DataPath.USERSPACE
+    data_path_reason: str = ""
+    """Why new connections do not take the kernel path; empty if they do."""
+    targets: tuple[Target, ...] = ()
+    """The endpoints to which the kernel leads new connections; empty on the userspace path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A few numbers, at a cost that does not grow with the number of Services."""
+
+    services: int
+    waiting: int
+    """Services that changed and have not been processed yet."""
+    listeners: int
+    """Frontends that listen."""
+    services_degraded: int
+    """Services that are not served, or only in part."""
+    failing: str | None
+    """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
+    listing: tuple[str, ...]
+    """Sources that have not listed their objects yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Wanted frontends with their listeners, and problems. Times are seconds of the proxier's clock."""
+
+    ready: bool
+    """Whether enough sources are complete to serve."""
+    frontends: Sequence[FrontendState]
+    problems: Mapping[ServiceName, Sequence[str]]
+    service_health: Mapping[ServiceName, tuple[int, int]]
+    """The health check node port of each Service that has one, and its number of ready endpoints on this node."""
+    sources: Mapping[str, bool]
+    """Every source, and whether it has listed all its objects."""
+    owners: Mapping[ServiceName, str]
+    """Which source each Service is served from."""
+    netfilter: str
+    failing: str | None
+    """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
+    failures: int
+    """Netfilter transactions that failed in a row."""
+    pending_since: float | None
+    """When the oldest change that is not in effect yet was first seen. None if everything is in effect."""
+    programmed_at: float | None
+    """When the last netfilter transaction succeeded. None before the first."""
+    service_changes_pending: int
+    service_changes_total: int
+    endpoint_changes_pending: int
+    endpoint_changes_total: int
