@@ -173,6 +173,7 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
     yield channel, worker
     worker._engine.close()
     worker._reactor.shut()
+    worker._context.routes.close()
     channel.close()
     theirs.close()
 
