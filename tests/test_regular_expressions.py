@@ -109,7 +109,7 @@ EXPRESSIONS: Final = _collect()
 
 def test_they_are_found() -> None:
     files = {where for where, _ in EXPRESSIONS}
-    assert {"cli/redaction.py", "kubernetes/manifests/parse.py", "sources/translate/validation.py"} <= files
+    assert {"observability/redaction.py", "kubernetes/manifests/parse.py", "sources/translate/validation.py"} <= files
     assert EXPRESSIONS["sources/translate/validation.py", r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"][1] == {"fullmatch"}
     assert len(EXPRESSIONS) > 70
     dynamic = [where for where, text in EXPRESSIONS if "%s" in text or "{_" in text]

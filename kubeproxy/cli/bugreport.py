@@ -18,9 +18,9 @@ from typing import Final
 import click
 
 from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, INSTALLED, Daemon, daemon_at
-from kubeproxy.cli.redaction import redact
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
+from kubeproxy.observability.redaction import redact
 from kubeproxy.runtime.output import echo
 
 MOST_BYTES: Final = 32 * 2**20

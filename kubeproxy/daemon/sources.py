@@ -39,7 +39,7 @@ def source_texts(configuration: Configuration) -> tuple[str, ...]:
     Paths are absolute. An API server is named by its setting: a pod's own one has another address after a change of
     the network, and is the same.
     """
-    from kubeproxy.observability.status.wording import redact
+    from kubeproxy.observability.redaction import redact
 
     texts = []
     for path in configuration.kubeproxy.manifests.paths:

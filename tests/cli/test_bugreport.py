@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,34 +9,13 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.cli import main
-from kubeproxy.cli.redaction import HIDDEN, redact
+from kubeproxy.observability.redaction import HIDDEN
 from tests.support.lab.daemon import KUBEPROXY
 from tests.system.browser.shop import Shop, open_shop
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJwbGFudGVkIn0.c2lnbmF0dXJl"
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEplantedkey\n-----END RSA PRIVATE KEY-----"
 PLANTED = ("planted-password", "planted-query", "MIIEplantedkey", TOKEN, "planted-opaque")
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("GET https://user:planted-password@host/x", f"GET https://{HIDDEN}@host/x"),
-        ("https://host/x?token=planted-query&a=b is away", f"https://host/x?{HIDDEN} is away"),
-        (f"Authorization: Bearer {TOKEN}", f"Authorization: Bearer {HIDDEN}"),
-        (f"seen {TOKEN}.", f"seen {HIDDEN}."),
-        (f"a {KEY} b", f"a {HIDDEN} b"),
-        (f"client-key-data: {base64.b64encode(KEY.encode()).decode()}", f"client-key-data: {HIDDEN}"),
-        ("  token: planted-opaque", f"  token: {HIDDEN}"),
-        ('{"password": "planted-password", "a": 1}', f'{{"password": {HIDDEN}, "a": 1}}'),
-        ("run --bearer-token=planted-opaque --v=2", f"run --bearer-token={HIDDEN} --v=2"),
-        ("run --password planted-password --v=2", f"run --password {HIDDEN} --v=2"),
-        ("ip saddr 10.0.0.1 tcp dport 80 redirect to :34001", "ip saddr 10.0.0.1 tcp dport 80 redirect to :34001"),
-        ("endpoint ejected service=default/token:http", "endpoint ejected service=default/token:http"),
-    ],
-)
-def test_credentials_are_replaced(text: str, found: str) -> None:
-    assert redact(text) == found
 
 
 @pytest.fixture(scope="module")

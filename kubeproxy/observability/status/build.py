@@ -16,6 +16,7 @@ from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.health import DEGRADES_ONLY
 from kubeproxy.observability.picture import ConfigurationState, KernelFlowsState
+from kubeproxy.observability.redaction import redact
 from kubeproxy.observability.status.document import (
     DataPathsStatus,
     FrontendStatus,
@@ -35,7 +36,7 @@ from kubeproxy.observability.status.no_match_hints import hint
 from kubeproxy.observability.status.observation import Candidates, Observation
 from kubeproxy.observability.status.service_index import Index, Query, Row, frontends_of
 from kubeproxy.observability.status.traffic_history import History
-from kubeproxy.observability.status.wording import redact, several
+from kubeproxy.observability.status.wording import several
 
 PROBLEMS_SHOWN: Final = 20
 """Faults of manifests shown one by one."""

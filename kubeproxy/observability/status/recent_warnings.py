@@ -55,7 +55,7 @@ class RecentWarnings(logging.Handler):
 
 def _text_and_details(record: logging.LogRecord) -> tuple[str, str]:
     """The event and its fields; of an exception only type and text, the log has the rest."""
-    from kubeproxy.observability.status.wording import redact
+    from kubeproxy.observability.redaction import redact
 
     if isinstance(record.msg, Mapping):
         fields = {key: value for key, value in record.msg.items() if key not in _NOT_DETAILS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Final
 
@@ -25,21 +24,6 @@ MEANING: Final = {
     State.WAITING: "does not listen yet",
     State.OK: "served",
 }
-
-
-def redact(text: str) -> str:
-    """The text without secrets of URLs: user and password, and the query string."""
-    return _WORD.sub(_without_query, _USER.sub(r"\1…@", text))
-
-
-_USER: Final = re.compile(r"(\w://)[^\s/@]+@")
-_WORD: Final = re.compile(r"[^\s\"']+")
-
-
-def _without_query(word: re.Match[str]) -> str:
-    _, scheme, rest = word[0].partition("://")
-    before, _, query = rest.partition("?")
-    return word[0].removesuffix(query) + "…" if scheme and before and query else word[0]
 
 
 def duration(seconds: float) -> str:

@@ -428,17 +428,15 @@ def test_sizes(count: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "redacted"),
+    "text",
     [
-        ("cannot read https://me:secret@host/a.yaml: 401", "cannot read https://…@host/a.yaml: 401"),
-        ("http://host/a?token=secret&x=1 document 2", "http://host/a?… document 2"),
-        ('url="https://token@host:6443/a?b=c" retry', 'url="https://…@host:6443/a?…" retry'),
-        ("10.3.0.2:8080 refuses; is it up?", "10.3.0.2:8080 refuses; is it up?"),
-        ("https://host/a.yaml", "https://host/a.yaml"),
+        "cannot read https://me:secret@host/a.yaml",
+        "http://host/a?token=secret",
+        "password: secret",
+        "Bearer secret-token",
     ],
 )
-def test_secrets_of_urls_are_redacted(text: str, redacted: str) -> None:
-    assert words.redact(text) == redacted
+def test_credentials_are_redacted(text: str) -> None:
     failing = whole(shop(proxier=snapshot((), failing=text)))
     assert "secret" not in msgspec.json.encode(failing).decode()
 

@@ -23,9 +23,9 @@ _PATTERNS: Final = (
         ),
         rf"\1\2{HIDDEN}",
     ),
-    # The user and the query of a URL.
-    (re.compile(r"(\w://)[^\s/@\"']{1,512}@"), rf"\1{HIDDEN}@"),
-    (re.compile(r"(\w://[^\s?\"']{1,512})\?[^\s\"']+"), rf"\1?{HIDDEN}"),
+    # The user and the query of a URL. No search goes beyond the next `://`: each character is looked at once.
+    (re.compile(r"(\w://)[^\s/@\"']+@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(\w://(?:[^\s?:\"']|:(?!//))+)\?[^\s\"']+"), rf"\1?{HIDDEN}"),
 )
 
 
