@@ -64,7 +64,7 @@ def _placed(message: str, file: str, kind: str) -> str:
     """Return ``FILE:LINE: error: MESSAGE`` for a message about a field of the configuration file, or about a line.
 
     A message about anything else, such as a flag, has no place there."""
-    from kubeproxy.sources.manifests.lint.lines import line_of
+    from kubeproxy.kubernetes.manifests.lines import line_of
 
     try:
         text = Path(file).read_bytes() if file else b""

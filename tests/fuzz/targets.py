@@ -42,7 +42,6 @@ from kubeproxy.kubernetes.resource_builder import decode, discovery, openapi
 from kubeproxy.kubernetes.resource_builder.discovery import Catalog
 from kubeproxy.kubernetes.resource_builder.errors import ObjectError
 from kubeproxy.kubernetes.resource_builder.mapper import Index
-from kubeproxy.kubernetes.resource_builder.position import line_of
 from kubeproxy.kubernetes.resource_builder.selector_syntax import parse_selector
 from kubeproxy.kubernetes.resource_builder.stream import Document, Splitter
 from kubeproxy.kubernetes.resource_builder.validation import validate
@@ -423,7 +422,7 @@ def stream(data: bytes) -> None:
                 continue
             assert all(isinstance(text, str) for text in (found.name, found.kind, found.namespace, found.label))
             found.encoded()
-            line_of(found.text, ("metadata", "labels"), found.position)
+            found.position.of_field(found.text, ("metadata", "labels"))
             printed = f"{yaml_text(found.data)}---\n{indented_json(found.data)}\n".encode()
             for written in _documents(printed, 4096)[0]:
                 (value,), more = decode.parse(written.text, 1, is_json=written.is_json)

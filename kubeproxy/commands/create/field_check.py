@@ -11,7 +11,6 @@ from kubeproxy.kubernetes.resource_builder.errors import InvalidError, Position
 from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
 from kubeproxy.kubernetes.resource_builder.openapi import Schemas, SchemaSource
-from kubeproxy.kubernetes.resource_builder.position import line_of
 from kubeproxy.kubernetes.resource_builder.validation import Fault, validate
 
 FIELD_VALIDATION_MINOR: Final = 27
@@ -55,9 +54,7 @@ class FieldCheck:
 
     @staticmethod
     def _place(found: ResourceObject, fault: Fault) -> Position:
-        position = found.position
-        line = line_of(found.text, fault.path, position) if fault.path else 0
-        return Position(position.source, position.document, line or position.line, position.item)
+        return found.position.of_field(found.text, fault.path)
 
     async def _server_checks(self) -> bool:
         """Whether the server checks the fields of what it is sent. What is not sent it does not check."""

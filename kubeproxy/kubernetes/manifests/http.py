@@ -6,7 +6,7 @@ The HTTP client is imported for the first request, so that a daemon that only re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 TOTAL_S, SILENT_S = 120.0, 10.0
 """Time limit of an answer (50 MB over a slow link), and of silence."""
-MAX_REDIRECTS = 5
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REDIRECTING = frozenset({301, 302, 303, 307, 308})
 """Statuses that lead to another address."""
 _PORTS = {"http": 80, "https": 443}
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
@@ -60,7 +59,7 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     if last.last_modified:
         headers["If-Modified-Since"] = last.last_modified
     try:
-        async with _answer(session.open(), url, headers) as response:
+        async with follow(session.open(), url, WITHIN_SERVER, headers) as response:
             if response.status == 304 and headers.keys() != {"Accept"}:
                 return None
             if response.status != 200:
@@ -77,31 +76,47 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     return Fetched(data, Version(response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")))
 
 
+@dataclass(frozen=True, slots=True)
+class Redirects:
+    """The redirects that are followed."""
+
+    most: int
+    permit: Callable[[str, str], bool]
+    """Whether an address may redirect to another one."""
+    permitted: str
+    """The same in words, for an error."""
+
+
 @asynccontextmanager
-async def _answer(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+async def follow(
+    session: aiohttp.ClientSession, url: str, redirects: Redirects, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer behind at most MAX_REDIRECTS redirects, all within one server: a manifest is not to be taken from
-    where its author did not name, in clear text instead of TLS, or from a service that answers this node alone."""
+    """Get a URL and follow its redirects. Raises ValueError for one that is not permitted."""
     at = url
-    for _ in range(MAX_REDIRECTS + 1):
+    for _ in range(redirects.most + 1):
         async with session.get(at, headers=headers, allow_redirects=False, proxy=proxy_for(at)) as response:
             location = response.headers.get("Location", "")
-            if response.status not in REDIRECTS or not location:
+            if response.status not in _REDIRECTING or not location:
                 yield response
                 return
         to = urljoin(at, location)
-        if _server(to) != _server(url):
+        if not redirects.permit(at, to):
+            # A query may hold a secret.
             shown = urlsplit(to)._replace(query="", fragment="").geturl()
-            raise ReadError(f"the server redirects to {shown[:200]!r}; allowed: the same scheme, host and port")
+            raise ValueError(f"the server redirects to {shown[:200]!r}; allowed: {redirects.permitted}")
         at = to
-    raise ReadError(f"the server redirects more than {MAX_REDIRECTS} times")
+    raise ValueError(f"stopped after {redirects.most} redirects")
 
 
 def _server(url: str) -> tuple[str, str | None, int | None]:
     """Scheme, host and port. ValueError where the port is none."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+WITHIN_SERVER = Redirects(5, lambda at, to: _server(at) == _server(to), "the same scheme, host and port")
+"""Redirects for the proxy's own manifests. They must not come from where their author did not name, in clear text
+instead of by TLS, or from a service that answers this node alone."""
 
 
 def proxy_for(url: str) -> str | None:

@@ -7,6 +7,6 @@ decode           a document to objects
 manifest_object  one object with its source
 discovery        what a server serves, kept on disk; `mapper` finds a resource in it
 openapi          the fields that a server knows; `validation` checks objects against them
-errors           errors of single objects; `position` finds the line of a field
+errors           errors of single objects, each with its position
 selector_syntax  label selectors as text
 """

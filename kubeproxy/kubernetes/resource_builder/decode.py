@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.kubernetes.manifests.go_yaml import GoComposer, normalized
+from kubeproxy.kubernetes.manifests.lines import rows_without_content
 from kubeproxy.kubernetes.manifests.parse import MAX_DEPTH, SyntaxFault, compose_yaml, text_of
 from kubeproxy.kubernetes.manifests.split import split_list
 from kubeproxy.kubernetes.resource_builder.errors import (
@@ -25,7 +26,6 @@ from kubeproxy.kubernetes.resource_builder.errors import (
     quoted,
 )
 from kubeproxy.kubernetes.resource_builder.manifest_object import Data, ResourceObject
-from kubeproxy.kubernetes.resource_builder.position import first_line, line_of
 from kubeproxy.kubernetes.resource_builder.stream import Document
 
 MAX_LIST_DEPTH: Final = 5
@@ -68,7 +68,7 @@ Item = tuple[object, Position, bytes, Duplicates, Data]
 
 def _values(document: Document, source: str) -> Iterator[Item]:
     """The document's values; of a long list, its items, each with the list's own fields."""
-    position = Position(source, document.number, document.line + first_line(document.text))
+    position = Position(source, document.number, document.line + rows_without_content(document.text))
     if len(document.text) >= LARGE:
         items = _json_items(document, position) if document.is_json else _yaml_items(document, position)
         if items is not None:
@@ -260,10 +260,10 @@ def _check_header(value: Data, position: Position) -> None:
 def _check_metadata(value: Data, position: Position, text: bytes) -> None:
     def demand(found: object, kind: type, allowed: str, *path: str) -> None:
         if found is not None and not isinstance(found, kind):
-            line = line_of(text, path, position) or position.line
-            place = Position(position.source, position.document, line, position.item)
             hint = "; put it in quotes" if kind is str and not isinstance(found, dict | list) else ""
-            raise UndecodableError(f"{_path(path)}: found {_named(found)}; allowed: {allowed}{hint}", place)
+            raise UndecodableError(
+                f"{_path(path)}: found {_named(found)}; allowed: {allowed}{hint}", position.of_field(text, path)
+            )
 
     metadata = value.get("metadata")
     demand(metadata, dict, "a mapping", "metadata")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kubeproxy.kubernetes.manifests.lines import rows_of, rows_without_content, steps
 from kubeproxy.model.errors import ConfigError
 
 
@@ -26,6 +27,16 @@ class Position:
     """Of the source, counted from 1; 0: unknown."""
     item: str = ""
     """The path within a list, like ``items[3]``."""
+
+    def of_field(self, text: bytes, path: Sequence[str | int]) -> Position:
+        """Return the position of a field of this object, whose document is `text`.
+
+        It is the object's own position if the field cannot be found.
+        """
+        if not text or not path:
+            return self
+        rows = rows_of(text, [*steps(self.item), *path])[1:]
+        return replace(self, line=self.line - rows_without_content(text) + rows[-1]) if rows else self
 
     def __str__(self) -> str:
         parts = []

@@ -8,26 +8,26 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import urljoin
+from typing import Final, Protocol
 
 from kubeproxy.kubernetes.manifests.files import MAX_BYTES, SUFFIXES
-from kubeproxy.kubernetes.manifests.http import REDIRECTS, Session, is_url, proxy_for
+from kubeproxy.kubernetes.manifests.http import Redirects, Session, follow, is_url
 from kubeproxy.kubernetes.resource_builder.errors import Position, SourceError, quoted
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    import aiohttp
 
 STDIN: Final = "-"
 STDIN_NAME: Final = "STDIN"
 CHUNK: Final = 256 << 10
 URL_ATTEMPTS: Final = 3
 URL_PAUSE_S: Final = 1.0
-URL_REDIRECTS: Final = 10
+_TLS: Final = "https://"
+TO_ANY_SERVER: Final = Redirects(
+    most=10,
+    permit=lambda at, to: is_url(to) and (to.startswith(_TLS) or not at.startswith(_TLS)),
+    permitted="https, or http from http",
+)
 
 
 class Source(Protocol):
@@ -135,7 +135,7 @@ async def _fetch(web: Session, url: str) -> bytes:
 
     where = Position(url)
     try:
-        async with _answer(web.open(), url) as response:
+        async with follow(web.open(), url, TO_ANY_SERVER) as response:
             if response.status != 200:
                 said = f"{response.status} {response.reason or ''}".rstrip()
                 message = f"unable to read URL {quoted(url)}, server reported {said}, status code={response.status}"
@@ -157,23 +157,6 @@ async def _fetch(web: Session, url: str) -> bytes:
     if kind in ("text/html", "application/xhtml+xml") or data.lstrip()[:1] == b"<":
         raise SourceError(f"unable to read URL {quoted(url)}: the server answered HTML, not YAML or JSON", where)
     return data
-
-
-@asynccontextmanager
-async def _answer(session: aiohttp.ClientSession, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer behind at most `URL_REDIRECTS` redirects, to other servers, too, but never from TLS to clear text."""
-    at = url
-    for _ in range(URL_REDIRECTS + 1):
-        async with session.get(at, allow_redirects=False, proxy=proxy_for(at)) as response:
-            location = response.headers.get("Location", "")
-            if response.status not in REDIRECTS or not location:
-                yield response
-                return
-        to = urljoin(at, location)
-        if not is_url(to) or (at.startswith("https://") and not to.startswith("https://")):
-            raise ValueError(f"the server redirects to {quoted(to[:200])}; allowed: https, or http from http")
-        at = to
-    raise ValueError(f"stopped after {URL_REDIRECTS} redirects")
 
 
 def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], list[ConfigError]]:

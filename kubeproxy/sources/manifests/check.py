@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
+from kubeproxy.kubernetes.manifests.lines import line_of
 from kubeproxy.model import Service, ServiceName
 from kubeproxy.model.manifests import ManifestProblem
 from kubeproxy.sources.manifests.documents import ObjectKind, Piece, Reading, Terms, pieces
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.known_fields import KINDS, nearest
-from kubeproxy.sources.manifests.lint.lines import line_of
-from kubeproxy.sources.manifests.lint.references import Defined, Where, warnings
+from kubeproxy.sources.manifests.references import Defined, Where, warnings
 from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 _SERVICE_NAME = "kubernetes.io/service-name"

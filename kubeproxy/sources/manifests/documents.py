@@ -18,6 +18,7 @@ import msgspec
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.invalid_field import MOST_FAULTS, Fault, show, type_error
+from kubeproxy.kubernetes.manifests.lines import steps
 from kubeproxy.kubernetes.manifests.parse import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.kubernetes.resource_builder.stream import as_utf8, json_values
@@ -149,11 +150,11 @@ class Piece(NamedTuple):
             (found, *_) = [value.to(object) for value in parse(self.text, self.line)]
         except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
             return None
-        for step in _STEP.finditer(f".{self.inner_path}" if self.inner_path else ""):
-            try:
-                found = found[step[1]] if step[1] else found[int(step[2])]  # type: ignore[index]  # as it was read
-            except (LookupError, TypeError):
-                return None
+        try:
+            for step in steps(self.inner_path):
+                found = found[step]  # type: ignore[index]  # as it was read
+        except (LookupError, TypeError):
+            return None
         return found
 
 
@@ -416,7 +417,6 @@ def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.Ob
 
 
 _MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _WORDS = {"int": "a number", "str": "a text", "array": "a list", "object": "a mapping", "bool": "true or false"}
 
 
@@ -438,8 +438,8 @@ def _found(value: Value, path: str, kind: str) -> str:
     """The value at a path; only its kind if it is a list or mapping."""
     try:
         found: Any = value.to(object)
-        for key, index in _STEP.findall(path):
-            found = found[key] if key else found[int(index)]
+        for step in steps(path):
+            found = found[step]
     except (LookupError, TypeError, msgspec.MsgspecError, RecursionError):
         return _WORDS.get(kind, kind)
     return _WORDS["array" if isinstance(found, list) else "object"] if isinstance(found, list | dict) else show(found)
