@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
-from msgspec import structs
-
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
-from kubeproxy.model import NODE_PORTS, Address, Destination, Target
+from kubeproxy.model import Address
 from kubeproxy.model.manifests import ManifestProblem
 from kubeproxy.model.rescue import RescueState
 from kubeproxy.model.snapshot import FrontendState
@@ -21,7 +19,6 @@ from kubeproxy.observability.status.document import (
     DataPathsStatus,
     FrontendStatus,
     KernelFlowsStatus,
-    NamedCounters,
     NetfilterStatus,
     RecentWarning,
     RescueStatus,
@@ -135,33 +132,10 @@ def frontend(
 ) -> FrontendStatus:
     """One frontend with all endpoints of its service port; `now`: of the proxier's clock."""
     wanted = view.frontend
-    name = wanted.name
     out = ejected_endpoints(wanted.protocol, wanted.endpoints, ejected, rescue, now)
-    return FrontendStatus(
-        port=name.service_port.port,
-        protocol=wanted.protocol,
-        family=int(name.family),
-        scope=name.scope,
-        proxy_port=view.proxy_port,
-        addresses=tuple(map(destination_text, sorted(wanted.destinations))),
-        own_addresses=tuple(map(destination_text, sorted(wanted.own_destinations))),
-        source_ranges=tuple(sorted(wanted.source_ranges)),
-        affinity_s=wanted.affinity_timeout_s,
-        when_empty=wanted.when_empty,
-        counters=NamedCounters(**structs.asdict(counters)),
-        endpoints=endpoint_statuses(wanted.endpoints, candidates(name), out, open_to, preserved=wanted.preserve),
-        data_path=str(view.data_path),
-        data_path_reason=view.data_path_reason,
-        targets=tuple(map(str, view.targets)),
-        kernel_bytes=kernel_flows is None or kernel_flows.bytes_counted,
-    )
-
-
-def destination_text(destination: Destination) -> str:
-    """``10.96.0.1:80``, ``node port 30080``."""
-    if destination.address in NODE_PORTS.values():
-        return f"node port {destination.port}"
-    return str(Target(destination.address, destination.port))
+    endpoints = endpoint_statuses(wanted.endpoints, candidates(wanted.name), out, open_to, preserved=wanted.preserve)
+    kernel_bytes = kernel_flows is None or kernel_flows.bytes_counted
+    return FrontendStatus.of(view, counters, endpoints, kernel_bytes=kernel_bytes)
 
 
 def _data_paths(index: Index) -> DataPathsStatus:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import structs
+
 from kubeproxy.dataplane.interface import Counters, WorkerStatus
+from kubeproxy.model import NODE_PORTS, Destination, Target
 from kubeproxy.model.rescue import RescueCounts
+from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.observability.picture import ConfigurationState
 
 
@@ -115,6 +119,38 @@ class FrontendStatus:
     """The endpoints to which the kernel leads them."""
     kernel_bytes: bool = True
     """Whether the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct)."""
+
+    @classmethod
+    def of(
+        cls, state: FrontendState, counters: Counters, endpoints: tuple[EndpointStatus, ...], *, kernel_bytes: bool
+    ) -> FrontendStatus:
+        """Return the status of a frontend in that state."""
+        frontend = state.frontend
+        return cls(
+            port=frontend.name.service_port.port,
+            protocol=frontend.protocol,
+            family=int(frontend.name.family),
+            scope=frontend.name.scope,
+            proxy_port=state.proxy_port,
+            addresses=tuple(map(destination_text, sorted(frontend.destinations))),
+            own_addresses=tuple(map(destination_text, sorted(frontend.own_destinations))),
+            source_ranges=tuple(sorted(frontend.source_ranges)),
+            affinity_s=frontend.affinity_timeout_s,
+            when_empty=frontend.when_empty,
+            counters=NamedCounters(**structs.asdict(counters)),
+            endpoints=endpoints,
+            data_path=str(state.data_path),
+            data_path_reason=state.data_path_reason,
+            targets=tuple(map(str, state.targets)),
+            kernel_bytes=kernel_bytes,
+        )
+
+
+def destination_text(destination: Destination) -> str:
+    """Return an address as a client uses it: ``10.96.0.1:80``, ``node port 30080``."""
+    if destination.address in NODE_PORTS.values():
+        return f"node port {destination.port}"
+    return str(Target(destination.address, destination.port))
 
 
 @dataclass(frozen=True, slots=True)
