@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from kubeproxy.observability.health import Health, ProxyHealth
-from kubeproxy.observability.http.server import from_loopback
+from kubeproxy.observability.http.answers import from_loopback
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 

@@ -18,7 +18,8 @@ from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
 from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.access import Access
-from kubeproxy.observability.http.server import Gate, HttpServer
+from kubeproxy.observability.http.answers import Gate
+from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.http.tls import ServingTls, TlsFiles
 from kubeproxy.runtime.tasks import TaskSet
 

@@ -17,18 +17,19 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, cast
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import structlog
-from aiohttp import web, web_response
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler, Middleware
 
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.access import Access, is_loopback
 from kubeproxy.observability.http.admission import Admission, Kept, client_key
+from kubeproxy.observability.http.answers import Gate, answer_out_of_memory, behind, only, set_headers
 from kubeproxy.observability.http.listen_sockets import open_queues
+from kubeproxy.observability.http.timed_connection import TimedConnection
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -37,7 +38,7 @@ RETRY_S: Final = 5.0
 EXPECTED_RETRY_S: Final = 0.05
 """Seconds between two attempts while the address is about to become free."""
 EXPECTED_S: Final = 30.0
-"""Seconds for which that is expected: longer than the takeover from a predecessor."""
+"""Seconds for which an address is expected to become free: longer than the takeover from a predecessor."""
 CONNECTION_S: Final = 30.0
 """Time limit of a connection; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
 HANDSHAKE_S: Final = 10.0
@@ -50,26 +51,10 @@ ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted from one queue per turn of the loop: a flood delays other work by about a millisecond."""
 FULL_PAUSE_S: Final = 0.1
 """Seconds without accept when the process has no descriptor or memory for a connection."""
-SERVER: Final = "kubeproxy"
-"""The ``Server`` header, without versions, which would help an attacker."""
-# aiohttp has no setting for it, and no hook sees its answers to garbage.
-web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
-HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-"""Headers of every answer, unless the page sets its own: browsers do not guess types, frame pages or cache them."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: on, 0 s. Closing then resets the connection, and the kernel keeps no state."""
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
 """Errors of a connection that ended before accept; the next one may work."""
-
-Gate = Callable[[web.Request], Awaitable[web.Response | None]]
-"""Answers requests that a page must not answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -127,14 +112,14 @@ class HttpServer:
         self._connection_s = connection_s
         self._limited = RateLimitedLog(log)
         self._tls = tls
-        middlewares = [_answer_out_of_memory(self._limited)]
+        middlewares = [answer_out_of_memory(self._limited)]
         if access is not None:
-            middlewares.append(_only(access))
+            middlewares.append(only(access))
         if gate is not None:
-            middlewares.append(_behind(gate))
+            middlewares.append(behind(gate))
         application = web.Application(middlewares=middlewares)
         application.add_routes(routes)
-        application.on_response_prepare.append(_set_headers)
+        application.on_response_prepare.append(set_headers)
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -145,7 +130,7 @@ class HttpServer:
         )
         self._queues: list[socket.socket] = []
         self._admission = admission or Admission()
-        self._open: Kept[_Connection] = Kept(connections)
+        self._open: Kept[TimedConnection] = Kept(connections)
         self._pause: asyncio.TimerHandle | None = None
         self._expected_until = -math.inf
         self._retry_now = asyncio.Event()
@@ -155,14 +140,14 @@ class HttpServer:
 
     @property
     def port(self) -> int | None:
-        """The port on which it listens; None while it does not."""
+        """Return the port on which the server listens. Return None while it does not listen."""
         if not self._queues:
             return None
         port: int = self._queues[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen. If the bind fails: KernelError with `hard_fail`, else a task tries again."""
+        """Listen. If the bind fails, raise KernelError with `hard_fail`; without it a task tries again."""
         await self._runner.setup()
         try:
             await self._listen()
@@ -238,7 +223,7 @@ class HttpServer:
                 self._on_failure(f"cannot listen on {self._address}: {reason}")
 
     def _reason(self, error: OSError) -> str:
-        """The kernel's words, and the process that has the address."""
+        """Return the kernel's words, and the process that has the address."""
         holder = self._holder_of(self._host, self._port) if error.errno == errno.EADDRINUSE else ""
         return f"{_reason(error)} by {holder}" if holder else _reason(error)
 
@@ -296,7 +281,7 @@ class HttpServer:
     async def _serve(self, client: socket.socket, key: str, local: bool) -> None:
         server = self._runner.server
         assert server is not None, "connections are accepted between setup and cleanup only"
-        connection = _Connection(server(), lambda it: self._open.remove(key, it), self._connection_s)
+        connection = TimedConnection(server(), lambda ended: self._open.remove(key, ended), self._connection_s)
         self._open.add(key, connection, local=local)
         if (surplus := self._open.surplus()) is not None:
             surplus.abort()
@@ -323,98 +308,8 @@ class HttpServer:
         return _joined(self._host, self._port)
 
 
-class _Connection(asyncio.Protocol):
-    """aiohttp's protocol with a deadline around it."""
-
-    def __init__(self, inner: asyncio.Protocol, on_end: Callable[[_Connection], None], lifetime_s: float) -> None:
-        """`on_end` is called when the connection ends, possibly more than once."""
-        self._inner = inner
-        self._on_end = on_end
-        self._transport: asyncio.Transport | None = None
-        self._aborted = False
-        self._deadline = asyncio.get_running_loop().call_later(lifetime_s, self.abort)
-        self.data_received = inner.data_received  # type: ignore[method-assign]
-        self.eof_received = inner.eof_received  # type: ignore[method-assign]
-        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._inner.connection_made(transport)
-        if self._aborted:  # aborted before the connection was made: the loop was very late
-            self._transport.abort()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._deadline.cancel()
-        self._on_end(self)
-        self._inner.connection_lost(exc)  # type: ignore[arg-type]
-
-    def abort(self) -> None:
-        self._aborted = True
-        self._deadline.cancel()
-        self._on_end(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-
-def _answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
-    @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except MemoryError:
-            limited.warning("no memory for an answer", path=request.path)
-            return web.Response(status=503, text="not enough memory to answer\n")
-
-    return answer
-
-
-def _only(access: Access) -> Middleware:
-    """Refuse requests that `access` does not allow, before any page handles them."""
-
-    @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        refusal = access.refusal(
-            resource.canonical if resource is not None else None,
-            request.headers.getall("Host", ()),
-            from_loopback=from_loopback(request),
-        )
-        if refusal is None:
-            return await handler(request)
-        return web.Response(status=refusal.status, text=refusal.text)
-
-    return answer
-
-
-def _behind(gate: Gate) -> Middleware:
-    """Answer by the gate, if it has an answer."""
-
-    @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = await gate(request)
-        return refused if refused is not None else await handler(request)
-
-    return answer
-
-
-def from_loopback(request: web.Request) -> bool:
-    """Whether a client connects from a loopback address."""
-    if request.transport is None:  # the client has disconnected
-        return False
-    address, *_ = request.transport.get_extra_info("peername") or ("",)
-    return is_loopback(address)
-
-
-async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.force_close()
-    response.headers["Connection"] = "close"
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-
-
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Whether a record is no fault of the client: any client could fill the log with those."""
+    """Return whether a record is no fault of the client. Any client could fill the log with its own faults."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
