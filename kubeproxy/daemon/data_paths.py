@@ -12,7 +12,7 @@ from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.direct_links import bridged_families
 from kubeproxy.netfilter.forwarding import forwarded_families
-from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class DataPaths:
         when it refuses, and nothing else is to serve."""
         wanted = Wanted(configuration.kubeproxy.data_path)
         if wanted is not Wanted.USERSPACE and self._refusal is None:
-            reason = await self._netfilter.why_not_spreading()
+            reason = await self._netfilter.why_not(Feature.SPREADS)
             self._refusal = "" if reason is None else f"{self._netfilter.name}: {reason}"
             if self._refusal and configuration.kubeproxy.userspace_fallback == "never":
                 raise KernelError(

@@ -18,7 +18,7 @@ from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.direct_links import bridged_families
 from kubeproxy.netfilter.forwarding import forwarded_families
-from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.observability.health import Reason
 from kubeproxy.proxier.node import NodeFacts
@@ -84,7 +84,7 @@ class HostFacts:
         if self._configuration.kubeproxy.preserve_client_address == "never":
             return
         reasons = self._reasons_not_to_preserve()
-        if not reasons and (reason := await netfilter.why_not_transparent()) is not None:
+        if not reasons and (reason := await netfilter.why_not(Feature.TRANSPARENT)) is not None:
             reasons.append(f"{netfilter.name}: {reason}")
         self._can_preserve = not reasons
         if reasons:
@@ -98,7 +98,7 @@ class HostFacts:
     async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
         """Whether netfilter can distinguish our listening sockets from those of other processes."""
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
-        if not reasons and (reason := await netfilter.why_not_guarding_sockets()) is not None:
+        if not reasons and (reason := await netfilter.why_not(Feature.SOCKET_GUARD)) is not None:
             reasons.append(f"{netfilter.name}: {reason}")
         if reasons and netfilter.name != "none":
             log.info(

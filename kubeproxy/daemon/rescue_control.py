@@ -21,7 +21,7 @@ from kubeproxy.model import Destination, Protocol, Target
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.model.rescue import Ejection, RescueCounts, RescueState
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
-from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.routing.route_watch import Prefix, among
 from kubeproxy.observability.logs.ratelimit import FewByName
@@ -93,7 +93,7 @@ class Rescue:
         while True:
             self._changed.clear()
             if self._wanted:
-                self._why_not = await self._netfilter.why_not_rescuing()
+                self._why_not = await self._netfilter.why_not(Feature.RESCUE)
                 if self._why_not is None:
                     await self._guard()
                 else:

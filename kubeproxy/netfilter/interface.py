@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Protocol
 
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 PAUSE_S = 30.0
 """How long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7, 15 s after the first."""
+
+
+class Feature(Enum):
+    """What a rule set may ask for beyond redirects, and a kernel or an adapter may lack."""
+
+    SPREADS = auto()
+    """`RuleSet.spreads`: the kernel leads clients to endpoints."""
+    RESCUE = auto()
+    """`RuleSet.rescue`: failures of such connections are reported."""
+    TRANSPARENT = auto()
+    """`RuleSet.transparent`: endpoints are dialed from clients' addresses."""
+    SOCKET_GUARD = auto()
+    """`RuleSet.guard_sockets`: only our own listeners get redirected packets."""
 
 
 class Netfilter(Protocol):
@@ -35,17 +49,8 @@ class Netfilter(Protocol):
         `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`):
         applying that one again then finds nothing to do."""
 
-    async def why_not_spreading(self) -> str | None:
-        """Why this host does not support `RuleSet.spreads`; None if it does. Leaves nothing behind."""
-
-    async def why_not_rescuing(self) -> str | None:
-        """Why this host does not support `RuleSet.rescue`; None if it does. Leaves nothing behind."""
-
-    async def why_not_transparent(self) -> str | None:
-        """Why this host does not support `RuleSet.transparent`; None if it does. Leaves nothing behind."""
-
-    async def why_not_guarding_sockets(self) -> str | None:
-        """Why this host does not support `RuleSet.guard_sockets`; None if it does. Leaves nothing behind."""
+    async def why_not(self, feature: Feature) -> str | None:
+        """Return why this host does not support a feature, or None if it does. The trial leaves nothing behind."""
 
     async def reach(self, ours: RuleSet) -> Reach:
         """Read the redirects in the kernel and compare them with those of `ours`."""

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+
+_LACKS = {
+    Feature.SPREADS: "nothing translates packets",
+    Feature.RESCUE: "nothing reports failures",
+    Feature.TRANSPARENT: "endpoints' answers find no way back",
+    Feature.SOCKET_GUARD: "sockets are not checked",
+}
 
 
 class NoNetfilter:
@@ -25,21 +32,9 @@ class NoNetfilter:
         """See `Netfilter.rebalance`."""
         return False
 
-    async def why_not_spreading(self) -> str | None:
-        """See `Netfilter.why_not_spreading`."""
-        return "without a packet filter nothing translates packets"
-
-    async def why_not_rescuing(self) -> str | None:
-        """See `Netfilter.why_not_rescuing`."""
-        return "without a packet filter nothing reports failures"
-
-    async def why_not_transparent(self) -> str | None:
-        """See `Netfilter.why_not_transparent`."""
-        return "without a packet filter endpoints' answers find no way back"
-
-    async def why_not_guarding_sockets(self) -> str | None:
-        """See `Netfilter.why_not_guarding_sockets`."""
-        return "without a packet filter sockets are not checked"
+    async def why_not(self, feature: Feature) -> str | None:
+        """See `Netfilter.why_not`: no feature is supported."""
+        return f"without a packet filter {_LACKS[feature]}"
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
@@ -34,38 +34,15 @@ class WithRouting:
         return self._filter.name
 
     async def probe(self) -> None:
-        """Try the packet filter without changing anything; KernelError with the reason if it does not work."""
+        """Try the packet filter without changing anything. Raise KernelError with the reason if it does not work."""
         await self._filter.probe()
 
-    async def why_not_transparent(self) -> str | None:
-        """See `Netfilter.why_not_transparent`."""
+    async def why_not(self, feature: Feature) -> str | None:
+        """See `Netfilter.why_not`. A transparent rule set needs routing rules as well."""
         try:
-            await self._filter.probe_transparent()
-            rules.probe()
-        except KernelError as error:
-            return str(error)
-        return None
-
-    async def why_not_guarding_sockets(self) -> str | None:
-        """See `Netfilter.why_not_guarding_sockets`."""
-        try:
-            await self._filter.probe_socket_guard()
-        except KernelError as error:
-            return str(error)
-        return None
-
-    async def why_not_spreading(self) -> str | None:
-        """See `Netfilter.why_not_spreading`."""
-        try:
-            await self._filter.probe_spreads()
-        except KernelError as error:
-            return str(error)
-        return None
-
-    async def why_not_rescuing(self) -> str | None:
-        """See `Netfilter.why_not_rescuing`."""
-        try:
-            await self._filter.probe_rescue()
+            await self._filter.probe(feature)
+            if feature is Feature.TRANSPARENT:
+                rules.probe()
         except KernelError as error:
             return str(error)
         return None

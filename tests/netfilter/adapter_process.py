@@ -4,7 +4,7 @@
 
 Reads one JSON request per line and answers each with one line: ``{"do": "apply", "rules": {…}, "verify": bool}``,
 ``{"do": "pause", "for_s": seconds}``, ``{"do": "cleanup"}``, ``{"do": "reach", "rules": …}``,
-``{"do": "why_not_transparent"}``, ``{"do": "why_not_guarding_sockets"}``, ``{"do": "watch"}`` and then
+``{"do": "why_not", "feature": "TRANSPARENT"}``, ``{"do": "watch"}`` and then
 ``{"do": "foreign", "within_s": seconds}`` (whether another process has changed our rules),
 ``{"do": "pause_stale_rules", "for_s": seconds}``, ``{"do": "cleanup_all", "keep": …}``,
 ``{"do": "select", "order": […]}``.
@@ -24,7 +24,7 @@ import structlog
 from kubeproxy.model import Destination, Family, Protocol, Target, parse_address
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
-from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
@@ -108,12 +108,10 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
             return seen
         case "apply":
             return await netfilter.apply(from_json(request["rules"]), verify=request["verify"])
-        case "why_not_transparent":
-            return await netfilter.why_not_transparent()
+        case "why_not":
+            return await netfilter.why_not(Feature[request["feature"]])
         case "pause":
             return await netfilter.pause(request["for_s"])
-        case "why_not_guarding_sockets":
-            return await netfilter.why_not_guarding_sockets()
         case "reach":
             return list(await netfilter.reach(from_json(request["rules"])))
         case "cleanup":

@@ -15,13 +15,14 @@ pytestmark = pytest.mark.netns
 _ROUND_TRIP = """
 import asyncio, json, subprocess
 from dataclasses import replace
+from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.conntrack.sysctls import tcp_timeouts
 from kubeproxy.netfilter.nftables.adapter import Nftables, _SPREADING
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.model import Family
 
 async def main():
-    await Nftables().probe_rescue()
+    await Nftables().probe(Feature.RESCUE)
     adapter, foreign = Nftables(), []
     rules = replace(_SPREADING, rescue=7)
     found = {"made": await adapter.apply(rules, verify=True)}

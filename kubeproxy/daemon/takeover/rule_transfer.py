@@ -14,7 +14,7 @@ from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
-from kubeproxy.netfilter.interface import PAUSE_S, Netfilter
+from kubeproxy.netfilter.interface import PAUSE_S, Feature, Netfilter
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)
@@ -65,21 +65,9 @@ class RuleTransfer(Netfilter, Conntrack):
         """See `Netfilter.rebalance`."""
         return await self._netfilter.rebalance(change) if self._applied else False
 
-    async def why_not_spreading(self) -> str | None:
-        """See `Netfilter.why_not_spreading`."""
-        return await self._netfilter.why_not_spreading()
-
-    async def why_not_rescuing(self) -> str | None:
-        """See `Netfilter.why_not_rescuing`."""
-        return await self._netfilter.why_not_rescuing()
-
-    async def why_not_transparent(self) -> str | None:
-        """See `Netfilter.why_not_transparent`."""
-        return await self._netfilter.why_not_transparent()
-
-    async def why_not_guarding_sockets(self) -> str | None:
-        """See `Netfilter.why_not_guarding_sockets`."""
-        return await self._netfilter.why_not_guarding_sockets()
+    async def why_not(self, feature: Feature) -> str | None:
+        """See `Netfilter.why_not`."""
+        return await self._netfilter.why_not(feature)
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""

@@ -28,7 +28,7 @@ import structlog
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables import table_contents as iptables_chains
 from kubeproxy.netfilter.iptables.entry import Entry
@@ -83,31 +83,24 @@ class Iptables:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._polling: asyncio.Future[bool] | None = None
 
-    async def probe(self) -> None:
-        """Open the tables; KernelError with the reason if that fails. (The kernel makes a table that is opened.)"""
-        await self._in_thread(self._probe)
+    async def probe(self, feature: Feature | None = None) -> None:
+        """Open the tables, and make and remove a chain without a jump to it for features that need one.
 
-    async def probe_transparent(self) -> None:
-        """Make and remove the chain of a transparent rule set, without a jump to it. KernelError with the reason if
-        that fails."""
-        await self._in_thread(self._probe_transparent)
-
-    async def probe_socket_guard(self) -> None:
-        """The same for a rule set that guards sockets."""
-        await self._in_thread(self._probe_socket_guard)
+        Raise KernelError with the reason if that fails. (The kernel makes a table that is opened.)"""
+        match feature:
+            case None:
+                await self._in_thread(self._probe)
+            case Feature.TRANSPARENT:
+                await self._in_thread(self._probe_transparent)
+            case Feature.SOCKET_GUARD:
+                await self._in_thread(self._probe_socket_guard)
+            case Feature.SPREADS | Feature.RESCUE:
+                raise KernelError(_NO_SPREADS)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. All or nothing holds for each table; the tables change in an order in which no client
         is ever redirected to a port without its guard."""
         return await self._in_thread(self._apply, wanted, verify)
-
-    async def probe_spreads(self) -> None:
-        """KernelError: these rules have no spreads."""
-        raise KernelError(_NO_SPREADS)
-
-    async def probe_rescue(self) -> None:
-        """KernelError: without spreads there is nothing to rescue."""
-        raise KernelError(_NO_SPREADS)
 
     async def rebalance(self, change: Rebalance) -> bool:
         """See `Netfilter.rebalance`: there is nothing to change."""

@@ -13,7 +13,7 @@ import structlog
 
 from kubeproxy.model import Address, Destination, Protocol, Scope, Target
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.nftables import listing, transaction
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
@@ -64,8 +64,28 @@ class Nftables:
         self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 
-    async def probe(self) -> None:
-        """Have the kernel check our table without making it; KernelError with the reason if it refuses."""
+    async def probe(self, feature: Feature | None = None) -> None:
+        """Have the kernel check our table, with this feature, without making it.
+
+        Raise KernelError with the kernel's reason if it refuses."""
+        match feature:
+            case None:
+                await self._probe_redirects()
+            case Feature.TRANSPARENT:
+                if not self._takes_all:
+                    await self._check(replace(_REDIRECTING, transparent=True))
+            case Feature.SOCKET_GUARD:
+                if not self._takes_all:
+                    await self._check(replace(_REDIRECTING, guard_sockets=True))
+            case Feature.SPREADS:
+                # Spreads of both families and protocols, with affinity and masquerading.
+                if not self._takes_spreads:
+                    await self._check(_SPREADING)
+                    self._takes_spreads = True
+            case Feature.RESCUE:
+                await self._check(replace(_SPREADING, rescue=1))
+
+    async def _probe_redirects(self) -> None:
         # All features at once: each check starts a program, and clients may be waiting. Singly if that fails.
         try:
             await self._check(replace(_REDIRECTING, transparent=True, guard_sockets=True))
@@ -73,26 +93,6 @@ class Nftables:
             await self._check(_REDIRECTING)
         else:
             self._takes_all = True
-
-    async def probe_transparent(self) -> None:
-        """Check a transparent rule set."""
-        if not self._takes_all:
-            await self._check(replace(_REDIRECTING, transparent=True))
-
-    async def probe_socket_guard(self) -> None:
-        """Check a rule set that guards sockets."""
-        if not self._takes_all:
-            await self._check(replace(_REDIRECTING, guard_sockets=True))
-
-    async def probe_spreads(self) -> None:
-        """Check a rule set with spreads, of both families and protocols, with affinity and masquerading."""
-        if not self._takes_spreads:
-            await self._check(_SPREADING)
-            self._takes_spreads = True
-
-    async def probe_rescue(self) -> None:
-        """Check a rule set that reports failures of spread connections."""
-        await self._check(replace(_SPREADING, rescue=1))
 
     async def _check(self, rules: RuleSet) -> None:
         steps = transaction.difference(transaction.EMPTY, rules)

@@ -196,15 +196,15 @@ def test_a_sockets_connections_outlive_its_listener(network: Network, adapter: A
 
 def test_whether_this_host_supports_it(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
     before = dump(network.node)
-    assert adapter.call({"do": "why_not_guarding_sockets"}) is None
+    assert adapter.call({"do": "why_not", "feature": "SOCKET_GUARD"}) is None
     adapter.apply(RuleSet(), verify=True)
-    assert adapter.call({"do": "why_not_guarding_sockets"}) is None
+    assert adapter.call({"do": "why_not", "feature": "SOCKET_GUARD"}) is None
     assert not adapter.apply(RuleSet(), verify=True)
     adapter.cleanup()
     assert "KUBE-PROXY-SOCKETS" not in before
     powerless = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]
     without = Adapter(network.node, adapter.name, env=environment, prefix=powerless)
-    assert "CAP_NET_ADMIN" in without.call({"do": "why_not_guarding_sockets"})
+    assert "CAP_NET_ADMIN" in without.call({"do": "why_not", "feature": "SOCKET_GUARD"})
 
 
 @pytest.mark.parametrize("netfilter", ["nftables", "iptables"])

@@ -13,6 +13,7 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Family, Protocol, Target
 from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.nftables.set_elements import SetElements
@@ -67,7 +68,7 @@ async def read(nftables: Nftables) -> Table:
 
 async def test_the_kernel_has_what_was_applied_and_a_second_adapter_finds_nothing_to_do(host: Host) -> None:
     async with adapter() as first, adapter() as second:
-        await first.probe_spreads()
+        await first.probe(Feature.SPREADS)
         assert await first.apply(RULES, verify=True)
         assert await read(first) == Table.of(RULES)
         assert not await second.apply(RULES, verify=True)

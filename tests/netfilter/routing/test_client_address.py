@@ -296,11 +296,11 @@ def test_a_host_without_ipv6(network: Network, adapter: Adapter) -> None:
 
 def test_whether_this_host_supports_it(network: Network, adapter: Adapter, environment: dict[str, str]) -> None:
     before = (routes(network.node), bare(network.node))
-    assert adapter.call({"do": "why_not_transparent"}) is None
+    assert adapter.call({"do": "why_not", "feature": "TRANSPARENT"}) is None
     assert (routes(network.node), bare(network.node)) == before
     powerless = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_admin,-net_raw"]
     without = Adapter(network.node, adapter.name, env=environment, prefix=powerless)
-    assert "CAP_NET_ADMIN" in without.call({"do": "why_not_transparent"})
+    assert "CAP_NET_ADMIN" in without.call({"do": "why_not", "feature": "TRANSPARENT"})
     with pytest.raises(KernelRefusal, match="CAP_NET_ADMIN"):
         without.apply(rules(), verify=True)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.interface import PAUSE_S
+from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.packet_simulation import Fate, Trace, trace
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
@@ -26,14 +26,6 @@ class FakeNetfilter:
         """Every rule set that came into effect by a change, oldest first."""
         self.failures: list[str] = []
         """Error texts, in order. Each makes one apply, pause or cleanup fail and change nothing."""
-        self.not_transparent: str | None = None
-        """The result of `why_not_transparent`."""
-        self.not_guarding_sockets: str | None = None
-        """The result of `why_not_guarding_sockets`."""
-        self.not_spreading: str | None = None
-        """The result of `why_not_spreading`."""
-        self.not_rescuing: str | None = None
-        """The result of `why_not_rescuing`."""
         self.rebalanced = 0
         """Successful calls of `rebalance`."""
         self.paused: frozenset[Destination] = frozenset()
@@ -87,21 +79,9 @@ class FakeNetfilter:
         self.rebalanced += 1
         return True
 
-    async def why_not_spreading(self) -> str | None:
-        """See `Netfilter.why_not_spreading`."""
-        return self.not_spreading
-
-    async def why_not_rescuing(self) -> str | None:
-        """See `Netfilter.why_not_rescuing`."""
-        return self.not_rescuing
-
-    async def why_not_transparent(self) -> str | None:
-        """See `Netfilter.why_not_transparent`."""
-        return self.not_transparent
-
-    async def why_not_guarding_sockets(self) -> str | None:
-        """See `Netfilter.why_not_guarding_sockets`."""
-        return self.not_guarding_sockets
+    async def why_not(self, feature: Feature) -> str | None:
+        """See `Netfilter.why_not`: every feature is supported."""
+        return None
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import islice
 
 from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, Rebalance, RuleSet, Spread
 from tests.support.lab import Host
@@ -57,7 +58,7 @@ async def measure(services: int) -> None:
     """Print the figures."""
     for spread in (False, True):
         nftables = Nftables()
-        await nftables.probe_spreads()
+        await nftables.probe(Feature.SPREADS)
         rules = rule_set(services, spread=spread)
         before = _resident_mib()
         took = await _timed(nftables, rules, verify=True)
