@@ -28,10 +28,11 @@ from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.data_path import Ejected
 from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
+from kubeproxy.proxier.listeners import Step
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.reports import Part, Reports
 from kubeproxy.proxier.settings import ProxierSettings
-from kubeproxy.proxier.state import ProxierState, Step
+from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.sync_schedule import Backoff, Schedule
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.proxier.view import ProxierView
@@ -151,7 +152,7 @@ class Proxier:
     def release_claims(self) -> None:
         """Release the node ports, once a new instance holds them, too. A third instance must not find them taken while
         our connections drain."""
-        self._state.claims.close()
+        self._state.availability.claims.close()
 
     def close(self) -> None:
         """Release the reserved ports; to be called when the data plane has ended."""
@@ -165,13 +166,13 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
-        self._state.expire_drains(self._clock.unix_now())
+        self._state.resolver.expire_drains(self._clock.unix_now())
         unavailable, retrying = self._state.unavailable, now >= self._retry.retry_at
         if retrying:
             self._state.retry()
         updated = await self._update_data_plane()
         await self._rebalance()
-        health = self._state.health.copy()
+        health = self._state.resolver.health.copy()
         if self.kernel.next_at() <= self._clock.now() and await self.kernel.apply():
             self._state.applied(self.kernel.generation)
             self._reports.report_health(health)
@@ -189,14 +190,13 @@ class Proxier:
             for change in changes:
                 self._reports.triggered(change.trigger_times())
             self._state.absorb(changes)
-            refreshed = self._state.refresh(BATCH)
             step = self._state.next_step(BATCH)
             if step is not None:
                 failures = await self._carry_out(step)
                 if failures is None:
                     return False
                 self._state.done(step, failures)
-            elif not (changes or refreshed):
+            elif not (changes or self._state.resolver.has_stale):
                 self._reports.recovered(Part.DATA_PLANE)
                 return True
             await asyncio.sleep(0)  # a data plane in this process does not wait for anything in `send`
@@ -228,14 +228,14 @@ class Proxier:
         state = self._state
         self._reports.report(state.problems(), state.drain_states())
         # A load balancer sends clients when the health check node port says so: not before the rules are in force.
-        if not state.rules_pending:
-            self._reports.report_health(state.health.copy())
+        if not state.listeners.rules_pending:
+            self._reports.report_health(state.resolver.health.copy())
         if state.settled and not self._tracker.untaken:
             if not self._reports.has_settled:
                 log.info(
                     "serving",
-                    services=len(state.owners),
-                    listeners=len(state.listeners),
+                    services=len(state.resolver.owners),
+                    listeners=len(state.listeners.existing),
                     still_listing=[source for source, complete in self._tracker.sources().items() if not complete],
                 )
             self._tracker.in_effect()
@@ -260,7 +260,7 @@ class Proxier:
         ready_at = self._tracker.ready_at(now)
         if ready_at > now:
             return ready_at
-        expiry = self._state.next_drain_expiry
+        expiry = self._state.resolver.drains.next_expiry
         drain_expires_at = math.inf if expiry is None else now + max(0.0, expiry - self._clock.unix_now())
         return min(self.kernel.next_at(), self._retry.retry_at, drain_expires_at)
 

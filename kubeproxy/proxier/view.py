@@ -49,7 +49,7 @@ class ProxierView:
             problems={**state.problems(), **reports.problems},
             service_health=reports.health,
             sources=tracker.sources(),
-            owners=state.owners.copy(),
+            owners=state.resolver.owners.copy(),
             netfilter=self._kernel.name,
             failing=reports.failure,
             failures=self._schedule.failures,
@@ -64,9 +64,9 @@ class ProxierView:
     def summary(self) -> Summary:
         """Return the present state in a few numbers."""
         return Summary(
-            services=len(self._state.owners),
+            services=len(self._state.resolver.owners),
             waiting=self._tracker.untaken,
-            listeners=len(self._state.listeners),
+            listeners=len(self._state.listeners.existing),
             services_degraded=len(self._reports.problems),
             failing=self._reports.failure,
             listing=tuple(source for source, complete in self._tracker.sources().items() if not complete),
@@ -80,14 +80,14 @@ class ProxierView:
         """Return the frontends. They are cached, as they change in rounds only, and collecting 20,000 takes 20 ms."""
         if self._frontends is not None:
             return self._frontends
-        listeners, rules = self._state.listeners, self._state.rules
+        listeners, rules = self._state.listeners.existing, self._state.rules
         collected = tuple(
             FrontendState(
                 frontend,
                 listeners[name].reservation.port if name in listeners else None,
                 *rules.data_path(frontend),
             )
-            for name, frontend in self._state.wanted.items()
+            for name, frontend in self._state.availability.wanted.items()
         )
         if not self._in_round():
             self._frontends = collected
@@ -97,19 +97,19 @@ class ProxierView:
 
     def service(self, name: ServiceName) -> Service | None:
         """Return a Service as its owner defines it."""
-        return self._state.service(name)
+        return self._state.resolver.service(name)
 
     def owner_of(self, service: ServiceName) -> str | None:
         """Return the source that owns a Service; None if no source defines it."""
-        return self._state.owners.get(service)
+        return self._state.resolver.owners.get(service)
 
     def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
         """Return all endpoints of a frontend's service port in its family, selected or not."""
-        return self._state.candidates(name)
+        return self._state.resolver.candidates(name)
 
     def protocol_of(self, name: FrontendName) -> Protocol | None:
         """Return the protocol of a frontend; None if there is no such frontend any more."""
-        frontend = self._state.wanted.get(name)
+        frontend = self._state.availability.wanted.get(name)
         return None if frontend is None else frontend.protocol
 
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:

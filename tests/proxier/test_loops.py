@@ -48,7 +48,6 @@ def settle(state: ProxierState) -> None:
     while not state.settled:
         while (step := state.next_step(256)) is not None:
             state.done(step, {})
-        state.refresh(100)
         state.applied(state.rules.generation)
 
 
@@ -58,7 +57,7 @@ def slice_to(of: str, address: str, number: int, protocol: str = "") -> Endpoint
 
 def test_its_own_address(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"), slice_to("web", f"10.96.0.1 {POD}", 80))
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:80")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:80")
     (problem,) = state.problems()[name("web")]
     assert "10.96.0.1:80 is left out" in problem
     assert "leads back to this proxy" in problem
@@ -66,28 +65,28 @@ def test_its_own_address(state: ProxierState) -> None:
 
 def test_nothing_else_is_left_of_it(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"), slice_to("web", "10.96.0.1", 80))
-    assert state.wanted[WEB].endpoints == ()
-    assert state.wanted[WEB].when_empty is Verdict.REFUSE
+    assert state.availability.wanted[WEB].endpoints == ()
+    assert state.availability.wanted[WEB].when_empty is Verdict.REFUSE
 
 
 def test_another_port_or_protocol_of_a_service_address_is_none_of_ours(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"), slice_to("web", "10.96.0.1", 81))
-    assert state.wanted[WEB].endpoints == targets("10.96.0.1:81")
+    assert state.availability.wanted[WEB].endpoints == targets("10.96.0.1:81")
     put(state, service("shop", "10.96.0.2", "http:80/UDP"), slice_to("shop", "10.96.0.1", 80, "/UDP"))
-    assert state.wanted[SHOP].endpoints == targets("10.96.0.1:80")
+    assert state.availability.wanted[SHOP].endpoints == targets("10.96.0.1:80")
     assert not state.problems()
 
 
 def test_another_services_address_that_comes_later_and_goes(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"), slice_to("web", f"10.96.0.2 {POD}", 80))
-    assert len(state.wanted[WEB].endpoints) == 2
+    assert len(state.availability.wanted[WEB].endpoints) == 2
     put(state, service("shop", "10.96.0.2"), slice_to("shop", "10.96.0.1", 80))
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:80")
-    assert state.wanted[SHOP].endpoints == ()
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:80")
+    assert state.availability.wanted[SHOP].endpoints == ()
     remove(state, service("shop", "10.96.0.2"))
-    assert len(state.wanted[WEB].endpoints) == 2
+    assert len(state.availability.wanted[WEB].endpoints) == 2
     assert not state.problems()
-    sent = state.listeners[WEB].sent
+    sent = state.listeners.existing[WEB].sent
     assert sent is not None
     assert len(sent.endpoints) == 2, "the data plane knows"
 
@@ -101,47 +100,47 @@ def test_an_external_address_takes_no_endpoint_from_another_service(state: Proxi
         load_balancer_ips=(Address("198.51.100.1"),),
     )
     put(state, thief)
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:80 198.51.100.1:80")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:80 198.51.100.1:80")
     assert name("web") not in state.problems()
 
 
 def test_a_node_port_on_any_address_of_the_node(state: ProxierState) -> None:
     node_port = Service(name("shop"), (Address("10.96.0.2"),), (ServicePort("http", Protocol.TCP, 80, 30080),))
     put(state, service("web", "10.96.0.1"), slice_to("web", f"{NODE} {SECOND} 127.0.0.1 {POD}", 30080))
-    assert len(state.wanted[WEB].endpoints) == 4
+    assert len(state.availability.wanted[WEB].endpoints) == 4
     put(state, node_port)
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:30080 {SECOND}:30080")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:30080 {SECOND}:30080")
     assert "a node port of this node" in state.problems()[name("web")][0]
     use_facts(state, NodeFacts(own_addresses=frozenset({NODE, SECOND})))
     settle(state)
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:30080")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:30080")
     use_facts(state, NodeFacts(own_addresses=frozenset()))
     settle(state)
     # Loopback is always this node's.
-    assert state.wanted[WEB].endpoints == targets(f"{POD}:30080 {NODE}:30080 {SECOND}:30080")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{POD}:30080 {NODE}:30080 {SECOND}:30080")
     remove(state, node_port)
-    assert len(state.wanted[WEB].endpoints) == 4
+    assert len(state.availability.wanted[WEB].endpoints) == 4
 
 
 def test_a_proxy_port_of_this_node(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"))
-    port = state.listeners[WEB].reservation.port
+    port = state.listeners.existing[WEB].reservation.port
     put(state, service("shop", "10.96.0.2"), slice_to("shop", f"{NODE} {POD}", port))
-    assert state.wanted[SHOP].endpoints == targets(f"{POD}:{port}")
+    assert state.availability.wanted[SHOP].endpoints == targets(f"{POD}:{port}")
     assert "a proxy port of this node" in state.problems()[name("shop")][0]
     remove(state, service("web", "10.96.0.1"))
-    assert len(state.wanted[SHOP].endpoints) == 2
+    assert len(state.availability.wanted[SHOP].endpoints) == 2
 
 
 def test_a_proxy_port_that_is_taken_later(state: ProxierState) -> None:
     put(state, service("probe", "10.96.0.9"))
-    following = state.listeners[frontend_name("probe")].reservation.port + 1
+    following = state.listeners.existing[frontend_name("probe")].reservation.port + 1
     put(state, service("shop", "10.96.0.2"), slice_to("shop", f"{NODE} {POD}", following + 1))
-    assert state.listeners[SHOP].reservation.port == following
-    assert len(state.wanted[SHOP].endpoints) == 2
+    assert state.listeners.existing[SHOP].reservation.port == following
+    assert len(state.availability.wanted[SHOP].endpoints) == 2
     put(state, service("web", "10.96.0.1"))
-    assert state.listeners[WEB].reservation.port == following + 1
-    assert state.wanted[SHOP].endpoints == targets(f"{POD}:{following + 1}")
+    assert state.listeners.existing[WEB].reservation.port == following + 1
+    assert state.availability.wanted[SHOP].endpoints == targets(f"{POD}:{following + 1}")
 
 
 def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
@@ -151,7 +150,7 @@ def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
     reserver.taken.add((Protocol.TCP, 80))
     web = replace(service("web", "10.96.0.1"), external_ips=(NODE,))
     put(state, web, slice_to("web", NODE, 80))
-    assert state.wanted[WEB].endpoints == targets(f"{NODE}:80")
+    assert state.availability.wanted[WEB].endpoints == targets(f"{NODE}:80")
 
 
 def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
@@ -163,16 +162,16 @@ def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
     ]
     use_facts(state, NodeFacts(name="node-1"))
     put(state, service("web", "10.96.0.1"), *slices)
-    before = state.wanted[WEB].endpoints
+    before = state.availability.wanted[WEB].endpoints
     assert len(set(before)) == MOST
     assert state.problems()[name("web")] == (f"{WEB}: this node uses {MOST} of its 100000 endpoints",)
     gone = View(service("web", "10.96.0.1"), tuple(slices[1:]), "kubernetes")
     state.absorb([Change(name("web"), NOTHING, gone)])
-    after = state.wanted[WEB].endpoints
+    after = state.availability.wanted[WEB].endpoints
     assert len(after) == MOST
     assert len({*before} - {*after}) < 100, "a hundredth of them goes"
     other_node = subset(targets(" ".join(f"{address}:8080" for address in addresses)), "node-2")
     assert len({*before} & {*other_node}) < MOST // 10, "another node uses others"
     put(state, service("web", "10.96.0.1"), *slices[:4])
-    assert len(state.wanted[WEB].endpoints) == 4000
+    assert len(state.availability.wanted[WEB].endpoints) == 4000
     assert not state.problems()

@@ -73,12 +73,12 @@ def test_an_external_address_waits_for_a_node_port_and_then_for_descriptors(
 ) -> None:
     put(state, WEB, SHOP)
     settle(state)
-    assert destination("192.0.2.1:30080") not in state.wanted[frontend_name("shop")].destinations
+    assert destination("192.0.2.1:30080") not in state.availability.wanted[frontend_name("shop")].destinations
     assert any("the node port of default/web" in text for text in state.problems()[SHOP.name])
     reserver.error = OSError(errno.EMFILE, "Too many open files")
     remove(state, WEB)
     settle(state)
-    assert destination("192.0.2.1:30080") not in state.wanted[frontend_name("shop")].destinations
+    assert destination("192.0.2.1:30080") not in state.availability.wanted[frontend_name("shop")].destinations
     assert destination("192.0.2.1:30080") not in state.rules.ruleset().redirects
     assert any("Too many open files" in text for text in state.problems()[SHOP.name])
     reserver.error = None
@@ -104,7 +104,7 @@ def test_only_what_facts_concern_is_resolved_again(state: ProxierState) -> None:
     moved = replace(facts, own_addresses=frozenset({OWN, Address("fe80::1")}))
     for after, concerned in ((moved, 0), (replace(moved, own_addresses=frozenset()), 1), (NodeFacts(name="us"), 2)):
         use_facts(state, after)
-        assert state.refresh(10) == concerned
-        assert state.refresh(10) == 0
+        assert len(list(state.resolver.refresh(10))) == concerned
+        assert not state.resolver.has_stale
     use_facts(state, NodeFacts(name="them"))
-    assert state.refresh(1) == state.refresh(1) == 1
+    assert len(list(state.resolver.refresh(1))) == len(list(state.resolver.refresh(1))) == 1

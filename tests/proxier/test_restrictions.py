@@ -343,7 +343,7 @@ async def test_a_node_port_with_an_unknown_holder_is_not_taken(node: Node, ports
         raise PermissionError("no")
 
     ports.holders[30080] = ()
-    node.proxier._state.claims._find_holders = refuse
+    node.proxier._state.availability.claims._find_holders = refuse
     node.reserver.taken.add((Protocol.TCP, 30080))
     await put(node, wanting("web", 80, 30080))
     assert at_node(node, 30080) is Fate.PASSED

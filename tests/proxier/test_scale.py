@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kubeproxy.dataplane.messages import SetEndpoints
-from kubeproxy.proxier import state
+from kubeproxy.proxier import resolver
 from kubeproxy.proxier.frontends import Resolved, resolve
 from tests.proxier.builders import endpoint_slice, frontend_name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
@@ -25,7 +25,7 @@ async def test_one_change_among_ten_thousand(monkeypatch: pytest.MonkeyPatch) ->
         resolved.append(args[0].name.name)
         return resolve(*args)
 
-    monkeypatch.setattr(state, "resolve", counted)
+    monkeypatch.setattr(resolver, "resolve", counted)
     node = Node()
 
     async def cost(what: str, change: Callable[[], None]) -> None:

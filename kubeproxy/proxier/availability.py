@@ -1,0 +1,158 @@
+"""Decides what of the resolved frontends is served: destinations whose ports this host can spare, and endpoints that do
+not lead back to this proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from kubeproxy.model import Claim, Destination, Frontend, FrontendName, Protocol, ServiceName, Target
+from kubeproxy.proxier.loops import Loops
+from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.resolver import Resolution
+from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
+
+
+class Availability:
+    """The wanted frontends: as resolved, without what is not available."""
+
+    def __init__(self, claims: NodePortClaims, *, is_proxy_port: Callable[[Protocol, int], bool]) -> None:
+        self.claims = claims
+        self.wanted: dict[FrontendName, Frontend] = {}
+        self.changed: dict[FrontendName, None] = {}
+        """Frontends whose value in `wanted` has changed or gone. The caller removes those that it has seen."""
+        self.left_out: dict[FrontendName, dict[Target, str]] = {}
+        """Endpoints that lead back to this proxy, and what they are."""
+        self._loops = Loops(is_proxy_port=is_proxy_port)
+        self._resolved: dict[FrontendName, Frontend] = {}
+        """The frontends as resolved. Most are the same object as in `wanted`."""
+        self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
+        self._settings = DEFAULTS
+
+    def use(self, settings: ProxierSettings) -> None:
+        """Use these settings from now on."""
+        before, self._settings = self._settings, settings
+        self._loops.use_facts(settings.facts)
+        if settings.restrictions is not before.restrictions:
+            self._decide_for(self.claims.use(settings.restrictions))
+
+    def frontends_of(self, service: ServiceName) -> tuple[FrontendName, ...]:
+        """Return the frontends of a Service."""
+        return self._frontends_of.get(service, ())
+
+    def frontends_at(self, target: Target) -> Iterable[FrontendName]:
+        """Return the frontends with this endpoint."""
+        return self._loops.frontends_at(target)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether endpoints have begun or ceased to lead back since `leave_out`."""
+        return bool(self._loops.affected)
+
+    def put(self, resolution: Resolution) -> None:
+        """Replace the frontends of a Service."""
+        names = tuple(frontend.name for frontend in resolution.frontends)
+        affected: set[FrontendName] = set()
+        for name in self.frontends_of(resolution.service):
+            if name not in names:
+                affected |= self._remove(name)
+        for frontend in resolution.frontends:
+            before = self._resolved.get(frontend.name)
+            self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
+            self._resolved[frontend.name] = frontend
+            claimed = frozenset(d for d in _destinations(frontend) if d.address in resolution.host_addresses)
+            external = {d for d in claimed if frontend.claims.get(d) is Claim.EXTERNAL}
+            affected |= self.claims.claim(frontend.name, claimed, external=external)
+        if names:
+            self._frontends_of[resolution.service] = names
+        else:
+            self._frontends_of.pop(resolution.service, None)
+        for name in names:
+            self._decide(name)
+        self._decide_for(affected.difference(names))
+
+    def _remove(self, name: FrontendName) -> set[FrontendName]:
+        """Remove a frontend; return those to which its ports may be available now."""
+        resolved, wanted = self._resolved.pop(name), self.wanted.pop(name)
+        self.left_out.pop(name, None)
+        self._loops.endpoints_changed(name, resolved.endpoints, ())
+        self._loops.destinations_changed(_allocated(wanted), frozenset())
+        self.changed[name] = None
+        return self.claims.claim(name, frozenset())
+
+    # What may make other destinations available.
+
+    def reserve_for_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
+        """Withhold the health check node ports of these Services from all others."""
+        self._decide_for(self.claims.reserve_for_health({port: service for service, (port, _) in health.items()}))
+
+    def retry(self) -> None:
+        """Try again to bind ports that were not available."""
+        self._decide_for(self.claims.retry())
+
+    def release(self, is_in_rules: Callable[[Destination], bool]) -> None:
+        """Release the ports that nothing claims any more, unless a rule in force still takes them."""
+        self._decide_for(self.claims.release(is_in_rules))
+
+    def proxy_port_changed(self, protocol: Protocol, port: int) -> None:
+        """Note that a proxy port was allocated or released: endpoints at that port begin or cease to lead back."""
+        self._loops.proxy_port_changed(protocol, port)
+
+    # Decisions.
+
+    def leave_out(self) -> None:
+        """Decide again about frontends with endpoints that have begun or ceased to lead back here."""
+        affected = self._loops.affected
+        while affected:
+            name = next(iter(affected))
+            del affected[name]
+            if name in self.wanted:
+                self._decide(name)
+
+    def _decide_for(self, names: Iterable[FrontendName]) -> None:
+        for name in sorted(name for name in names if name in self._resolved):
+            self._decide(name)
+        self.leave_out()
+
+    def _decide(self, name: FrontendName) -> None:
+        """Set what is wanted of a frontend."""
+        frontend, unavailable = self._resolved[name], self.claims.unavailable(name)
+        if unavailable:
+            frontend = replace(
+                frontend,
+                destinations=frontend.destinations - unavailable,
+                own_destinations=frontend.own_destinations - unavailable,
+                ranged=frontend.ranged - unavailable,
+            )
+        before = self.wanted.get(name)
+        self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
+        if looping := self._loops.leading_back(frontend):
+            self.left_out[name] = looping
+            frontend = replace(
+                frontend,
+                endpoints=tuple(target for target in frontend.endpoints if target not in looping),
+                preserve=frontend.preserve.difference(looping),
+            )
+        else:
+            self.left_out.pop(name, None)
+        if before != frontend:
+            self.wanted[name] = frontend
+            self.changed[name] = None
+
+
+def _allocated(frontend: Frontend) -> frozenset[Destination]:
+    """Return the destinations that the cluster allocated: cluster IPs and node ports.
+
+    An external address may name another tenant's pod, and that endpoint must stay. A dial to one is marked,
+    so this node does not redirect it, and the hop limit ends a loop over several nodes."""
+    destinations = _destinations(frontend)
+    if not frontend.claims:
+        return destinations
+    return frozenset(d for d in destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED)
+
+
+def _destinations(frontend: Frontend) -> frozenset[Destination]:
+    """Return all destinations of a frontend, from any source."""
+    if not frontend.own_destinations:
+        return frontend.destinations
+    return frontend.destinations | frontend.own_destinations

@@ -1,0 +1,65 @@
+"""The texts about Services that are not, or not wholly, served. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kubeproxy.model import NODE_PORTS, Claim, Destination, FrontendName, ServiceName, Target
+from kubeproxy.proxier.availability import Availability
+from kubeproxy.proxier.ruleset_builder import Rules
+
+_REASONS = {
+    Claim.ALLOCATED: "to which it is allocated",
+    Claim.LOAD_BALANCER: "which has it as load balancer address",
+}
+"""Why a destination belongs to its holder and not to a Service with a lesser claim."""
+
+
+def problems(
+    remarks: Mapping[ServiceName, tuple[str, ...]],
+    faults: Mapping[FrontendName, str],
+    availability: Availability,
+    rules: Rules,
+) -> dict[ServiceName, tuple[str, ...]]:
+    """Return the Services with problems, each with its texts, those of the resolver (`remarks`) first.
+
+    `faults` are frontends whose listener failed, and why."""
+    texts = dict(remarks)
+    for service, text in (*_of_frontends(faults, availability, rules), *_of_destinations(availability, rules)):
+        texts[service] = (*texts.get(service, ()), text)
+    return texts
+
+
+def _of_frontends(
+    faults: Mapping[FrontendName, str], availability: Availability, rules: Rules
+) -> Iterator[tuple[ServiceName, str]]:
+    for name, fault in faults.items():
+        yield name.service_port.service, f"{name}: {fault}"
+    for name, reason in rules.unled.items():
+        text = f"{name}: clients are refused, as kubeproxy.userspaceFallback is never: {reason}"
+        yield name.service_port.service, text
+    for name, looping in availability.left_out.items():
+        yield name.service_port.service, f"{name}: {_looping(looping)}"
+
+
+def _of_destinations(availability: Availability, rules: Rules) -> Iterator[tuple[ServiceName, str]]:
+    claims = availability.claims
+    for destination, text in (*claims.faults.items(), *claims.notes.items()):
+        for service in sorted({name.service_port.service for name in claims.claimants(destination)}):
+            yield service, text
+    for destination, holder, claim, others in rules.claims.contests():
+        for name, lesser in others.items():
+            reason = _REASONS[claim] if claim < lesser else "which comes first"
+            yield name.service_port.service, f"{name}: {_words(destination)} belongs to {holder}, {reason}"
+
+
+def _looping(endpoints: Mapping[Target, str]) -> str:
+    (target, what), more = next(iter(endpoints.items())), len(endpoints) - 1
+    others = f", as do {more} more" if more else ""
+    return f"endpoint {target} is left out: it is {what}, so it leads back to this proxy{others}"
+
+
+def _words(destination: Destination) -> str:
+    if destination.address in NODE_PORTS.values():
+        return f"{destination.protocol} node port {destination.port}"
+    return f"{destination.protocol} {Target(destination.address, destination.port)}"

@@ -1,0 +1,212 @@
+"""Resolves each Service and its EndpointSlices into frontends, by the present settings and drain requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Endpoint,
+    Frontend,
+    FrontendName,
+    Service,
+    ServiceName,
+    Target,
+    family_of,
+)
+from kubeproxy.proxier.draining import set_aside
+from kubeproxy.proxier.drains import Drains
+from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
+from kubeproxy.proxier.frontends import NOT_SERVED, resolve
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.restrictions import Admitted, admit
+from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
+from kubeproxy.proxier.tracker import Change, View
+
+V = TypeVar("V")
+
+
+class Resolution(NamedTuple):
+    """The frontends of one Service."""
+
+    service: ServiceName
+    frontends: tuple[Frontend, ...]
+    host_addresses: frozenset[Address]
+    """The addresses at which the Service takes its ports from processes of this host."""
+    health_port_changed: bool
+    """Whether the Service has another health check node port than before, or none any more."""
+
+
+class Resolver:
+    """The Services as their owners define them, and those that have to be resolved again."""
+
+    def __init__(self) -> None:
+        self.owners: dict[ServiceName, str] = {}
+        """The source of each Service."""
+        self.health: dict[ServiceName, tuple[int, int]] = {}
+        """Health check node ports, and the number of ready endpoints on this node."""
+        self.remarks: dict[ServiceName, tuple[str, ...]] = {}
+        """What is not served of a Service, and why."""
+        self.drains = Drains()
+        self._settings = DEFAULTS
+        self._views: dict[ServiceName, View] = {}
+        self._stale: dict[ServiceName, None] = {}
+        """Services to resolve again, because something has changed on which their frontends depend."""
+
+    def use(self, settings: ProxierSettings) -> None:
+        """Use these settings from now on. The Services that depend on the difference are stale."""
+        before, self._settings = self._settings, settings
+        self.drains.use(settings.drains)
+        self._stale.update(dict.fromkeys(name for name in self._views if self._depends(name, before)))
+
+    def expire_drains(self, unix_now: float) -> None:
+        """Set the time by which drain requests expire. The Services whose requests have expired are stale."""
+        self._stale.update(dict.fromkeys(self.drains.expire(unix_now)))
+
+    @property
+    def has_stale(self) -> bool:
+        """Whether a Service has to be resolved again."""
+        return bool(self._stale)
+
+    def is_stale(self, name: ServiceName) -> bool:
+        """Return whether a Service has to be resolved again."""
+        return name in self._stale
+
+    def absorb(self, changes: Iterable[Change]) -> Iterator[Resolution]:
+        """Resolve changed Services."""
+        for change in changes:
+            if change.after.service is None:
+                self._views.pop(change.name, None)
+            else:
+                self._views[change.name] = change.after
+            yield self._resolve(change.name, change.after)
+
+    def refresh(self, limit: int) -> Iterator[Resolution]:
+        """Resolve at most `limit` of the stale Services."""
+        for name in list(islice(self._stale, limit)):
+            yield self._resolve(name, self._views[name])
+
+    # Reading.
+
+    def service(self, name: ServiceName) -> Service | None:
+        """Return a Service as its owner defines it."""
+        view = self._views.get(name)
+        return None if view is None else view.service
+
+    def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
+        """Return the endpoints of a frontend's service port in its family, selected or not.
+
+        Endpoints that `restrictions` withholds are left out, whatever their conditions."""
+        view = self._views.get(name.service_port.service)
+        if view is None or view.service is None:
+            return {}
+        port = next((port for port in view.service.ports if port.name == name.service_port.port), None)
+        if port is None:
+            return {}
+        slices = self.drains.slices(name.service_port.service)
+        if slices is None:
+            slices = self._admit(view.service, view).slices
+        return {candidate.target: candidate.endpoint for candidate in candidates(slices, port, name.family)}
+
+    # Resolving.
+
+    def _resolve(self, name: ServiceName, view: View) -> Resolution:
+        self._stale.pop(name, None)
+        settings, service = self._settings, view.service
+        resolved, remarks = NOT_SERVED, list[str]()
+        self.drains.note(name, service)
+        if service is not None:
+            service, slices, withheld = self._admit(service, view)
+            resolved = resolve(service, self.drains.applied(name, slices), settings.facts)
+            remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
+        remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
+        frontends = []
+        for frontend in resolved.frontends:
+            if frontend.protocol not in settings.protocols or frontend.name.family not in settings.families:
+                continue
+            number = len(frontend.endpoints)
+            if number > MOST:
+                remarks.append(f"{frontend.name}: this node uses {MOST} of its {number} endpoints")
+                frontend = self._thinned(frontend)
+            frontends.append(frontend)
+        _set_or_drop(self.remarks, name, tuple(remarks))
+        _set_or_drop(self.owners, name, view.owner)
+        port_before, _ = self.health.get(name, (0, 0))
+        port, _ = resolved.health or (0, 0)
+        _set_or_drop(self.health, name, resolved.health)
+        host_addresses = frozenset[Address]() if service is None else self._host_addresses(service)
+        return Resolution(name, tuple(frontends), host_addresses, health_port_changed=port != port_before)
+
+    def _admit(self, service: Service, view: View) -> Admitted:
+        """Return what restrictions leave of a Service, with endpoints set aside that a person has taken out."""
+        settings = self._settings
+        admitted = admit(
+            service, view.slices, source=view.owner, restrictions=settings.restrictions, facts=settings.facts
+        )
+        return admitted._replace(slices=set_aside(admitted.slices, settings.aside))
+
+    def _thinned(self, frontend: Frontend) -> Frontend:
+        """Return a frontend with at most `MOST` endpoints."""
+        endpoints = subset(frontend.endpoints, self._settings.facts.name)
+        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
+
+    def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
+        for port in service.ports:
+            if port.protocol not in self._settings.protocols:
+                yield f"port {port.name or port.port}: {port.protocol} is not served"
+        for address in unreachable:
+            yield (
+                f"load balancer address {address} is not served: loadBalancerSourceRanges has no {family_of(address)}"
+                " range, so no client may reach it"
+            )
+
+    def _host_addresses(self, service: Service) -> frozenset[Address]:
+        """Return the value of `Resolution.host_addresses`.
+
+        Cluster IPs are never among them: where this host has one of them, as with a node-local DNS cache, its process
+        is meant to have the port beside us."""
+        external = service.external_ips + service.load_balancer_ips
+        return frozenset({*NODE_PORTS.values(), *filter(self._settings.facts.is_own, external)})
+
+    # Dependencies.
+
+    def _depends(self, name: ServiceName, before: ProxierSettings) -> bool:
+        """Return whether the frontends of a Service may differ from what they were with the settings of before."""
+        view, now = self._views[name], self._settings
+        if now.restrictions is not before.restrictions:
+            return True
+        if (now.families, now.protocols) != (before.families, before.protocols):
+            return True
+        if now.drains is not before.drains and view.service is not None and view.service.drain:
+            return True
+        aside = {target.address for target in now.aside ^ before.aside}
+        return _depends_on_facts(view, before.facts, now.facts) or bool(aside and _has_endpoint_in(view, aside))
+
+
+def _depends_on_facts(view: View, before: NodeFacts, now: NodeFacts) -> bool:
+    if before is now:
+        return False
+    if (before.name, before.zone, before.preserve) != (now.name, now.zone, now.preserve):
+        return True
+    moved = (before.own_addresses | before.node_addresses) ^ (now.own_addresses | now.node_addresses)
+    if view.service is None or not moved:
+        return False
+    if not moved.isdisjoint(view.service.external_ips + view.service.load_balancer_ips):
+        return True
+    return _has_endpoint_in(view, moved)
+
+
+def _has_endpoint_in(view: View, addresses: Set[Address]) -> bool:
+    return any(endpoint.address in addresses for slice_ in view.slices for endpoint in slice_.endpoints)
+
+
+def _set_or_drop(book: dict[ServiceName, V], service: ServiceName, value: V | None) -> None:
+    """Set an entry, or remove it if the value is empty."""
+    if value:
+        book[service] = value
+    else:
+        book.pop(service, None)
