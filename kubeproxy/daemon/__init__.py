@@ -1,22 +1,19 @@
 """One process's life: its parts, start, reload, takeover, drain and end.
 
-lifecycle            start, ready, reload, drain, stop; `shutdown` is the end of it
-assembly             makes every part of the control process and connects them
-settings             configuration -> values of other packages (pure)
-check_files          the files that a configuration names, opened before a start
-sources, data_plane  make the sources and the data plane that the configuration asks for
-host_facts           addresses, the Node object, what the kernel supports; `node_facts` is what follows for the proxier
-data_paths           which data paths the configuration and this host allow
-rescue_control       starts and stops the rescue of failed connections, and applies what it finds to the rules
-kernel_flows         connections of the kernel path, counted; `kernel_traffic` adds them to those of the workers
-http_servers         the servers of health, metrics and health check node ports; `http_pages` are the first two of them
-reload, signals      SIGHUP: what changes while the daemon runs; signals as events to wait for
-sd_notify            messages to the service manager
-startup_progress     how far a start is
-process_limits       descriptors, core dumps, memory
-service_events       problems as Kubernetes Events
-drain_reporter       this node's drain report; `report_schedule` decides when it is written (pure)
-status_collector     the data of the status pages; `connection_trace` is that of a trace,
-                     `kernel_path_trace` its steps on the kernel path
-takeover             hot restart
+Begin with `lifecycle`: it makes the parts and tells start, ready, reload, drain, stop. The parts, in the order of their
+making, each from those before it:
+
+kernel_side      the packet filter's adapter, and what this host supports (`host_facts`, `node_facts`, `data_paths`)
+ownership        which instance owns the node (`takeover`: hot restart; `succession`: a start beside another instance)
+reporting        metrics, health, Events (`service_events`), answers to `load_balancers`
+control_plane    tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`, `report_schedule`,
+                 `report_room`, `report_lease`, `cluster_size`), the last state (`state_keeper`, `saved_state`)
+kernel_path      the rescue of failed connections (`rescue_control`, `endpoint_ejector`) and its accounts
+                 (`kernel_flows`, `kernel_traffic`)
+operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers: `http_servers` opens
+                 them, `http_pages` has the pages, `status_collector`, `connection_trace` and `kernel_path_trace` their data
+
+Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
+`data_plane`; `parts` holds them all for what shows them. Of the process itself: `signals`, `sd_notify`,
+`process_limits`, `check_files`, `startup_progress`, `shutdown`.
 """

@@ -28,8 +28,11 @@ class DataPaths:
         self._used = False
         """Whether there was a configuration before."""
         self.policy: DataPathPolicy = USERSPACE_ONLY
-        self.on_change: Callable[[DataPathPolicy], None] = lambda policy: None
-        """Called with each new policy."""
+        self._on_change: Callable[[DataPathPolicy], None] | None = None
+
+    def notify(self, on_change: Callable[[DataPathPolicy], None]) -> None:
+        """Call `on_change` with each new policy from now on."""
+        self._on_change = on_change
 
     async def use(self, configuration: Configuration) -> None:
         """Use this configuration from now on. The kernel is asked before the first one with a kernel path. KernelError
@@ -84,7 +87,8 @@ class DataPaths:
     def _set(self, policy: DataPathPolicy) -> None:
         if policy != self.policy:
             self.policy = policy
-            self.on_change(policy)
+            if self._on_change is not None:
+                self._on_change(policy)
 
 
 def _words(families: frozenset[Family]) -> str:

@@ -65,16 +65,12 @@ class DrainReporter:
         *,
         data_plane: DataPlane,
         node: Callable[[], Node | None],
-        translated_to: Count | None = None,
         on_written: Callable[[bool], None] = lambda succeeded: None,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`node` returns the Node object, if it is known. `translated_to` counts the connections that the kernel leads
-        to endpoints without the data plane, by a reading that began after its call; KernelError when it cannot.
-        `on_written` is called after each write, with its success."""
+        """`node` returns the Node object, if it is known. `on_written` is called after each write, with its success."""
         self._data_plane = data_plane
         self._node = node
-        self._translated_to = translated_to
         self._unix_clock = unix_clock
         self._make_lease = partial(ReportLease, node_name, node=node, on_written=on_written, unix_clock=unix_clock)
         self._lease = self._make_lease(NODE)
@@ -113,8 +109,12 @@ class DrainReporter:
         """The endpoints that drain now."""
         return frozenset(address for state in self._drains.values() for address in state.draining)
 
-    async def run(self, client: Client) -> None:
-        """Write the report whenever it is due, until cancelled."""
+    async def run(self, client: Client, translated_to: Count) -> None:
+        """Write the report whenever it is due, until cancelled.
+
+        `translated_to` counts the connections that the kernel leads to endpoints without the data plane, by a reading
+        that began after its call. It raises KernelError when it cannot.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             if not self._on:
@@ -132,7 +132,7 @@ class DrainReporter:
                 await self._size.refresh(client, clock())
                 shown, omitted = self._fitting()
                 counted = _addresses(shown)
-                await self._count(counted)
+                await self._count(counted, translated_to)
                 due = await self._write_if_due(client, schedule, NodeReport(reports(shown, self.open), omitted))
                 if (left_s := due - clock()) > 0:
                     await self._pause(min(left_s, max(LOOK_S, self._count_s / LOOK_SHARE)) if counted else left_s)
@@ -198,15 +198,15 @@ class DrainReporter:
             self._fits, self._room = fitting(self._sizes, now), now
         return {name: self._drains[name] for name in self._fits.services}, self._fits.omitted
 
-    async def _count(self, counted: frozenset[Address]) -> None:
+    async def _count(self, counted: frozenset[Address], translated_to: Count) -> None:
         """Count the open connections. Where that fails the last counts stay: fewer would let a rollout go on."""
         clock = asyncio.get_running_loop().time
         began = clock()
         counts = Counter(await self._data_plane.open_to(counted)) if counted else Counter[Address]()
         self._count_s = clock() - began
-        if counted and self._translated_to is not None:
+        if counted:
             try:
-                counts.update(await self._translated_to(counted))
+                counts.update(await translated_to(counted))
             except KernelError as error:
                 if not self._uncounted:
                     log.warning(

@@ -12,7 +12,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.node_facts import node_facts, node_of
 from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
 from kubeproxy.dataplane.sockets.transparent_dial import why_not
-from kubeproxy.model import Address, Family, Node
+from kubeproxy.model import Address, Family
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
@@ -22,6 +22,7 @@ from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.observability.health import Reason
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime import privileges
 from kubeproxy.runtime.threads import in_thread
 
@@ -40,11 +41,12 @@ def node_name_of(configuration: Configuration) -> str:
 
 
 class HostFacts:
-    """The host as of now. `node` returns the latest Node object."""
+    """The host as of now."""
 
-    def __init__(self, configuration: Configuration, *, node: Callable[[], Node | None]) -> None:
+    def __init__(self, configuration: Configuration, tracker: Tracker) -> None:
+        """The tracker has the latest Node object."""
         self._configuration = configuration
-        self._node = node
+        self._tracker = tracker
         self._can_preserve = False
         self.conntrack_room: ConntrackRoom | None = None
         """Connection tracking when it was last read."""
@@ -57,7 +59,7 @@ class HostFacts:
 
     def facts(self) -> NodeFacts:
         """The facts for the proxier, as of now."""
-        node = node_of(self._configuration, self.node_name, self._node())
+        node = node_of(self._configuration, self.node_name, self._tracker.node)
         return node_facts(
             self._configuration,
             node,

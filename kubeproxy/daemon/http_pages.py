@@ -6,96 +6,109 @@ The pages name every Service of the cluster, so they answer on loopback only, wh
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from kubeproxy.config.schema import Configuration
+from kubeproxy.config.dump import go_data
 from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.daemon.kernel_traffic import KernelTraffic
+from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.status_collector import StatusCollector
-from kubeproxy.dataplane.interface import DataPlane
+from kubeproxy.model import Address, Protocol
+from kubeproxy.netfilter.port_holders import Holders, kube_proxy_process
 from kubeproxy.observability.debug_routes import debug_routes
-from kubeproxy.observability.health import ProxyHealth, Reason
+from kubeproxy.observability.health import Reason
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.server import HttpServer
 from kubeproxy.observability.metrics.exposition import Exposition
-from kubeproxy.observability.metrics.metrics import Metrics
-from kubeproxy.observability.picture import Picture
 from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
+
+HolderOf = Callable[[str, int], str]
+"""Names the process that has a host's port, for messages."""
 
 
 def http_servers(
-    configuration: Configuration,
-    *,
-    node_name: str,
-    health: ProxyHealth,
-    metrics: Metrics,
-    data_plane: DataPlane,
-    picture: Callable[[], Picture],
-    kernel_traffic: KernelTraffic,
-    status_collector: StatusCollector,
-    configz: Callable[[], Mapping[str, object]],
-    on_health_failure: Callable[[str], None],
-    holder_of: Callable[[str, int], str],
+    parts: Parts, status_collector: StatusCollector, kernel_traffic: KernelTraffic
 ) -> Sequence[HttpServer]:
-    """The configured servers, not started yet. `on_health_failure` gets, once, the reason why the health server has
-    no address. `holder_of` names the process that has an address, for messages."""
+    """Return the configured servers, not started yet."""
+    holder_of = partial(_holder_of, parts.process.find_holders)
+    return [*_health_server(parts, holder_of), *_metrics_servers(parts, status_collector, kernel_traffic, holder_of)]
+
+
+def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
+    reporting, configuration = parts.reporting, parts.configuration.value
+    address = configuration.healthz_bind_address
+
+    def failed(problem: str) -> None:
+        reporting.events.health_failed(parts.kernel.host_facts.node_name, problem)
+        reporting.health.degraded(Reason.SERVER, problem, part="health")
+
+    if address.served:
+        yield HttpServer(
+            name="health",
+            host=address.address,
+            port=address.port,
+            routes=health_routes(reporting.health, reporting.metrics),
+            setting="healthzBindAddress",
+            hard_fail=configuration.bind_address_hard_fail,
+            on_failure=failed,
+            on_listening=partial(reporting.health.degraded, Reason.SERVER, None, part="health"),
+            on_refused=partial(reporting.metrics.http_refused, "health"),
+            holder_of=holder_of,
+        )
+
+
+def _metrics_servers(
+    parts: Parts, status_collector: StatusCollector, kernel_traffic: KernelTraffic, holder_of: HolderOf
+) -> Iterator[HttpServer]:
+    current, configuration = parts.configuration, parts.configuration.value
+    health, metrics = parts.reporting.health, parts.reporting.metrics
     exposition = Exposition(
-        metrics, data_plane=data_plane, picture=picture, with_kernel_traffic=kernel_traffic.added_to
+        metrics, data_plane=parts.data_plane, picture=parts.picture, with_kernel_traffic=kernel_traffic.added_to
     )
     pages = [
-        *metrics_routes(exposition, metrics, configz),
+        *metrics_routes(exposition, metrics, lambda: go_data(current.value)),
         *status_collector.routes(),
         *debug_routes(enabled=configuration.enable_profiling),
     ]
     pages.insert(0, index_route([page for page in pages if "/page." not in page.path and "/debug" not in page.path]))
     access = Access(
-        names=frozenset({node_name, socket.gethostname().lower()}), public=configuration.kubeproxy.public_status
+        names=frozenset({parts.kernel.host_facts.node_name, socket.gethostname().lower()}),
+        public=configuration.kubeproxy.public_status,
     )
-    metrics_address = configuration.metrics_bind_address
-    servers = []
-
-    def health_failed(problem: str) -> None:
-        on_health_failure(problem)
-        health.degraded(Reason.SERVER, problem, part="health")
-
-    if configuration.healthz_bind_address.served:
-        servers.append(
-            HttpServer(
-                name="health",
-                host=configuration.healthz_bind_address.address,
-                port=configuration.healthz_bind_address.port,
-                routes=health_routes(health, metrics),
-                setting="healthzBindAddress",
-                hard_fail=configuration.bind_address_hard_fail,
-                on_failure=health_failed,
-                on_listening=partial(health.degraded, Reason.SERVER, None, part="health"),
-                on_refused=partial(metrics.http_refused, "health"),
-                holder_of=holder_of,
-            )
+    configured = configuration.metrics_bind_address
+    for address in metrics_addresses(configured):
+        yield HttpServer(
+            name="metrics",
+            host=address,
+            port=configured.port,
+            routes=pages,
+            setting="metricsBindAddress",
+            # The loopback address is an addition for the pages; a start does not fail for it.
+            hard_fail=configuration.bind_address_hard_fail and address == configured.address,
+            on_failure=partial(health.degraded, Reason.SERVER, part=address),
+            on_listening=partial(health.degraded, Reason.SERVER, None, part=address),
+            on_refused=partial(metrics.http_refused, "metrics"),
+            holder_of=holder_of,
+            access=access,
         )
-    for address in metrics_addresses(metrics_address):
-        servers.append(
-            HttpServer(
-                name="metrics",
-                host=address,
-                port=metrics_address.port,
-                routes=pages,
-                setting="metricsBindAddress",
-                # The loopback address is an addition for the pages; a start does not fail for it.
-                hard_fail=configuration.bind_address_hard_fail and address == metrics_address.address,
-                on_failure=partial(health.degraded, Reason.SERVER, part=address),
-                on_listening=partial(health.degraded, Reason.SERVER, None, part=address),
-                on_refused=partial(metrics.http_refused, "metrics"),
-                holder_of=holder_of,
-                access=access,
-            )
-        )
-    return servers
+
+
+def _holder_of(find_holders: Holders, host: str, port: int) -> str:
+    """Return the process that has a port, in words; empty if it is unknown."""
+    try:
+        holders = find_holders(Protocol.TCP, Address(host), port)
+    except OSError:
+        return ""
+    text = ", ".join(map(str, holders))
+    other = kube_proxy_process()
+    if other is not None and not any(holder.command for holder in holders):
+        text += f"; kube-proxy runs here (process {other})"
+    return f"{text}: stop it first (docs/migration.md)" if "kube-proxy" in text else text
 
 
 def metrics_addresses(configured: MetricsAddress) -> Sequence[str]:
-    """The addresses of the metrics server: the configured one, and always a loopback address."""
+    """Return the addresses of the metrics server: the configured one, and always a loopback address."""
     if not configured.served:
         return ()
     if configured.is_everywhere:

@@ -14,6 +14,9 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.config.schema import Configuration
+from kubeproxy.runtime import privileges
+
 log = structlog.get_logger(__name__)
 
 CONTAINER_INIT: Final = 1
@@ -111,3 +114,17 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(1_000, 4, 10_000)
+
+
+def restrict_process(configuration: Configuration) -> None:
+    """Set limits and drop capabilities: before the first thread, and before anything is read from the network."""
+    forbid_core_dumps()
+    raise_descriptor_limit()
+    set_oom_score_adj(configuration.oom_score_adj)
+    order = configuration.netfilter_order
+    if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
+        load_modules()  # programs load them, and cannot do so without these capabilities
+    try:
+        privileges.restrict()
+    except OSError as error:
+        log.warning("cannot drop capabilities", reason=error.strerror)

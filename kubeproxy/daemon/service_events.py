@@ -28,12 +28,12 @@ class Events:
     Without a `recorder` there are none; the log has every problem in any case.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner_of: Callable[[ServiceName], str | None]) -> None:
+        """`owner_of` returns the source of a Service."""
         self._recorder: EventRecorder | None = None
         self._node_warnings: list[tuple[str, Reason, str]] = []
         """Warnings of the time before the recorder existed."""
-        self.owner_of: Callable[[ServiceName], str | None] = lambda service: None
-        """The source of a Service."""
+        self._owner_of = owner_of
         self._problems: Mapping[ServiceName, Sequence[str]] = {}
 
     @property
@@ -96,5 +96,5 @@ class Events:
         # With a recorder this module is imported already; without one it must not be (see `sources`).
         from kubeproxy.sources.kubernetes.kinds import SOURCE
 
-        if self.owner_of(service) == SOURCE:
+        if self._owner_of(service) == SOURCE:
             self.recorder.record("Service", *service, type="Warning", reason=reason, message=text, shared=shared)

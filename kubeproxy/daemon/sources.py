@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
-from kubeproxy.daemon.drain_reporter import DrainReporter
+from kubeproxy.daemon.drain_reporter import Count, DrainReporter
 from kubeproxy.daemon.service_events import Events
 from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
@@ -131,10 +131,10 @@ class Sources:
         )
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 
-    async def report_drains(self) -> None:
-        """Write drain reports until cancelled; without an API server there are none."""
+    async def report_drains(self, translated_to: Count) -> None:
+        """Write drain reports until cancelled; without an API server there are none (see `DrainReporter.run`)."""
         if self._client is not None:
-            await self._drain_reporter.run(self._client)
+            await self._drain_reporter.run(self._client, translated_to)
 
     async def report_leaving(self) -> None:
         """Report the connections that are left after a takeover, until cancelled."""

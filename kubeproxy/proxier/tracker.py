@@ -256,6 +256,10 @@ class Tracker:
 
     # Views.
 
+    def owner_of(self, name: ServiceName) -> str | None:
+        """Return the source that owns a Service. Return None if no source defines it."""
+        return next(iter(self._claims.get(name, ())), None)
+
     def _view(self, name: ServiceName) -> View:
         claims = self._claims.get(name)
         if not claims:

@@ -99,10 +99,6 @@ class ProxierView:
         """Return a Service as its owner defines it."""
         return self._state.resolver.service(name)
 
-    def owner_of(self, service: ServiceName) -> str | None:
-        """Return the source that owns a Service; None if no source defines it."""
-        return self._state.resolver.owners.get(service)
-
     def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
         """Return all endpoints of a frontend's service port in its family, selected or not."""
         return self._state.resolver.candidates(name)

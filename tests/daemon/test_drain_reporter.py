@@ -61,6 +61,11 @@ class FakeLeases:
         return decode_report(lease["metadata"]["annotations"][REPORT])
 
 
+async def no_connections(addresses: Collection[Address]) -> Mapping[Address, int]:
+    """The kernel leads no connection to endpoints."""
+    return {}
+
+
 @asynccontextmanager
 async def running(
     leases: FakeLeases, plane: FakeDataPlane, node: Callable[[], Node | None] = lambda: NODE
@@ -70,7 +75,7 @@ async def running(
     crashes: list[BaseException] = []
     tasks = TaskSet(lambda _, error: crashes.append(error))
     client = cast(Client, leases)
-    task = tasks.start(reporter.run(client), name="reporter")
+    task = tasks.start(reporter.run(client, no_connections), name="reporter")
     try:
         yield reporter, written
     finally:
@@ -209,10 +214,10 @@ async def test_connections_of_the_kernel_count_and_a_failed_count_keeps_the_last
 
     plane = FakeDataPlane()
     plane.open_counts = {A: 3}
-    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: NODE, translated_to=translated_to)
+    reporter = DrainReporter("node-a", data_plane=plane, node=lambda: NODE)
 
     async def counted() -> Mapping[Address, int]:
-        await reporter._count(frozenset({A}))
+        await reporter._count(frozenset({A}), translated_to)
         return reporter.open
 
     assert await counted() == {A: 5}

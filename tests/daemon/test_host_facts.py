@@ -10,6 +10,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.host_facts import LEFTOVERS_LOOK, HostFacts
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.observability.health import Reason
+from kubeproxy.proxier.tracker import Tracker
 
 
 class Enough(Exception):
@@ -18,7 +19,7 @@ class Enough(Exception):
 
 async def test_searches_are_more_frequent_while_there_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = Configuration()
-    here = HostFacts(configuration, node=lambda: None)
+    here = HostFacts(configuration, Tracker([]))
     complain = here.complaints[Reason.LEFTOVERS]
     assert complain() is None
     found = [["nftables: table ip kube-proxy"], ["nftables: table ip kube-proxy"], []]
@@ -45,4 +46,4 @@ async def test_without_an_adapter_rules_of_kube_proxy_are_no_problem(monkeypatch
         raise AssertionError("looked all the same")
 
     monkeypatch.setattr(kube_proxy_rules, "look", look)
-    await HostFacts(Configuration(), node=lambda: None).follow_leftovers("none")
+    await HostFacts(Configuration(), Tracker([])).follow_leftovers("none")

@@ -16,7 +16,7 @@ def observing(health: ProxyHealth, metrics: Metrics, clock: Callable[[], float] 
         health,
         metrics,
         adapter="nftables",
-        events=Events(),
+        events=Events(lambda service: None),
         on_service_health=lambda wanted: None,
         on_drains=lambda drains: None,
         clock=clock,
@@ -104,7 +104,7 @@ def test_other_parts_get_what_they_serve() -> None:
         ProxyHealth(timeout_s=60.0),
         Metrics(),
         adapter="none",
-        events=Events(),
+        events=Events(lambda service: None),
         on_service_health=ports.append,
         on_drains=reports.append,
     )

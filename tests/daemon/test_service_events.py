@@ -21,8 +21,7 @@ class Recorder:
 
 
 def events() -> tuple[Events, Recorder]:
-    events, recorder = Events(), Recorder()
-    events.owner_of = {WEB: "kubernetes", MADE_HERE: "manifests"}.get
+    events, recorder = Events({WEB: "kubernetes", MADE_HERE: "manifests"}.get), Recorder()
     return events, recorder
 
 

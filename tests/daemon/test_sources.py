@@ -45,7 +45,7 @@ async def test_sources_end_before_their_api_client(
         configuration,
         node_name="here",
         tracker=Tracker(["kubernetes"]),
-        events=Events(),
+        events=Events(lambda service: None),
         drain_reporter=DrainReporter("here", data_plane=FakeDataPlane(), node=lambda: None),
         tasks=tasks,
     )

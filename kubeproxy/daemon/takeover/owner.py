@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from kubeproxy.daemon.takeover.protocol import Order
 from kubeproxy.daemon.takeover.serves_enough import Offer
@@ -15,26 +14,32 @@ HOLD_S: Final = 60.0
 """How long a new instance may keep the owner from its rules, in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerCallbacks:
-    """What an owner does for a new instance."""
+class Owner(Protocol):
+    """What the owner of the node does for a new instance, for a person's command, and for itself when rules change."""
 
-    share: Callable[[bool], None]
-    """Let another process hold the same node ports, or no longer."""
-    hold: Callable[[bool], Awaitable[None]]
-    """Leave the rules alone from now on, or maintain them again."""
-    leads_here: Callable[[], Awaitable[bool]]
-    """Whether the rules in the kernel still lead to us. KernelError when they cannot be read."""
-    bindings: Callable[[], Awaitable[Sequence[RestoreBindings]]]
-    """The clients of session affinity."""
-    yield_all: Callable[[], Awaitable[None]]
-    """Release what only one process can have; the rules are another's."""
-    grace_s: Callable[[], float]
-    """How long open connections may go on after a stop, in seconds."""
-    offer: Callable[[], Offer]
-    """What this instance serves."""
-    obey: Callable[[Order], Awaitable[str | None]]
-    """Carry out a person's order; why it cannot be, or None."""
+    def share(self, on: bool) -> None:
+        """Let another process hold the same node ports, or no longer."""
+
+    async def hold(self, on: bool) -> None:
+        """Leave the rules alone from now on, or maintain them again."""
+
+    async def leads_here(self) -> bool:
+        """Return whether the rules in the kernel still lead here. Raise KernelError when they cannot be read."""
+
+    async def bindings(self) -> Sequence[RestoreBindings]:
+        """Return the clients of session affinity."""
+
+    async def yield_all(self) -> None:
+        """Release what only one process can have; the rules are another's."""
+
+    def grace_s(self) -> float:
+        """Return how long open connections may go on after a stop, in seconds."""
+
+    def offer(self) -> Offer:
+        """Return what this instance serves."""
+
+    async def obey(self, order: Order) -> str | None:
+        """Carry out a person's order. Return why that is not possible, or None once it is in force."""
 
 
 class HoldTime:

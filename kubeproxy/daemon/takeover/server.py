@@ -21,7 +21,7 @@ import structlog
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
-from kubeproxy.daemon.takeover.owner import HoldTime, OwnerCallbacks
+from kubeproxy.daemon.takeover.owner import HoldTime, Owner
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import (
     HELLOS,
@@ -81,9 +81,9 @@ REFUSALS_LOG_S: Final = 60.0
 class TakeoverServer:
     """Answers on the control socket, for as long as the process lives."""
 
-    def __init__(self, control: ControlSocket, callbacks: OwnerCallbacks, *, version: str) -> None:
+    def __init__(self, control: ControlSocket, owner: Owner, *, version: str) -> None:
         self._control = control
-        self._callbacks = callbacks
+        self._owner = owner
         self._version = version
         self._tasks = TaskSet(self._crashed)
         self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
@@ -93,7 +93,7 @@ class TakeoverServer:
         self._predecessor: Predecessor | None = None
         self._owns = False
         self._answering = False
-        """Whether the callbacks can be called."""
+        """Whether new instances are accepted."""
         self._has_new_instance = False
         self._steady = asyncio.Event()
         """Not set while a new instance turns the rules to itself."""
@@ -119,7 +119,7 @@ class TakeoverServer:
         self._looking = False
 
     def answer(self) -> None:
-        """Accept new instances: the callbacks can be called from now on."""
+        """Accept new instances from now on."""
         self._answering = True
 
     def own(self) -> None:
@@ -164,7 +164,7 @@ class TakeoverServer:
     async def _yield(self) -> None:
         log.warning("another kubeproxy's rules replaced ours", remedy="stop one of the two")
         self.release()
-        await self._callbacks.yield_all()
+        await self._owner.yield_all()
         self.superseded.set()
 
     def release(self) -> None:
@@ -223,7 +223,7 @@ class TakeoverServer:
                 if is_here:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
             elif isinstance(hello, Order):
-                reason = await self._callbacks.obey(hello)
+                reason = await self._owner.obey(hello)
                 await send(writer, Done("order") if reason is None else Refused("order", reason))
             elif (busy := self._busy()) is not None:  # another instance has proven itself first
                 await send(writer, busy)
@@ -303,7 +303,7 @@ class TakeoverServer:
                 its=hello.protocol,
                 ours=PROTOCOL,
             )
-            await send(writer, Stopping(self._callbacks.grace_s()))
+            await send(writer, Stopping(self._owner.grace_s()))
         self.stop_requested.set()
 
     async def _serve_new_instance(
@@ -314,7 +314,7 @@ class TakeoverServer:
         hold = HoldTime(patience)
         log.info("new instance connected", pid=hello.pid, version=hello.version)
         try:
-            self._callbacks.share(True)
+            self._owner.share(True)
             await send(writer, self._accepted())
             async with patience:
                 while (request := await receive(reader, REQUESTS)) is not None:
@@ -330,9 +330,9 @@ class TakeoverServer:
             self._steady.set()
             if self._control.open and not self._yielding:
                 log.warning("new instance left before takeover", pid=hello.pid)
-                self._callbacks.share(False)
+                self._owner.share(False)
                 if hold.lasts:
-                    await self._callbacks.hold(False)
+                    await self._owner.hold(False)
 
     async def _obey(self, request: Request, hold: HoldTime) -> str | None:
         """Carry out a request of a new instance; the reason of a refusal, or None."""
@@ -340,17 +340,17 @@ class TakeoverServer:
             case Hold():
                 hold.begin()
                 self._steady.clear()
-                await self._callbacks.hold(True)
+                await self._owner.hold(True)
             case Resume():
                 hold.end()
-                await self._callbacks.hold(False)
+                await self._owner.hold(False)
                 self._steady.set()
             case Take():
                 if (reason := await self._obstacle()) is not None:
                     return reason
                 hold.end()
                 self.release()
-                await self._callbacks.yield_all()
+                await self._owner.yield_all()
                 self.superseded.set()
                 self._steady.set()
             case Stop():
@@ -358,20 +358,20 @@ class TakeoverServer:
         return None
 
     def _accepted(self) -> Accepted:
-        offer = self._callbacks.offer()
+        offer = self._owner.offer()
         return Accepted(services=offer.services, sources=in_message(offer.sources))
 
     async def _obstacle(self) -> str | None:
         """Why the rules do not allow `Take`; None: they do."""
         try:
-            return "the kernel's rules still lead to this process" if await self._callbacks.leads_here() else None
+            return "the kernel's rules still lead to this process" if await self._owner.leads_here() else None
         except KernelError as error:
             return f"the kernel's rules cannot be read: {error}"
 
     async def _send_bindings(self, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(RECALL_S):
-                bindings = freshest(await self._callbacks.bindings())
+                bindings = freshest(await self._owner.bindings())
         except Exception as error:  # whatever it is, it must not stop the takeover
             log.warning("session affinity not sent", reason=repr(error))
             return

@@ -35,7 +35,7 @@ from typing import Final
 import structlog
 
 from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket, FullError
-from kubeproxy.daemon.takeover.owner import OwnerCallbacks
+from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import hello
 from kubeproxy.daemon.takeover.search import Search
@@ -60,7 +60,7 @@ class Takeover:
 
     def __init__(
         self,
-        callbacks: OwnerCallbacks,
+        owner: Owner,
         *,
         version: str,
         others: Callable[[], bool] = lambda: False,
@@ -68,13 +68,13 @@ class Takeover:
         prefix: str = PREFIX,
     ) -> None:
         """`others`: whether a process of another run lives. `forced`: take over whatever this process serves."""
-        self._callbacks = callbacks
+        self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)
         self._forced = forced
         self._search = Search(self._control, hello(version), self._obstacle)
         self._tasks = TaskSet(self._crashed)
-        self.server = TakeoverServer(self._control, callbacks, version=version)
+        self.server = TakeoverServer(self._control, owner, version=version)
         self._listens_since = -math.inf
         self.predecessor: Predecessor | None = None
         """The owner that we follow; None: there is none."""
@@ -92,14 +92,14 @@ class Takeover:
         return self.predecessor
 
     def _obstacle(self, owner: Offer) -> str | None:
-        return None if self._forced else other_sources(owner, self._callbacks.offer())
+        return None if self._forced else other_sources(owner, self._owner.offer())
 
     def require_enough_services(self) -> None:
         """TakeoverRefusedError if we would serve much less than our predecessor. Call it when all sources are known."""
         owner = self.predecessor
         if owner is None or owner.gone or self._forced:
             return
-        if (reason := fewer_services(owner.offer, self._callbacks.offer())) is not None:
+        if (reason := fewer_services(owner.offer, self._owner.offer())) is not None:
             raise TakeoverRefusedError(str(owner), reason)
 
     async def recall(self) -> list[RestoreBindings]:
@@ -149,7 +149,7 @@ class Takeover:
             await owner.take()
             log.info("silent kubeproxy has yielded", pid=owner.pid)
         owner.close()
-        await self._callbacks.hold(False)
+        await self._owner.hold(False)
         return True
 
     def _crashed(self, task: str, error: BaseException) -> None:

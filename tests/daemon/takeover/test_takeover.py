@@ -21,7 +21,7 @@ from kubeproxy.daemon.takeover import search as takeover_search
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.owner import OwnerCallbacks
+from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.predecessor import Predecessor
 from kubeproxy.daemon.takeover.protocol import (
     HELLOS,
@@ -53,8 +53,8 @@ from tests.support.doubles.data_plane import FakeDataPlane
 from tests.support.doubles.netfilter import FakeNetfilter
 
 
-class Story:
-    """The callbacks of an owner, in the order of the calls."""
+class Story(Owner):
+    """An owner that writes down what it is asked for, in the order of the calls."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -62,48 +62,45 @@ class Story:
         self.bound: list[RestoreBindings] = []
         """What its data plane knows of clients."""
         self.forgets: Exception | None = None
-        self.leads_here: bool | KernelError = False
+        self.leads: bool | KernelError = False
         """Whether the rules still lead to it."""
-        self.offer = Offer(5, ("manifests /one",))
+        self.offered = Offer(5, ("manifests /one",))
         self.ponders = False
         """Whether its data plane has no answer."""
 
-    def callbacks(self) -> OwnerCallbacks:
-        async def hold(on: bool) -> None:
-            self.words.append("hold" if on else "resume")
+    def share(self, on: bool) -> None:
+        self.words.append("share" if on else "unshare")
 
-        async def yield_all() -> None:
-            if self.obstacle is not None:
-                await self.obstacle()
-            self.words.append("yield")
+    async def hold(self, on: bool) -> None:
+        self.words.append("hold" if on else "resume")
 
-        async def bindings() -> list[RestoreBindings]:
-            self.words.append("recall")
-            if self.forgets is not None:
-                raise self.forgets
-            if self.ponders:
-                await asyncio.Event().wait()
-            return self.bound
+    async def leads_here(self) -> bool:
+        if isinstance(self.leads, KernelError):
+            raise self.leads
+        return self.leads
 
-        async def obey(order: Order) -> str | None:
-            self.words.append(order.action)
-            return None
+    async def bindings(self) -> list[RestoreBindings]:
+        self.words.append("recall")
+        if self.forgets is not None:
+            raise self.forgets
+        if self.ponders:
+            await asyncio.Event().wait()
+        return self.bound
 
-        async def leads_here() -> bool:
-            if isinstance(self.leads_here, KernelError):
-                raise self.leads_here
-            return self.leads_here
+    async def yield_all(self) -> None:
+        if self.obstacle is not None:
+            await self.obstacle()
+        self.words.append("yield")
 
-        return OwnerCallbacks(
-            share=lambda on: self.words.append("share" if on else "unshare"),
-            hold=hold,
-            leads_here=leads_here,
-            bindings=bindings,
-            yield_all=yield_all,
-            grace_s=lambda: 5.0,
-            offer=lambda: self.offer,
-            obey=obey,
-        )
+    def grace_s(self) -> float:
+        return 5.0
+
+    def offer(self) -> Offer:
+        return self.offered
+
+    async def obey(self, order: Order) -> str | None:
+        self.words.append(order.action)
+        return None
 
 
 @pytest.fixture
@@ -137,7 +134,7 @@ async def dial(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 @asynccontextmanager
 async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[Takeover, Predecessor | None]]:
     """An instance that has looked for a predecessor."""
-    takeover = Takeover((story or Story()).callbacks(), version="1", prefix=name)
+    takeover = Takeover((story or Story()), version="1", prefix=name)
     try:
         found = await takeover.begin()
         takeover.server.answer()
@@ -240,7 +237,7 @@ async def test_a_waiting_instance_can_give_up(name: str) -> None:
     stop = asyncio.Event()
     async with process(name), process(name) as (_, predecessor):
         assert predecessor is not None
-        third = Takeover(Story().callbacks(), version="1", prefix=name)
+        third = Takeover(Story(), version="1", prefix=name)
         waiting = asyncio.ensure_future(third.begin(given_up=stop.is_set))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3 * RETRY_S):
@@ -253,7 +250,7 @@ async def test_a_waiting_instance_can_give_up(name: str) -> None:
 
 
 async def test_of_several_simultaneous_instances_one_owns_and_the_others_follow(name: str) -> None:
-    many = [Takeover(Story().callbacks(), version="1", prefix=name) for _ in range(4)]
+    many = [Takeover(Story(), version="1", prefix=name) for _ in range(4)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
 
         async def come(one: Takeover) -> None:
@@ -275,7 +272,7 @@ async def test_of_several_simultaneous_instances_one_owns_and_the_others_follow(
 async def test_an_owner_that_is_not_ready_is_busy(name: str) -> None:
     """It accepts no request until `answer`."""
     story = Story()
-    owner, new = (Takeover(story.callbacks(), version="1", prefix=name) for _ in range(2))
+    owner, new = (Takeover(story, version="1", prefix=name) for _ in range(2))
     assert await owner.begin() is None
     waiting = asyncio.ensure_future(new.begin())
     await asyncio.sleep(3 * RETRY_S)
@@ -294,7 +291,7 @@ async def test_an_owner_that_hung_yields_when_it_answers_again(name: str, monkey
     monkeypatch.setattr(takeover_predecessor, "ANSWER_S", 0.1)
     monkeypatch.setattr(takeover_module, "ANSWER_S", 0.1)
     story, ours = Story(), Story()
-    hung = Takeover(story.callbacks(), version="1", prefix=name)
+    hung = Takeover(story, version="1", prefix=name)
     assert await hung.begin() is None
     hung.server.answer()
     asyncio.get_running_loop().remove_reader(hung._control._sock.fileno())  # type: ignore[union-attr]  # nothing accepts
@@ -313,10 +310,10 @@ async def test_an_owner_refuses_take_while_rules_lead_to_it(name: str) -> None:
         assert predecessor is not None
         await predecessor.hold()
         for reason in (True, KernelError("no netlink")):
-            story.leads_here = reason
+            story.leads = reason
             assert await predecessor.take() is not None
         assert not owner.server.superseded.is_set()
-        story.leads_here = False
+        story.leads = False
         assert await predecessor.take() is None
         assert owner.server.superseded.is_set()
         assert story.words == ["share", "hold", "yield"]
@@ -347,7 +344,7 @@ async def test_a_busy_process_is_waited_for_a_time_in_all(name: str, monkeypatch
     monkeypatch.setitem(takeover_search._LAST_S, takeover_search._State.BUSY, 0.3)
     monkeypatch.setitem(takeover_search._LAST_S, takeover_search._State.LOOKING, 0.3)
     for looking in (False, True):
-        owner, new = (Takeover(Story().callbacks(), version="1", prefix=name) for _ in range(2))
+        owner, new = (Takeover(Story(), version="1", prefix=name) for _ in range(2))
         owner.server.listen()
         if not looking:
             owner.server.found(None)
@@ -377,7 +374,7 @@ async def test_processes_that_prove_nothing_have_a_time_in_all(name: str, monkey
     for number in range(20):
         bind(number)
     nagging = asyncio.ensure_future(nag())
-    new = Takeover(Story().callbacks(), version="1", prefix=name)
+    new = Takeover(Story(), version="1", prefix=name)
     async with asyncio.timeout(30):
         assert await new.begin() is None
     nagging.cancel()
@@ -397,7 +394,7 @@ async def test_an_owner_with_a_full_queue_is_found(name: str) -> None:
             while True:
                 crowd.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
                 crowd[-1].connect(f"\0{control.name}")
-        new = Takeover(Story().callbacks(), version="1", prefix=name)
+        new = Takeover(Story(), version="1", prefix=name)
         waiting = asyncio.ensure_future(new.begin())
         await until(lambda: new._search._is_full(control.name))
         new._search._asked_until = 0.0
@@ -452,7 +449,7 @@ async def test_a_new_instance_proves_only_what_it_is_about_to_do(name: str, prot
 
 async def test_the_older_of_two_without_a_connection_yields(name: str) -> None:
     stories = Story(), Story()
-    older, younger = (Takeover(story.callbacks(), version="1", prefix=name) for story in stories)
+    older, younger = (Takeover(story, version="1", prefix=name) for story in stories)
     await older.begin()
     assert not older.server.rival_lives()
     younger._search.passed_over.add(older._control.name)
@@ -471,7 +468,7 @@ async def test_an_owner_closes_its_connections_cleanly(name: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     story = Story()
-    owner = Takeover(story.callbacks(), version="1", prefix=name)
+    owner = Takeover(story, version="1", prefix=name)
     await owner.begin()
     owner.server.answer()
     reader, writer = await dial(name)
@@ -768,7 +765,7 @@ async def test_orphans_send_their_bindings(name: str) -> None:
         FakeOrphan(name, answers=answer_of(first), protocol=PROTOCOL + 1),
         FakeOrphan(name, answers=[]),
     ]
-    others = Takeover(Story().callbacks(), version="1", prefix=name, others=lambda: True)
+    others = Takeover(Story(), version="1", prefix=name, others=lambda: True)
     async with asyncio.TaskGroup() as group:
         assert await others.begin() is None
         for orphan in orphans:
@@ -797,7 +794,7 @@ async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:
 async def test_an_owner_of_another_protocol_version_is_asked_to_stop(name: str) -> None:
     """And waited for: then the node is ours."""
     stopping = {"stop": [b'{"type": "stopping", "within_s": 30.0, "more": 1}\n']}
-    new = Takeover(Story().callbacks(), version="1", prefix=name)
+    new = Takeover(Story(), version="1", prefix=name)
     async with FakeOwner(name, stopping, protocol=PROTOCOL + 1) as owner:
         waiting = asyncio.ensure_future(new.begin())
         await until(lambda: "stop" in owner.requests)
@@ -816,7 +813,7 @@ async def test_an_owner_of_another_protocol_version_that_does_not_stop_is_passed
     """Because it refuses, or because it takes longer than it has announced."""
     monkeypatch.setattr(takeover_search, "STOP_MARGIN_S", 0.1)
     for answer in (b'{"type": "done", "request": "stop"}\n', b"what?\n", b'{"type": "stopping", "within_s": 0.1}\n'):
-        new = Takeover(Story().callbacks(), version="1", prefix=name)
+        new = Takeover(Story(), version="1", prefix=name)
         async with FakeOwner(name, {"stop": [answer]}, protocol=PROTOCOL + 1), asyncio.timeout(30):
             assert await new.begin() is None
         await new.close()

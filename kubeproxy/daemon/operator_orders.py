@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.rescue_control import Rescue
+from kubeproxy.daemon.sources import Sources
 from kubeproxy.daemon.takeover.protocol import Action, Order
 from kubeproxy.model import Address, Target, parse_address
+from kubeproxy.proxier.proxier import Proxier
 
 log = structlog.get_logger(__name__)
 
@@ -30,21 +32,13 @@ class _Aside:
     """When that is, and who has asked."""
 
 
-class Operator:
+class OperatorOrders:
     """The orders in force. They end with the process: a takeover or a restart forgets them."""
 
-    def __init__(
-        self,
-        *,
-        set_aside: Callable[[frozenset[Target]], None],
-        restore: Callable[[Target], Awaitable[bool]],
-        retry: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`set_aside` gives endpoints no new clients. `restore` ends ejections of an endpoint, and tells whether there
-        were any. `retry` asks all sources again now."""
-        self._set_aside = set_aside
-        self._restore = restore
-        self._retry = retry
+    def __init__(self, proxier: Proxier, rescue: Rescue, sources: Sources) -> None:
+        self._proxier = proxier
+        self._rescue = rescue
+        self._sources = sources
         self._aside: dict[Target, _Aside] = {}
         self._changed = asyncio.Event()
 
@@ -68,7 +62,7 @@ class Operator:
         """Carry out an order; return why it cannot be, or None."""
         log.warning("order of an operator", action=order.action, endpoint=order.endpoint, caller=order.caller)
         if order.action is Action.RETRY:
-            await self._retry()
+            await self._sources.retry()
             return None
         try:
             target = _target(order.endpoint)
@@ -77,12 +71,12 @@ class Operator:
         if order.action is Action.EJECT:
             return self._eject(target, order)
         if order.action is Action.PROBED:
-            await self._restore(target)
+            await self._rescue.restore(target)
             return None
         known = self._aside.pop(target, None) is not None
         if known:
             self._apply()
-        restored = await self._restore(target)
+        restored = await self._rescue.restore(target)
         return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
 
     def _eject(self, target: Target, order: Order) -> str | None:
@@ -96,7 +90,7 @@ class Operator:
         return None
 
     def _apply(self) -> None:
-        self._set_aside(frozenset(self._aside))
+        self._proxier.use(replace(self._proxier.settings, aside=frozenset(self._aside)))
         self._changed.set()
 
     def complaint(self) -> str | None:

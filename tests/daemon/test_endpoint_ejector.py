@@ -1,4 +1,4 @@
-"""`kubeproxy.daemon.rescue_control`: one state of each endpoint, for the rules and for the workers."""
+"""`kubeproxy.daemon.endpoint_ejector`: one state of each endpoint, for the rules and for the workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.daemon import rescue_control
-from kubeproxy.daemon.rescue_control import NAMED_MAX, NAMED_S, _Ejector
+from kubeproxy.daemon import endpoint_ejector
+from kubeproxy.daemon.endpoint_ejector import NAMED_MAX, NAMED_S, EndpointEjector
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.proxier.data_path import Ejected
@@ -49,9 +49,9 @@ class FakeProxier:
         self.applied.append(ejected)
 
 
-def ejector() -> tuple[_Ejector, FakeProxier, FakeDataPlane]:
+def ejector() -> tuple[EndpointEjector, FakeProxier, FakeDataPlane]:
     proxier, data_plane = FakeProxier(), FakeDataPlane()
-    return _Ejector(cast(Proxier, proxier), data_plane), proxier, data_plane
+    return EndpointEjector(cast(Proxier, proxier), data_plane), proxier, data_plane
 
 
 async def test_rules_and_workers_learn_of_a_failure_and_of_its_end() -> None:
@@ -156,7 +156,7 @@ async def test_hundreds_of_endpoints_that_flap_do_not_fill_the_log(monkeypatch: 
     targets = [Target(Address(f"10.4.{number // 250}.{number % 250}"), 80) for number in range(500)]
     proxier.endpoints.update(targets)
     now = 1000.0
-    monkeypatch.setattr(rescue_control, "_now", lambda: now)
+    monkeypatch.setattr(endpoint_ejector, "_now", lambda: now)
     with capture_logs() as lines:
         for _ in range(60):  # a minute of it
             for target in targets:

@@ -1,0 +1,109 @@
+"""The control plane: what the sources define, who puts it into effect, and what is kept for the next start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.drain_reporter import DrainReporter
+from kubeproxy.daemon.host_facts import HostFacts
+from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.ownership import Ownership
+from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.proxier_events import ProxierEvents
+from kubeproxy.daemon.reporting import Reporting
+from kubeproxy.daemon.settings import proxier_settings
+from kubeproxy.daemon.sources import Sources
+from kubeproxy.daemon.state_keeper import StateKeeper, state_file
+from kubeproxy.proxier.host_ports import HostPorts
+from kubeproxy.proxier.kernel_sync import Kernel
+from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.proxier.settings import ProxierSettings
+from kubeproxy.proxier.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """The sources, the tracker that they fill, the proxier that follows it, and the file of the last state."""
+
+    tracker: Tracker
+    sources: Sources
+    drain_reporter: DrainReporter
+    proxier: Proxier
+    state_keeper: StateKeeper
+    host_facts: HostFacts
+
+    @classmethod
+    def create(
+        cls,
+        configuration: Configuration,
+        process: Process,
+        tracker: Tracker,
+        kernel: KernelSide,
+        ownership: Ownership,
+        reporting: Reporting,
+        data_plane: AnyDataPlane,
+    ) -> ControlPlane:
+        """Connect the parts. Nothing of them runs yet."""
+        host_facts = kernel.host_facts
+        drain_reporter = DrainReporter(
+            host_facts.node_name,
+            data_plane=data_plane,
+            node=lambda: tracker.node,
+            on_written=reporting.metrics.drain_report_written,
+        )
+        sources = Sources(
+            configuration,
+            node_name=host_facts.node_name,
+            tracker=tracker,
+            events=reporting.events,
+            drain_reporter=drain_reporter,
+            tasks=process.tasks,
+        )
+        proxier = Proxier(
+            tracker=tracker,
+            data_plane=data_plane,
+            kernel=Kernel(ownership.rule_transfer, ownership.rule_transfer, ownership.server),
+            ports=HostPorts(data_plane, process.find_holders),
+            settings=proxier_settings(
+                configuration,
+                ProxierSettings(
+                    families=frozenset(host_facts.families),
+                    facts=host_facts.facts(),
+                    landing=host_facts.landing,
+                    bind=host_facts.bind,
+                    guard_sockets=kernel.guards_sockets,
+                    data_path=kernel.data_paths.policy,
+                ),
+            ),
+            observer=ProxierEvents(
+                reporting.health,
+                reporting.metrics,
+                adapter=kernel.netfilter.name,
+                events=reporting.events,
+                on_service_health=reporting.load_balancers.set_services,
+                on_drains=drain_reporter.drains_changed,
+            ),
+        )
+        state_keeper = StateKeeper(
+            state_file(configuration) if ownership.has_netfilter else None,
+            tracker,
+            owns_rules=ownership.owns_rules,
+            behind_s=sources.behind_s,
+        )
+        drain_reporter.use(configuration.kubeproxy.drain_reports)
+        return cls(tracker, sources, drain_reporter, proxier, state_keeper, host_facts)
+
+    def use(self, configuration: Configuration) -> None:
+        """Apply what can change while the daemon runs."""
+        self.proxier.use(proxier_settings(configuration, self.proxier.settings))
+        self.drain_reporter.use(configuration.kubeproxy.drain_reports)
+
+    def node_changed(self) -> None:
+        """Tell the proxier the facts about this node as they are now."""
+        self.proxier.use(replace(self.proxier.settings, facts=self.host_facts.facts()))
+
+    def landing_changed(self) -> None:
+        """Tell the proxier the addresses to which clients are redirected now."""
+        self.proxier.use(replace(self.proxier.settings, landing=self.host_facts.landing))

@@ -1,0 +1,70 @@
+"""The kernel path while it runs: the rescue of failed connections, and the accounts of its connections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.control_plane import ControlPlane
+from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.kernel_flows import KernelFlows
+from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.ownership import Ownership
+from kubeproxy.daemon.process import Process, on_crash
+from kubeproxy.daemon.reporting import Reporting
+from kubeproxy.daemon.rescue_control import Rescue
+from kubeproxy.daemon.settings import conntrack_limits
+from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.runtime.keep_running import kept_running
+from kubeproxy.runtime.tasks import TaskSet
+
+
+class KernelPath:
+    """The rescue and the flows; both follow the policy of data paths."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        process: Process,
+        kernel: KernelSide,
+        ownership: Ownership,
+        reporting: Reporting,
+        control_plane: ControlPlane,
+        data_plane: AnyDataPlane,
+    ) -> None:
+        proxier = control_plane.proxier
+        self._proxier = proxier
+        self.rescue = Rescue(
+            netfilter=kernel.netfilter,
+            proxier=proxier,
+            data_plane=data_plane,
+            data_paths=kernel.data_paths,
+            limits=conntrack_limits(configuration),
+            on_crash=on_crash,
+        )
+        self.flows = KernelFlows(
+            rules=lambda: proxier.kernel.in_force,
+            holder=proxier.view.holder_of,
+            taken=ownership.taken,
+            superseded=ownership.superseded,
+            has_predecessor=ownership.has_predecessor,
+            on_skipped=reporting.metrics.workers.skip_log,
+        )
+        process.closing.callback(self.flows.close)
+        kernel.data_paths.notify(self._policy_changed)
+        self._expect_flows(kernel.data_paths.policy)
+
+    def run(self, tasks: TaskSet) -> None:
+        """Start the tasks of the kernel path."""
+        tasks.start(kept_running("rescue", self.rescue.run), name="rescue")
+        tasks.start(kept_running("kernel flows", self.flows.run), name="kernel flows")
+
+    def _policy_changed(self, policy: DataPathPolicy) -> None:
+        """Follow a new policy: another data path is wanted, or possible."""
+        self._proxier.use(replace(self._proxier.settings, data_path=policy))
+        self.rescue.policy_changed()
+        self._expect_flows(policy)
+
+    def _expect_flows(self, policy: DataPathPolicy) -> None:
+        if policy.wanted is not Wanted.USERSPACE:
+            self.flows.expect()

@@ -1,0 +1,58 @@
+"""The kernel's side: the packet filter's adapter, connection tracking, and what this host and its kernel support."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.data_paths import DataPaths
+from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.host_facts import HostFacts
+from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.settings import tune
+from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
+from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
+from kubeproxy.netfilter.interface import Netfilter
+from kubeproxy.netfilter.select import select
+from kubeproxy.proxier.tracker import Tracker
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSide:
+    """The adapter in use, and answers of the kernel that hold for the life of the process."""
+
+    netfilter: Netfilter
+    conntrack: Conntrack
+    host_facts: HostFacts
+    data_paths: DataPaths
+    guards_sockets: bool
+    """Whether netfilter can distinguish our listening sockets from those of other processes."""
+
+    @classmethod
+    async def create(
+        cls, configuration: Configuration, process: Process, tracker: Tracker, data_plane: AnyDataPlane
+    ) -> KernelSide:
+        """Choose the adapter, and ask the kernel what it supports. Raise KernelError when no adapter works.
+
+        The tracker has the Node object, which is one of the facts about this host.
+        """
+        host_facts = HostFacts(configuration, tracker)
+        # The workers start while the kernel is asked.
+        _, (netfilter, choice) = await asyncio.gather(
+            data_plane.send([tune(configuration)]), select(configuration.netfilter_order)
+        )
+        log.info("packet filter", choice=choice)
+        process.closing.push_async_callback(netfilter.close)
+        await host_facts.look_whether_addresses_can_be_preserved(netfilter)
+        guards_sockets = await host_facts.can_guard_sockets(netfilter)
+        await host_facts.look_whether_dials_are_marked(netfilter)
+        data_paths = DataPaths(netfilter)
+        await data_paths.use(configuration)
+        # Without rules of ours no conntrack entry can contradict them.
+        conntrack = KernelConntrack() if netfilter.name != "none" else NoConntrack()
+        return cls(netfilter, conntrack, host_facts, data_paths, guards_sockets)

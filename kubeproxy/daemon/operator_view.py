@@ -1,0 +1,67 @@
+"""What operators see and order: the monitor, the HTTP servers, the access log, orders at this node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.http_servers import HttpServers
+from kubeproxy.daemon.operator_orders import OperatorOrders
+from kubeproxy.daemon.parts import Parts
+from kubeproxy.dataplane.interface import Ended
+from kubeproxy.observability.health import Reason
+from kubeproxy.observability.logs import setup
+from kubeproxy.observability.logs.access_log import AccessLog
+from kubeproxy.observability.monitor.monitor import Monitor
+from kubeproxy.runtime.keep_running import kept_running
+from kubeproxy.runtime.tasks import TaskSet
+
+
+class OperatorView:
+    """Reads every part, and changes none but by an order."""
+
+    def __init__(self, parts: Parts) -> None:
+        control_plane, rescue, reporting = parts.control_plane, parts.kernel_path.rescue, parts.reporting
+        self._data_plane = parts.data_plane
+        self._flows = parts.kernel_path.flows
+        self._health = reporting.health
+        self.http_servers = HttpServers(parts)
+        self.access_log = AccessLog(self._ended, on_lost=reporting.metrics.access_log_lost)
+        self.orders = OperatorOrders(control_plane.proxier, rescue, control_plane.sources)
+        self._monitor = Monitor(
+            data_plane=parts.data_plane,
+            health=reporting.health,
+            metrics=reporting.metrics,
+            is_endpoint=control_plane.proxier.view.has_endpoint,
+            on_lost=reporting.events.endpoint_lost,
+            checks={
+                **parts.kernel.host_facts.complaints,
+                Reason.LOG: setup.writer_problem,
+                Reason.KUBERNETES: control_plane.sources.complaint,
+                Reason.STALE: control_plane.state_keeper.complaint,
+                Reason.RESCUE: rescue.complaint,
+                Reason.OPERATOR: self.orders.complaint,
+            },
+        )
+
+    def run(self, tasks: TaskSet) -> None:
+        """Start the tasks that run for as long as the process. `http_servers` are opened apart from them."""
+        tasks.start(kept_running("monitor", self._monitor.run), name="monitor")
+        tasks.start(self._monitor.measure_lag(), name="loop lag")
+        tasks.start(kept_running("access log", self.access_log.run), name="access log")
+        tasks.start(kept_running("operator", self.orders.run), name="operator")
+
+    def use(self, configuration: Configuration) -> None:
+        """Apply what can change while the daemon runs."""
+        self._health.timeout_s = 2 * configuration.sync_period_s
+        self.use_access_log(configuration)
+
+    def use_access_log(self, configuration: Configuration) -> None:
+        """Write the access log where the configuration wants it."""
+        where = configuration.kubeproxy.access_log
+        self._flows.use_ends(bool(where))
+        self.access_log.use(where, as_json=configuration.logging.format == "json")
+
+    async def _ended(self) -> Sequence[Ended]:
+        """Take the connections of both data paths that have ended."""
+        return [*await self._data_plane.ended(), *await self._flows.ended()]

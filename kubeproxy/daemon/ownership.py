@@ -1,0 +1,78 @@
+"""Which instance owns the node: the name of this run, the takeover, and the first transaction of a new instance."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.takeover.instances import InstanceMarker
+from kubeproxy.daemon.takeover.owner import Owner
+from kubeproxy.daemon.takeover.predecessor import Predecessor
+from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
+from kubeproxy.daemon.takeover.takeover import Takeover
+from kubeproxy.model.version import __version__
+
+
+class Ownership:
+    """The place of this instance among those of the node: before, while and after the rules lead to it."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        process: Process,
+        owner: Owner,
+        marker: InstanceMarker,
+        kernel: KernelSide,
+        data_plane: AnyDataPlane,
+    ) -> None:
+        """No method of `owner` is called before `takeover.begin`, which binds the control socket."""
+        self.marker = marker
+        self.takeover = Takeover(
+            owner,
+            version=__version__,
+            others=marker.others,
+            forced=configuration.kubeproxy.takeover == "force",
+        )
+        self.server = self.takeover.server
+        self.rule_transfer = RuleTransfer(
+            kernel.netfilter, kernel.conntrack, self.takeover, data_plane, on_taken=self._own
+        )
+        self.taken = self.rule_transfer.taken
+        """Set when the rules lead here, and the predecessor has released everything."""
+        self._data_plane = data_plane
+        # The name is released last: an instance that waits for it finds nothing else of this one.
+        process.closing.push_async_callback(self.takeover.close)
+        process.closing.callback(marker.close)
+
+    @property
+    def has_netfilter(self) -> bool:
+        """Whether rules lead clients to an instance; otherwise several may run side by side."""
+        return self.rule_transfer.name != "none"
+
+    @property
+    def predecessor(self) -> Predecessor | None:
+        """The owner of the node that this instance follows; None if there is none."""
+        return self.takeover.predecessor
+
+    @property
+    def superseded(self) -> asyncio.Event:
+        """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
+        return self.server.superseded
+
+    def has_predecessor(self) -> bool:
+        """Return whether this instance follows an owner of the node."""
+        return self.predecessor is not None
+
+    def owns_rules(self) -> bool:
+        """Return whether the rules lead here, and no other instance has taken them over."""
+        return self.taken.is_set() and not self.superseded.is_set()
+
+    def _own(self) -> None:
+        """Act as the owner of the node: the rules lead here, and the predecessor has released everything."""
+        if self.has_netfilter:
+            self.server.own()
+        self.takeover.in_force()
+        self._data_plane.share(False)

@@ -1,0 +1,44 @@
+"""The parts of the control process, for what shows all of them to operators."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+from kubeproxy.daemon.control_plane import ControlPlane
+from kubeproxy.daemon.current_configuration import CurrentConfiguration
+from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.kernel_path import KernelPath
+from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.ownership import Ownership
+from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.reporting import Reporting
+from kubeproxy.observability.picture import Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Every part that is shown, connected with the others."""
+
+    process: Process
+    configuration: CurrentConfiguration
+    data_plane: AnyDataPlane
+    kernel: KernelSide
+    ownership: Ownership
+    reporting: Reporting
+    control_plane: ControlPlane
+    kernel_path: KernelPath
+
+    def picture(self) -> Picture:
+        """Return the state of the control plane as it is now."""
+        control_plane = self.control_plane
+        return dataclasses.replace(
+            control_plane.sources.picture(control_plane.proxier.view.snapshot()),
+            data_path=self.kernel.data_paths.policy.wanted,
+            rescue=self.kernel_path.rescue.state(),
+            kernel_flows=self.kernel_path.flows.state(),
+            stale=control_plane.state_keeper.stale,
+            conntrack=self.kernel.host_facts.conntrack_room,
+            reasons=self.reporting.health.at(time.monotonic()).reasons,
+        )

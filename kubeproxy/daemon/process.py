@@ -1,0 +1,48 @@
+"""What a process has from its first moment, before any part of the daemon is made."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.daemon.sd_notify import Notifier
+from kubeproxy.daemon.signals import Signals
+from kubeproxy.model import Protocol
+from kubeproxy.netfilter.port_holders import Holders
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """This process, and what ends with it."""
+
+    signals: Signals
+    notifier: Notifier
+    find_holders: Holders
+    """Names the processes that have a port."""
+    tasks: TaskSet
+    closing: AsyncExitStack
+    """Closes the parts in the opposite order of their making."""
+    began: float
+    """When the process started, in Unix seconds."""
+
+
+def on_crash(task: str, error: BaseException) -> None:
+    """Log a background task that ended by an exception."""
+    log.error("background task failed", task=task, exc_info=error)
+
+
+def look_at_own_ports(find_holders: Holders, configuration: Configuration) -> None:
+    """Find out who has the ports of this daemon's servers, while this process may look at other processes' sockets.
+
+    Without the capabilities a message could only name the user. The likeliest holder of such a port is kube-proxy."""
+    for address in (configuration.healthz_bind_address, configuration.metrics_bind_address):
+        if address.served:
+            with contextlib.suppress(OSError):
+                find_holders(Protocol.TCP, address.address, address.port)
