@@ -10,8 +10,8 @@ control_plane    tracker, `sources`, proxier (`proxier_events`), drain reports (
                  `report_room`, `report_lease`, `cluster_size`), the last state (`state_keeper`, `saved_state`)
 kernel_path      the rescue of failed connections (`rescue_control`, `endpoint_ejector`) and its accounts
                  (`kernel_flows`, `kernel_traffic`)
-operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers: `http_servers` opens
-                 them, `http_pages` has the pages, `status_collector`, `connection_trace` and `kernel_path_trace` their data
+operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
+                 `http_pages`) with their data (`status_collector`, `connection_trace`, `kernel_path_trace`)
 
 Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
 `data_plane`; `parts` holds them all for what shows them. Of the process itself: `signals`, `sd_notify`,
