@@ -17,7 +17,7 @@ from kubeproxy.observability.status.document import State, Status
 from kubeproxy.runtime.output import echo, write_data
 
 if TYPE_CHECKING:
-    from kubeproxy.kubernetes.client.command_client import RestClient
+    from kubeproxy.kubernetes.client.client import Client
 
 AT_ONCE: Final = 16
 """Nodes asked at a time: each is a request that the API server carries to a kubelet's node."""
@@ -131,11 +131,14 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[
 
 def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: int, as_json: bool) -> int:
     """Ask all nodes and print the answers; return the exit status."""
-    from kubeproxy.kubernetes.client.command_client import RestClient
+    from kubeproxy.kubernetes.client.client import Client
+    from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.kubeconfig import Overrides, load
+    from kubeproxy.kubernetes.client.policy import Policy
 
     async def run() -> Cluster:
-        async with RestClient(load(Overrides(kubeconfig=kubeconfig, context=context)), timeout_s=15.0) as client:
+        access = Access(lambda: load(Overrides(kubeconfig=kubeconfig, context=context)))
+        async with Client(access, Policy.for_command(answer_s=15.0)) as client:
             return await ask(client, namespace=namespace, selector=selector, port=port)
 
     cluster = asyncio.run(run())
@@ -147,7 +150,7 @@ def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: 
     return 0 if cluster.well else 1
 
 
-async def ask(client: RestClient, *, namespace: str, selector: str, port: int) -> Cluster:
+async def ask(client: Client, *, namespace: str, selector: str, port: int) -> Cluster:
     """Ask each pod that the selector finds; KubeproxyError if there is none, or the API server does not answer."""
     pods = await _pods(client, namespace, selector)
     if not pods:
@@ -163,7 +166,7 @@ async def ask(client: RestClient, *, namespace: str, selector: str, port: int) -
     return Cluster(sorted(await asyncio.gather(*map(one, pods)), key=lambda it: it.rank))
 
 
-async def _pods(client: RestClient, namespace: str, selector: str) -> list[_Pod]:
+async def _pods(client: Client, namespace: str, selector: str) -> list[_Pod]:
     found: list[_Pod] = []
     query = {"labelSelector": selector, "limit": str(PAGE)}
     while True:
@@ -175,7 +178,7 @@ async def _pods(client: RestClient, namespace: str, selector: str) -> list[_Pod]
         query["continue"] = page.metadata.next
 
 
-async def _ask(client: RestClient, namespace: str, pod: _Pod, port: int) -> Node:
+async def _ask(client: Client, namespace: str, pod: _Pod, port: int) -> Node:
     node = Node(pod.spec.node_name or pod.metadata.name)
     path = f"/api/v1/namespaces/{quote(namespace)}/pods/http:{quote(pod.metadata.name)}:{port}/proxy/statusz"
     try:

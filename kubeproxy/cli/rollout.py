@@ -41,11 +41,11 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     from urllib.parse import urlsplit
 
     from kubeproxy.commands.rollout.command import Rollout, RolloutError
-    from kubeproxy.kubernetes.client.client import ANSWER_S, Client
+    from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.errors import ApiError
     from kubeproxy.kubernetes.client.kubeconfig import load
-    from kubeproxy.kubernetes.client.token_bucket import TokenBucket
+    from kubeproxy.kubernetes.client.policy import ANSWER_S, Policy
     from kubeproxy.kubernetes.printing.error_text import lines
     from kubeproxy.observability.logs import setup as logging
 
@@ -55,17 +55,16 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     async def run() -> None:
         nonlocal host
         name = _name(given["target"])
-        config = load(overrides(given))
-        host = urlsplit(config.host).netloc
-        client = await Client.with_credentials(
-            Access(lambda: config),
-            TokenBucket(qps=QPS, burst=BURST),
+        access = Access(lambda: load(overrides(given)))
+        host = urlsplit(access.config.host).netloc
+        policy = Policy(
+            qps=QPS,
+            burst=BURST,
             answer_s=seconds(given["request_timeout"], "--request-timeout") or ANSWER_S,
+            kubectl_words=True,
         )
-        try:
-            await action(Rollout(client, config.namespace, name, echo))
-        finally:
-            await client.close()
+        async with Client(access, policy) as client:
+            await action(Rollout(client, access.config.namespace, name, echo))
 
     try:
         asyncio.run(run())

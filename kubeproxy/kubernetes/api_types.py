@@ -256,9 +256,13 @@ class Hollow(Wire, frozen=True):
 
 class StatusCause(Wire, frozen=True):
     reason: str | None = None
+    message: str | None = None
+    field: str | None = None
 
 
 class StatusDetails(Wire, frozen=True):
+    name: str | None = None
+    kind: str | None = None
     causes: list[StatusCause | None] | None = None
     retry_after_seconds: int | None = None
 

@@ -21,8 +21,8 @@ import msgspec
 
 from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes import timestamps
-from kubeproxy.kubernetes.client.decode import error_of
 from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.status import status_error
 
 Json = dict[str, Any]
 _PATH = re.compile(
@@ -338,7 +338,9 @@ def _parse(path: str) -> tuple[str, str, str, str]:
 
 def _error(code: int, reason: str, message: str, *, cause: str = "") -> Exception:
     details = wire.StatusDetails(causes=[wire.StatusCause(reason=cause)]) if cause else None
-    return error_of(wire.Status(reason=reason, message=message, details=details), code=code, seen="the server answered")
+    return status_error(
+        wire.Status(reason=reason, message=message, details=details), code=code, seen="the server answered"
+    )
 
 
 def _encoded(item: Json) -> bytearray:

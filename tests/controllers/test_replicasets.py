@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from kubeproxy.kubernetes.api_types import Status
-from kubeproxy.kubernetes.client.decode import error_of
 from kubeproxy.kubernetes.client.errors import Forbidden
+from kubeproxy.kubernetes.client.status import status_error
 from tests.controllers.cluster import Cluster, Controllers, pod_template, running
 from tests.controllers.scenario import play_out
 from tests.controllers.virtual_time import run
@@ -124,7 +124,7 @@ def test_a_quota_that_refuses_everything_costs_one_request() -> None:
 def test_a_pod_with_a_name_that_another_has_by_now_is_no_failed_deletion() -> None:
     async def scenario(cluster: Cluster, controllers: Controllers) -> None:
         text = "Precondition failed: UID in precondition: a, UID in object meta: b"
-        gone = error_of(Status(reason="Conflict", message=text), code=409, seen="https://api/pods answered 409")
+        gone = status_error(Status(reason="Conflict", message=text), code=409, seen="https://api/pods answered 409")
         cluster.api.refuse = lambda verb, resource, body: gone if (verb, resource) == ("delete", "pods") else None
         before = controllers.replica_sets.controller.errors
         cluster.edit({"replicas": 2})
@@ -156,7 +156,7 @@ def test_a_replica_set_that_is_being_deleted_gets_no_pods() -> None:
 def test_a_webhook_that_refuses_deletions_as_a_conflict_is_reported_and_asked_again() -> None:
     async def scenario(cluster: Cluster, controllers: Controllers) -> None:
         text = 'admission webhook "pods.example.com" denied the request'
-        denied = error_of(Status(reason="Conflict", message=text), code=409, seen="https://api/pods answered 409")
+        denied = status_error(Status(reason="Conflict", message=text), code=409, seen="https://api/pods answered 409")
         cluster.api.refuse = lambda verb, resource, body: denied if (verb, resource) == ("delete", "pods") else None
         cluster.edit({"replicas": 1})
         await cluster.until(lambda: cluster.condition("ReplicaFailure"))

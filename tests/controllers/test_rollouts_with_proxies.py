@@ -16,8 +16,8 @@ from kubeproxy.controllers.drains.node_proxies import COST, MARK, REST_S
 from kubeproxy.controllers.drains.requests import LIFETIME_S
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.decode import error_of
 from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.model.drain_request import REQUESTS
 from tests.controllers.api import Json
 from tests.controllers.cluster import Cluster, is_complete, running
@@ -335,7 +335,7 @@ def test_controllers_that_may_not_read_reports_go_on_without_proxies_and_report_
 
         async def forbidding(path: str, query: Any = None, **more: Any) -> bytearray:
             if "leases" in path:
-                raise error_of(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
+                raise status_error(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
             return await listed(path, query, **more)
 
         cluster.api.get_json = forbidding  # type: ignore[method-assign]
@@ -358,7 +358,7 @@ def _refusing(resource: str, code: int, reason: str) -> Callable[[str, str, Json
     def refuse(verb: str, of: str, body: Json) -> Exception | None:
         if (verb, of) != ("patch", resource):
             return None
-        return error_of(Status(reason=reason, message="not this one"), code=code, seen="the server answered")
+        return status_error(Status(reason=reason, message="not this one"), code=code, seen="the server answered")
 
     return refuse
 

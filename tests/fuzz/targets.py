@@ -23,18 +23,10 @@ from kubeproxy.daemon.takeover import protocol
 from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.client.decode import (
-    EventType,
-    LineSplitter,
-    error_of,
-    identity,
-    parse_event,
-    parse_page,
-    parse_status,
-    retry_after,
-)
+from kubeproxy.kubernetes.client.decode import EventType, LineSplitter, identity, parse_event, parse_page
 from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
+from kubeproxy.kubernetes.client.status import parse_status, retry_after, status_error
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.printing.go_encoding import indented_json, yaml_text
 from kubeproxy.kubernetes.printing.jsonpath import JsonPath
@@ -211,7 +203,7 @@ def refusals(data: bytes) -> None:
     wait_s = retry_after(header.decode("latin-1"), 1.7e9)
     assert wait_s is None or wait_s >= 0
     for code in (400, 401, 403, 410, 429, 500, 503):
-        error = error_of(parse_status(body), code=code, seen="answered", retry_after_s=wait_s)
+        error = status_error(parse_status(body), code=code, seen="answered", retry_after_s=wait_s)
         _refused(error)
 
 

@@ -20,10 +20,11 @@ from kubeproxy.commands.create.order import Independence, rank
 from kubeproxy.commands.create.report import Report
 from kubeproxy.commands.create.send import AlreadyThere, Sender, ServerLost
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
-from kubeproxy.kubernetes.client.command_client import Hooks, RestClient
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import Access
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import load
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.policy import Policy
 from kubeproxy.kubernetes.printing.error_text import lines
 from kubeproxy.kubernetes.printing.go_encoding import compact_json
 from kubeproxy.kubernetes.printing.printer import Printer
@@ -59,12 +60,12 @@ def run(options: CreateOptions) -> int:
 async def create(options: CreateOptions, report: Report) -> int:
     """Do it within a running event loop, of the main thread; the exit status."""
     try:
-        config = load(options.client)
+        access = Access(lambda: load(options.client))
         printer = Printer(options.output, show_managed_fields=options.show_managed_fields)
     except ConfigError as error:
         return _failed(report, [error], "")
-    hooks = Hooks(on_warning=report.warning, on_wait=report.waits)
-    async with RestClient(config, timeout_s=options.request_timeout_s, hooks=hooks) as client:
+    policy = Policy.for_command(answer_s=options.request_timeout_s, on_warning=report.warning, on_wait=report.waits)
+    async with Client(access, policy) as client:
         try:
             if options.raw:
                 from kubeproxy.commands.create.raw import post_raw
@@ -96,7 +97,7 @@ class _Outcome:
 class Create:
     """One run against one server."""
 
-    def __init__(self, options: CreateOptions, client: RestClient, printer: Printer, report: Report) -> None:
+    def __init__(self, options: CreateOptions, client: Client, printer: Printer, report: Report) -> None:
         self._options = options
         self._client = client
         self._printer = printer
@@ -368,7 +369,7 @@ class Create:
 
 def _is_unauthorized(error: Exception) -> bool:
     """The credentials are no good for any object."""
-    return isinstance(error, StatusError) and error.code == 401
+    return isinstance(error, StatusError) and error.status == 401
 
 
 def _some(labels: list[str]) -> str:

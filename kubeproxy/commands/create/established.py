@@ -6,9 +6,8 @@ import asyncio
 import time
 from typing import Any, Final
 
-from kubeproxy.kubernetes.client.command_client import RestClient
-from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import ApiError, StatusError
 from kubeproxy.kubernetes.resource_builder.manifest_object import Data
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
 
@@ -22,7 +21,7 @@ _KIND: Final = "CustomResourceDefinition"
 class Definitions:
     """The CustomResourceDefinitions that this command has created."""
 
-    def __init__(self, client: RestClient, mapper: Mapper) -> None:
+    def __init__(self, client: Client, mapper: Mapper) -> None:
         self._client = client
         self._mapper = mapper
         self._created: dict[tuple[str, str], tuple[str, str]] = {}

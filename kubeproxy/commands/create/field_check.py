@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kubeproxy.commands.create.options import DryRun, Validation
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.errors import StatusError
 from kubeproxy.kubernetes.resource_builder.errors import InvalidError, Position
 from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
@@ -85,7 +85,7 @@ class FieldCheck:
         try:
             return await self._source.get()
         except StatusError as error:
-            if error.code not in (403, 404, 406):
+            if error.status not in (403, 404, 406):
                 raise
             self._source.missing()
             self._on_warning(f"fields are not checked: the server has no OpenAPI document ({error})")

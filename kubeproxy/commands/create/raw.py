@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kubeproxy.commands.create.options import CreateOptions
 from kubeproxy.commands.create.report import Report
-from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.manifests.files import MAX_BYTES
 from kubeproxy.kubernetes.resource_builder.file_arguments import STDIN, FileSource, StdinSource
 from kubeproxy.model.errors import ConfigError
 
 
-async def post_raw(options: CreateOptions, client: RestClient, report: Report) -> int:
+async def post_raw(options: CreateOptions, client: Client, report: Report) -> int:
     """Post the file to the path, print the answer; the exit status. Raises StatusError and Unreachable."""
     name = options.filenames[0]
     source = StdinSource() if name == STDIN else FileSource(name)

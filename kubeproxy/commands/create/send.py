@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from kubeproxy.kubernetes.client.command_client import UNSENT, RestClient
-from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.errors import Garbage, StatusError, Unreachable
 from kubeproxy.kubernetes.resource_builder.manifest_object import Data, ResourceObject
 from kubeproxy.model.errors import ClusterError
 
@@ -43,7 +42,7 @@ class Sender:
 
     def __init__(
         self,
-        client: RestClient,
+        client: Client,
         query: Mapping[str, str],
         *,
         dry_run: bool,
@@ -78,10 +77,10 @@ class Sender:
                         return standing
                 raise AlreadyThere(error) from None
             except Unreachable as error:
-                if self._client.clock_skew_s is None and error.cause in UNSENT and not sent_before:
+                if not self._client.has_answered and not error.was_sent and not sent_before:
                     raise  # the server has never answered
                 last = error
-            if last.cause not in UNSENT and not self._dry_run:
+            if last.was_sent and not self._dry_run:
                 sent_before = True
                 standing = await self._standing(found, deadline)
                 if standing is not None and self._is_ours(standing, began):
@@ -107,7 +106,7 @@ class Sender:
             try:
                 return _created((await self._client.get(path)).decoded(), found)
             except StatusError as error:
-                if error.code == 404:
+                if error.status == 404:
                     return None
                 last: Exception = error
             except (Unreachable, Garbage) as error:
@@ -128,7 +127,7 @@ class Sender:
             created = datetime.fromisoformat(str(metadata.get("creationTimestamp"))).timestamp()
         except ValueError:
             return False
-        skew_s = self._client.clock_skew_s or 0.0
+        skew_s = self._client.clock_skew_s
         managers = {
             str(entry.get("manager")) for entry in metadata.get("managedFields") or () if isinstance(entry, dict)
         }

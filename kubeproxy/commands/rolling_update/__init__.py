@@ -14,6 +14,5 @@ finish               what comes after the last step: delete, rename, preserve
 claim                which process updates a controller
 drain_and_delete     old  pods are drained before they are deleted
 requests             reading and writing of controllers and pods
-retrying_client      requests to a server that may be away
 progress_output      what is printed; guidance: what is printed where it stops
 """

@@ -11,16 +11,17 @@ from kubeproxy.commands.rolling_update import guidance, manifest
 from kubeproxy.commands.rolling_update.claim import RivalError
 from kubeproxy.commands.rolling_update.controller import Controller
 from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
-from kubeproxy.commands.rolling_update.options import UpdateOptions
+from kubeproxy.commands.rolling_update.options import FIELD_MANAGER, UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import Account
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
-from kubeproxy.commands.rolling_update.retrying_client import SteadyRequests, SteadyRest
 from kubeproxy.commands.rolling_update.scenario import Planned, Update
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
-from kubeproxy.kubernetes.client.command_client import Hooks, RestClient
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import Access
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.client.kubeconfig import load
+from kubeproxy.kubernetes.client.policy import Policy, WaitForServer
 from kubeproxy.kubernetes.printing.error_text import lines
 from kubeproxy.kubernetes.printing.printer import Printer
 from kubeproxy.kubernetes.resource_builder.discovery import server_minor
@@ -44,25 +45,23 @@ def run(options: UpdateOptions) -> int:
 async def update(options: UpdateOptions, account: Account) -> int:
     """Do it within a running event loop, of the main thread; the exit status."""
     try:
-        config = load(options.client)
+        access = Access(lambda: load(options.client))
         printer = Printer(options.output)
     except ConfigError as error:
         return _failed(account, [error], "")
-    hooks = Hooks(
+    policy = Policy.for_command(
+        answer_s=options.request_timeout_s,
+        retries=WaitForServer(options.timeout_s, on_wait=lambda reason: account.waits(Waiting(reason, None))),
+        field_manager=FIELD_MANAGER,
         on_warning=account.warning,
         on_wait=lambda seconds, reason: account.waits(Waiting(f"{seconds:.0f} s, as {reason}", None)),
     )
-    async with RestClient(config, timeout_s=options.request_timeout_s, hooks=hooks) as client:
-        rest = SteadyRest(
-            client,
-            patience_s=options.timeout_s,
-            on_wait=lambda reason: account.waits(Waiting(reason, None)),
-        )
-        requests = ControllerRequests(rest, config.namespace)
+    async with Client(access, policy) as client:
+        requests = ControllerRequests(client, access.config.namespace)
         retirement = None
         if options.drain_timeout_s:
             proxies = ProxyDrain(
-                SteadyRequests(rest), config.namespace, f"rolling-update/{options.names[0]}", clock=rest.now
+                client, access.config.namespace, f"rolling-update/{options.names[0]}", clock=client.now
             )
             retirement = ProxyRetirement(
                 proxies,

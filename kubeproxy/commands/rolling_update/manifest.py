@@ -11,7 +11,7 @@ from kubeproxy.commands.create.field_check import FieldCheck
 from kubeproxy.commands.create.options import DryRun, Validation
 from kubeproxy.commands.rolling_update.controller import Controller, without_marks
 from kubeproxy.commands.rolling_update.options import UpdateOptions
-from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.resource_builder.builder import Builder, Query
 from kubeproxy.kubernetes.resource_builder.discovery import DiscoveryCache, cache_directory
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
@@ -44,7 +44,7 @@ class _Shape(msgspec.Struct):
     spec: _Spec
 
 
-async def read(options: UpdateOptions, client: RestClient, on_warning: Callable[[str], None]) -> Controller:
+async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str], None]) -> Controller:
     """The controller as the file has it. `ConfigError` for anything else, StatusError where the server refuses."""
     directory = cache_directory(options.cache_directory)
     mapper = Mapper(client, DiscoveryCache(directory, client.config.host))

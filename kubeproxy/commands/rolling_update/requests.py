@@ -9,23 +9,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
-from kubeproxy.commands.rolling_update.retrying_client import SteadyRest
 from kubeproxy.commands.rolling_update.shape import checked
 from kubeproxy.controllers.objects import Pod
-from kubeproxy.kubernetes.client.errors import Garbage
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.client import Answer
+from kubeproxy.kubernetes.client.errors import Garbage, StatusError
 from kubeproxy.kubernetes.object_client import MERGE
 
 MOST_CONFLICTS: Final = 10
 """Tries of one change (kubectl: 4). The controller writes the status of an object that is scaled all the time."""
 _CONFLICT_S: Final = 0.01
 _CONFLICT_LIMIT_S: Final = 1.0
+
+
+class ControllerClient(Protocol):
+    """The part of `Client` that is used here."""
+
+    def now(self) -> float:
+        """Return the server's time in Unix seconds."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Answer:
+        """Send one request. Raise `ApiError`."""
 
 
 class _Pods(msgspec.Struct):
@@ -38,14 +55,14 @@ _pods = msgspec.json.Decoder(_Pods)
 class ControllerRequests:
     """ReplicationControllers and pods of one namespace."""
 
-    def __init__(self, rest: SteadyRest, namespace: str, *, random: Random | None = None) -> None:
-        self._rest = rest
+    def __init__(self, client: ControllerClient, namespace: str, *, random: Random | None = None) -> None:
+        self._client = client
         self.namespace = namespace
         self._random = random or Random()
 
     def now(self) -> float:
         """The server's time in Unix seconds, good to a second."""
-        return self._rest.now()
+        return self._client.now()
 
     # Reading
 
@@ -57,15 +74,15 @@ class ControllerRequests:
     async def standing(self, name: str) -> Controller | None:
         """A controller, one that waits for a finalizer, too."""
         try:
-            return checked((await self._rest.request("GET", self._path(name))).decoded())
+            return checked((await self._client.request("GET", self._path(name))).decoded())
         except StatusError as error:
-            if error.code == 404 and not _about_namespace(error):
+            if error.status == 404 and not _about_namespace(error):
                 return None
             raise
 
     async def all(self) -> list[Controller]:
         """All controllers of the namespace."""
-        answer = await self._rest.request("GET", self._path())
+        answer = await self._client.request("GET", self._path())
         found: Any = answer.decoded()
         items = found.get("items") or [] if isinstance(found, dict) else None
         if not isinstance(items, list):
@@ -75,7 +92,7 @@ class ControllerRequests:
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
         """The pods that a selector matches, finished and ending ones among them."""
         text = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
-        answer = await self._rest.request("GET", self._pod_path(), {"labelSelector": text})
+        answer = await self._client.request("GET", self._pod_path(), {"labelSelector": text})
         try:
             return _pods.decode(answer.body).items
         except msgspec.MsgspecError as error:
@@ -95,11 +112,11 @@ class ControllerRequests:
                 return current
             try:
                 body = _encoded(wanted.data)
-                return checked((await self._rest.request("PUT", self._path(controller.name), body=body)).decoded())
+                return checked((await self._client.request("PUT", self._path(controller.name), body=body)).decoded())
             except StatusError as error:
-                if error.code == 404 and not _about_namespace(error):
+                if error.status == 404 and not _about_namespace(error):
                     raise DeletedError(controller.name) from None
-                if error.code != 409 or attempt == MOST_CONFLICTS:
+                if error.status != 409 or attempt == MOST_CONFLICTS:
                     raise
             await asyncio.sleep(delay_s * self._random.uniform(1.0, 1.1))
             delay_s = min(2 * delay_s, _CONFLICT_LIMIT_S)
@@ -111,18 +128,18 @@ class ControllerRequests:
 
     async def try_create(self, controller: Controller) -> None:
         """Let the server check a controller without keeping it. Raises StatusError where it refuses."""
-        await self._rest.request("POST", self._path(), {"dryRun": "All"}, body=_encoded(controller.data))
+        await self._client.request("POST", self._path(), {"dryRun": "All"}, body=_encoded(controller.data))
 
     async def create(self, controller: Controller) -> Controller | None:
         """Create a controller; None where one of its name exists."""
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
                 body = _encoded(controller.data)
-                return checked((await self._rest.request("POST", self._path(), body=body)).decoded())
+                return checked((await self._client.request("POST", self._path(), body=body)).decoded())
             except StatusError as error:
-                if error.code == 409 and error.reason == "AlreadyExists":
+                if error.status == 409 and error.reason == "AlreadyExists":
                     return None
-                if error.code != 409 or attempt == MOST_CONFLICTS:  # a quota may be written at the same time
+                if error.status != 409 or attempt == MOST_CONFLICTS:  # a quota may be written at the same time
                     raise
             await asyncio.sleep(_CONFLICT_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -146,12 +163,12 @@ class ControllerRequests:
                 "preconditions": {"uid": current.uid, "resourceVersion": current.metadata.get("resourceVersion")},
             }
             try:
-                await self._rest.request("DELETE", self._path(controller.name), body=_encoded(options))
+                await self._client.request("DELETE", self._path(controller.name), body=_encoded(options))
                 return
             except StatusError as error:
-                if error.code == 404:
+                if error.status == 404:
                     return
-                if error.code != 409 or attempt == MOST_CONFLICTS:
+                if error.status != 409 or attempt == MOST_CONFLICTS:
                     raise
             await asyncio.sleep(_CONFLICT_S * 2**attempt)
             current = await self.standing(controller.name)
@@ -161,14 +178,14 @@ class ControllerRequests:
         body = {"metadata": metadata | {"uid": pod.metadata.uid}}
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
-                await self._rest.request(
+                await self._client.request(
                     "PATCH", self._pod_path(pod.metadata.name), body=_encoded(body), content_type=MERGE
                 )
                 return True
             except StatusError as error:
-                if error.code == 404:
+                if error.status == 404:
                     return False
-                if error.code != 409 or attempt == MOST_CONFLICTS:
+                if error.status != 409 or attempt == MOST_CONFLICTS:
                     raise
                 if all(each.metadata.uid != pod.metadata.uid for each in await self.pods(pod.metadata.labels)):
                     return False
@@ -179,9 +196,9 @@ class ControllerRequests:
         """Delete exactly this pod, with its grace period."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.metadata.uid}}
         try:
-            await self._rest.request("DELETE", self._pod_path(pod.metadata.name), body=_encoded(options))
+            await self._client.request("DELETE", self._pod_path(pod.metadata.name), body=_encoded(options))
         except StatusError as error:
-            if error.code not in (404, 409):
+            if error.status not in (404, 409):
                 raise
 
     def _path(self, name: str = "") -> str:

@@ -34,7 +34,9 @@ from kubeproxy.commands.rolling_update.progress_output import Account
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.commands.rolling_update.steps import bounds
 from kubeproxy.commands.rolling_update.updater import Pace, Retirement, Updater
-from kubeproxy.kubernetes.client.status import Status, StatusError
+from kubeproxy.kubernetes.api_types import Status
+from kubeproxy.kubernetes.client.errors import StatusError
+from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.resource_builder.errors import quoted
 
 ReadFile = Callable[[], Awaitable[Controller]]
@@ -222,7 +224,7 @@ class Update:
         try:
             await self._requests.try_create(_without_pods(new))
         except StatusError as error:
-            if error.code in (403, 422):
+            if error.status in (403, 422):
                 raise
 
     async def _create(self, old: Controller, new: Controller, desired: int) -> Controller:
@@ -389,4 +391,5 @@ def _without_pods(new: Controller) -> Controller:
 
 
 def _missing(name: str) -> StatusError:
-    return StatusError(Status(reason="NotFound", message=not_found(name)), 404)
+    status = Status(reason="NotFound", message=not_found(name))
+    return status_error(status, code=404, seen="the server answered", message=not_found(name))

@@ -1,13 +1,13 @@
-"""HTTP clients of an API server.
+"""The HTTP client of an API server, for the daemon, the controllers and the commands.
 
-client           of the proxy and of controllers: requests and watches with deadlines
-command_client   of commands: any verb, warnings, waits that the server asks for
-kubeconfig       server and credentials, by client-go's rules; `kubeconfig_file` reads a file into typed values
-credentials      renewed while a client lives; the headers that they amount to
-plugins          credentials from exec plugins
-memory_files     keys on no disk
-transport        the HTTP session of both
-decode           answers to values; `list_stream` decodes a list while it arrives
-errors           errors by cause; `status` is a refusal, as kubectl words it
+client           requests and watches with deadlines
+policy           what it does beyond sending a request once: limits, retries, waits that the server asks for
+kubeconfig       reads server and credentials by client-go's rules; `kubeconfig_file` reads a file into typed values
+credentials      renews them while a client lives, and makes the headers that carry them
+plugins          has kubernetes_asyncio run exec plugins and auth providers, in a `plugin_process` that ends
+memory_files     keeps keys on no disk
+transport        the HTTP session
+decode           turns answers into values; `list_stream` decodes a list while it arrives
+errors           errors by cause; `status` makes them from the Status objects that a server refuses with
 token_bucket     limits requests; `request_metrics` counts them
 """

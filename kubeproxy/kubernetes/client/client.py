@@ -4,31 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from io import BytesIO
 from time import monotonic, time
-from typing import Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
-import structlog
+import msgspec
 from multidict import CIMultiDict
 
 from kubeproxy.kubernetes.client.credentials import Access, ClientSettings
-from kubeproxy.kubernetes.client.decode import error_of, excerpt, parse_status, retry_after
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unauthorized, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unauthorized, Unreachable
+from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
+from kubeproxy.kubernetes.client.policy import MAX_ANSWER_BYTES, MAX_WAIT_S, Policy
 from kubeproxy.kubernetes.client.request_metrics import Requests
+from kubeproxy.kubernetes.client.status import (
+    excerpt,
+    kubectl_error,
+    parse_status,
+    retry_after,
+    status_error,
+    warnings_of,
+)
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 from kubeproxy.kubernetes.client.transport import Link, lines, pieces, read, read_beginning
 from kubeproxy.model.errors import ConfigError
 
-log = structlog.get_logger(__name__)
+LARGE_BODY: Final = 1 << 20
+"""Bytes; a longer body is handed to the connection piece by piece."""
+_MAX_ERROR_BYTES: Final = 256 << 10
+_JSON: Final = "application/json"
 
-ANSWER_S = 75.0
-"""Limit of a whole answer. The server's own is 60 s; its priority and fairness may first queue a request for 15 s."""
-MAX_ANSWER_BYTES = 32 << 20
-"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such bound."""
-_MAX_ERROR_BYTES = 64 << 10
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A success."""
+
+    code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """The media type with its parameters."""
+        return self.headers.get("Content-Type", "")
+
+    def decoded(self) -> Any:
+        """Decode the JSON body. Raise `Garbage` if it is none."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Garbage(
+                f"the server answered {self.code} with no JSON ({error}): {excerpt(self.body)}", cause="garbage"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,48 +69,108 @@ class _Request:
     path: str
     method: str = "GET"
     query: Mapping[str, str] = field(default_factory=dict)
+    accept: str = _JSON
     encoding: str = "gzip"
     body: bytes | None = None
     content_type: str = ""
+    json_only: bool = True
+    """Whether an answer of another content type is `Garbage`."""
     total_s: float | None = None
     silence_s: float | None = None
     head_s: float | None = None
 
 
 class Client:
-    """Client of one API server. Build it with `connect`, then `close` it."""
+    """Client of one API server. It connects with its first request; `connect` makes one whose credentials were read."""
 
-    def __init__(self, access: Access, link: Link, bucket: TokenBucket, *, answer_s: float | None = None) -> None:
-        """`answer_s`: the limit of a whole answer, in seconds; None: `ANSWER_S`."""
+    def __init__(self, access: Access, policy: Policy | None = None) -> None:
         self._access = access
-        self._answer_s = ANSWER_S if answer_s is None else answer_s
-        self._link = link
-        self._bucket = bucket
+        self._policy = policy or Policy()
+        self._bucket = TokenBucket(qps=self._policy.qps, burst=self._policy.burst)
+        self._link: Link | None = None
         self._renewing = asyncio.Lock()
         self._renewed_at = float("-inf")
         self._complaint = ""
-        self.requests = Requests(host=urlsplit(link.base).netloc)
+        self._clock_skew_s: float | None = None
+        self.requests = Requests(host=self.host)
         self.guard: Callable[[], None] | None = None
-        """Called right before each request that writes; what it raises holds the request back."""
+        """Called right before each request that writes. What it raises holds the request back."""
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
-        """Read configuration and credentials, without a request. `ConfigError` if they are unusable."""
-        return await cls.with_credentials(Access(settings.read), TokenBucket(qps=settings.qps, burst=settings.burst))
-
-    @classmethod
-    async def with_credentials(cls, access: Access, bucket: TokenBucket, *, answer_s: float | None = None) -> Self:
-        """The same with credentials from elsewhere."""
-        return cls(access, Link(await access.configuration()), bucket, answer_s=answer_s)
+        """Read configuration and credentials, without a request. Raise `ConfigError` if they are unusable."""
+        client = cls(Access(settings.read), Policy(qps=settings.qps, burst=settings.burst))
+        await client._connected()
+        return client
 
     async def close(self) -> None:
         """Close the session; running requests end with an error."""
-        await self._link.close()
+        if self._link is not None:
+            await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def config(self) -> ClientConfig:
+        """The configuration as it was read last."""
+        return self._access.config
 
     @property
     def server(self) -> str:
         """The server's base URL."""
-        return self._link.base
+        return self.config.host.rstrip("/")
+
+    @property
+    def host(self) -> str:
+        """The server's host and port."""
+        return urlsplit(self.config.host).netloc
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the server has ever answered with a date, as every API server does."""
+        return self._clock_skew_s is not None
+
+    @property
+    def clock_skew_s(self) -> float:
+        """The server's clock less ours, by its last Date header, good to a second; 0 before its first answer."""
+        return self._clock_skew_s or 0.0
+
+    def now(self) -> float:
+        """Return the server's time in Unix seconds, good to a second."""
+        return time() + self.clock_skew_s
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> Answer:
+        """Read something, whatever its content type. Raise `ApiError`."""
+        return await self.request("GET", path, query, accept=accept)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: bytes | None = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
+    ) -> Answer:
+        """Send one request. Raise `ApiError` if the server refused it; after an `Unreachable` the server may have
+        carried it out. The policy says whether it is sent again."""
+        request = _Request(
+            method=method,
+            path=path,
+            query=query or {},
+            accept=accept,
+            body=body,
+            content_type="" if body is None else content_type,
+            json_only=False,
+            total_s=self._policy.answer_s,
+        )
+        response, answer = await self._read_whole(request, self._policy.max_answer_bytes)
+        return Answer(response.status, response.headers, bytes(answer))
 
     async def get_json(
         self,
@@ -89,37 +180,35 @@ class Client:
         max_bytes: int = MAX_ANSWER_BYTES,
         head_s: float | None = None,
     ) -> bytearray:
-        """The body of a JSON answer; an `ApiError` for anything else, and if it does not begin within `head_s`."""
-        async with self._answer(
-            _Request(path=path, query=query or {}, total_s=self._answer_s, head_s=head_s)
-        ) as response:
-            return await read(response, max_bytes=max_bytes)
+        """Return the body of a JSON answer. Raise `ApiError` for anything else, and if the answer does not begin
+        within `head_s`."""
+        request = _Request(path=path, query=query or {}, total_s=self._policy.answer_s, head_s=head_s)
+        return (await self._read_whole(request, max_bytes))[1]
+
+    async def send_json(self, method: str, path: str, body: bytes, *, content_type: str = _JSON) -> bytearray:
+        """Write an object (POST, PATCH) and return the answer's body. Raise `ApiError` if the server refused it; after
+        an `Unreachable` the server may have accepted it."""
+        request = _Request(
+            method=method, path=path, body=body, content_type=content_type, total_s=self._policy.answer_s
+        )
+        return (await self._read_whole(request, MAX_ANSWER_BYTES))[1]
 
     @asynccontextmanager
     async def pieces(
         self, path: str, query: Mapping[str, str], *, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body of a JSON answer in pieces (`transport.PIECE_BYTES` at most), as they arrive. An `ApiError` for
-        anything else, where it does not begin within `head_s`, and where it is not over after `answer_s`."""
-        request = _Request(path=path, query=query, total_s=self._answer_s, head_s=head_s)
+        """Read the body of a JSON answer in pieces (`transport.PIECE_BYTES` at most), as they arrive. Raise `ApiError`
+        for anything else, if the answer does not begin within `head_s`, and if it is not over after `answer_s`."""
+        request = _Request(path=path, query=query, total_s=self._policy.answer_s, head_s=head_s)
         async with self._answer(request) as response:
             yield pieces(response)
-
-    async def send_json(
-        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
-    ) -> bytearray:
-        """Write an object (POST, PATCH); returns the answer's body. An `ApiError` if the server refused it; after an
-        `Unreachable` the server may have accepted it."""
-        request = _Request(method=method, path=path, body=body, content_type=content_type, total_s=self._answer_s)
-        async with self._answer(request) as response:
-            return await read(response, max_bytes=MAX_ANSWER_BYTES)
 
     @asynccontextmanager
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence_s: float, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, without their line ends. It must begin within `head_s`; `silence_s` is its longest
-        silence after that.
+        """Read the lines of a watch, without their line ends. The watch must begin within `head_s`, and may then be
+        silent for `silence_s`.
 
         The iterator ends with the stream, and raises `Unreachable` if the stream was cut off: it never yields half a
         line.
@@ -128,13 +217,35 @@ class Client:
         async with self._answer(request) as response:
             yield lines(response)
 
+    async def _read_whole(self, request: _Request, max_bytes: int) -> tuple[aiohttp.ClientResponse, bytearray]:
+        """Send a request by the policy, and read its answer to the end."""
+
+        async def send() -> tuple[aiohttp.ClientResponse, bytearray]:
+            failed = False
+            for waits in range(self._policy.waits + 1):
+                try:
+                    async with self._answer(request) as response:
+                        return response, await read(response, max_bytes=max_bytes)
+                except StatusError as error:
+                    code, wait_s = error.status or 0, error.retry_after_s
+                    if wait_s is None or not (code == 429 or code >= 500) or waits == self._policy.waits:
+                        error.repeated = failed
+                        raise
+                    failed = failed or code >= 500
+                    wait_s = min(wait_s, MAX_WAIT_S)
+                    self._policy.on_wait(wait_s, f"the server answered {code}")
+                    await asyncio.sleep(wait_s)
+            raise AssertionError("the last try returns or raises")
+
+        return await self._policy.retries.attempt(request.method, send)
+
     @asynccontextmanager
     async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A JSON response that means success. After a 401 or a TLS failure the client reads credentials and
+        """Yield a response that means success. After a 401 or a TLS failure the client reads credentials and
         certificates again and repeats the request once."""
         for last in (False, True):
             async with AsyncExitStack() as held:
-                link = self._link
+                link = await self._connected()
                 await held.enter_async_context(link.use())
                 try:
                     response = await self._ask(link, request)
@@ -152,9 +263,14 @@ class Client:
     async def _ask(self, link: Link, request: _Request) -> aiohttp.ClientResponse:
         await asyncio.sleep(self._bucket.take(asyncio.get_running_loop().time()))
         headers = CIMultiDict(await self._credentials(link))
+        headers["Accept"] = request.accept
         headers["Accept-Encoding"] = request.encoding
         if request.content_type:
             headers["Content-Type"] = request.content_type
+        query = request.query
+        if self._policy.field_manager and request.method in ("POST", "PUT", "PATCH"):
+            query = {**query, "fieldManager": self._policy.field_manager}
+        body = request.body
         if self.guard is not None and request.method != "GET":
             self.guard()
         status, begun = None, monotonic()
@@ -162,9 +278,9 @@ class Client:
             response = await link.ask(
                 request.method,
                 request.path,
-                request.query,
+                query,
                 headers=headers,
-                body=request.body,
+                body=BytesIO(body) if body is not None and len(body) > LARGE_BODY else body,
                 total_s=request.total_s,
                 silence_s=request.silence_s,
                 head_s=request.head_s,
@@ -172,28 +288,72 @@ class Client:
             status = response.status
         finally:
             self.requests.answered(request.method, status, monotonic() - begun)
-        if response.status in (200, 201) and response.content_type == "application/json":
+        self._note(response.headers)
+        if response.status in (200, 201, 202) and (response.content_type == _JSON or not request.json_only):
             return response
         try:
-            body = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
+            refusal = await read_beginning(response, max_bytes=_MAX_ERROR_BYTES)
         finally:
             _done_with(response)
-        raise _refusal(response, body, where=link.base + request.path)
+        raise self._error(link, request, response, refusal)
+
+    def _note(self, headers: Mapping[str, str]) -> None:
+        with suppress(TypeError, ValueError, KeyError):  # a server without a clock, or with a broken one
+            self._clock_skew_s = parsedate_to_datetime(headers["Date"]).timestamp() - time()
+        for value in getattr(headers, "getall", lambda *_: ())("Warning", ()):
+            for text in warnings_of(value):
+                self._policy.on_warning(text)
+
+    def _error(self, link: Link, request: _Request, response: aiohttp.ClientResponse, body: bytearray) -> ApiError:
+        code = response.status
+        terse = self._policy.kubectl_words
+        where = "the server" if terse else link.base + request.path
+        if code in (200, 201, 202):
+            return Garbage(
+                f"{where} answered {response.content_type} where JSON was expected; is this an API server? The answer:"
+                f" {excerpt(body)}",
+                cause="not JSON",
+                status=code,
+            )
+        if 300 <= code < 400:
+            location = response.headers.get("Location", "nowhere")
+            return Garbage(
+                f"{where} answered {code} (a redirect to {location}); is this an API server?",
+                cause=f"status {code}",
+                status=code,
+            )
+        wait_s = retry_after(response.headers.get("Retry-After"), time())
+        if terse:
+            return kubectl_error(body, code, f"{request.method.lower()} {request.path}", retry_after_s=wait_s)
+        return status_error(parse_status(body), code=code, seen=f"{where} answered", retry_after_s=wait_s)
+
+    async def _connected(self) -> Link:
+        """Return the session; make it first if there is none. Requests that begin together wait for the one that
+        reads the credentials."""
+        if self._link is None:
+            async with self._renewing:
+                if self._link is None:
+                    self._link = Link(await self._access.configuration())
+        return self._link
 
     async def _credentials(self, link: Link) -> Mapping[str, str]:
-        """The headers. A failed renewal is logged once: the present credentials may still be good."""
+        """Return the headers with the credentials. A failed renewal is logged once: the present credentials may still
+        be good."""
         try:
             headers = await self._access.headers(link.configuration)
         except ConfigError as error:
+            last = self._access.last_headers
+            if last is None:
+                raise
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.warning("credentials not renewed", source="kubernetes", error=str(error))
-            return self._access.last_headers(link.configuration)
+                _log().warning("credentials not renewed", source="kubernetes", error=str(error))
+            return last
         self._complaint = ""
         return headers
 
     async def _renew(self, stale: Link, why: ApiError) -> bool:
-        """Read configuration and credentials again because of `why`; whether a new try makes sense."""
+        """Read configuration and credentials again because of `why`. Return whether a new try makes sense."""
         async with self._renewing:
             if self._link is not stale:
                 return True
@@ -204,10 +364,16 @@ class Client:
             try:
                 self._link = Link(await self._access.configuration())
             except ConfigError as error:
-                log.warning("credentials not renewed", source="kubernetes", error=str(error), after=str(why))
+                _log().warning("credentials not renewed", source="kubernetes", error=str(error), after=str(why))
                 return False
         await stale.retire()
         return True
+
+
+def _log() -> Any:
+    import structlog  # here, because commands start without it and hardly ever log
+
+    return structlog.get_logger(__name__)
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
@@ -216,17 +382,3 @@ def _done_with(response: aiohttp.ClientResponse) -> None:
         response.release()
     else:
         response.close()
-
-
-def _refusal(response: aiohttp.ClientResponse, body: bytearray, *, where: str) -> ApiError:
-    if response.status in (200, 201):
-        return Garbage(
-            f"{where} answered {response.content_type} where JSON was expected; is this an API server? The answer: "
-            f"{excerpt(body)}",
-            cause="not JSON",
-            status=response.status,
-        )
-    location = response.headers.get("Location")
-    seen = f"{where} answered" + (f" (a redirect to {location})" if location else "")
-    retry_after_s = retry_after(response.headers.get("Retry-After"), time())
-    return error_of(parse_status(body), code=response.status, seen=seen, retry_after_s=retry_after_s)

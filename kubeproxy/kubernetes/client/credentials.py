@@ -31,17 +31,18 @@ class ClientSettings:
     """Server, source of the credentials, and rate limit, of the daemon and the controller manager."""
 
     kubeconfig: str = ""
-    """Path; empty: in-cluster, unless `master` is given."""
+    """Path of a file. Empty means in-cluster, unless `master` is given."""
     master: str = ""
     """The server's URL; overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
     qps: float = 5.0
-    """Requests a second; 0 or less: no limit."""
+    """Requests a second; 0 or less means no limit."""
     burst: int = 10
     service_account: Path = SERVICE_ACCOUNT
     """The in-cluster directory of the token and the CA."""
 
     def read(self) -> ClientConfig:
-        """The configuration that the settings name. `ConfigError` if it is missing or wrong, or names no server."""
+        """Read the configuration that the settings name. Raise `ConfigError` if it is missing or wrong, or names no
+        server."""
         if self.kubeconfig or self.master:
             return self._from_files()
         inside = in_cluster(os.environ, self.service_account)
@@ -70,44 +71,47 @@ class Access:
     """Server and credentials, as `Client` asks for them."""
 
     def __init__(self, read: Callable[[], ClientConfig]) -> None:
-        """`read` reads the configuration from scratch; it may raise `ConfigError`."""
+        """`read` reads the configuration from scratch, here and at each renewal; it may raise `ConfigError`."""
         self._read = read
+        self.config = read()
+        """The configuration as it was read last, without what a plugin answers."""
+        self._unused = True
         self._plugin: Plugin | None = None
         self._asked_at = 0.0
-        self._last: Mapping[str, str] = {}
+        self.last_headers: Mapping[str, str] | None = None
+        """The headers of the last request, for the case that new ones cannot be had; None before the first."""
         self.forced_renewal_s = FORCED_FILES_S
         """The shortest time between two renewals of refused credentials, in seconds."""
 
     async def configuration(self) -> ClientConfig:
-        """Server and credentials read from scratch; a plugin runs. `ConfigError` if they are unusable."""
-        config = self._read()
-        if config.plugin is None:
+        """Read server and credentials from scratch, and run the plugin if there is one. Raise `ConfigError` if they are
+        unusable."""
+        if not self._unused:
+            self.config = self._read()
+        self._unused = False
+        if self.config.plugin is None:
             self._plugin, self.forced_renewal_s = None, FORCED_FILES_S
-            return config
+            return self.config
         from kubeproxy.kubernetes.client.plugins import Plugin
 
         self.forced_renewal_s = FORCED_PLUGIN_S
-        self._plugin = await Plugin.load(config)
+        self._plugin = Plugin(self.config.plugin)
         self._asked_at = asyncio.get_running_loop().time()
-        return await self._plugin.answer(config)
+        return await self._plugin.answer(self.config)
 
     async def headers(self, configuration: ClientConfig) -> Mapping[str, str]:
-        """The headers of a request; a token file is read for each. `ConfigError` where that fails."""
+        """Return the headers of a request. A token file is read for each. Raise `ConfigError` if that fails."""
         now = asyncio.get_running_loop().time()
         if self._plugin is not None and self._plugin.expires and now - self._asked_at >= RENEW_S:
             self._asked_at = now
             configuration.token = (await self._plugin.answer(configuration)).token
-        self._last = headers(configuration)
-        return self._last
-
-    def last_headers(self, configuration: ClientConfig) -> Mapping[str, str]:
-        """The headers of the last request, where new ones cannot be had."""
-        return self._last
+        self.last_headers = headers(configuration)
+        return self.last_headers
 
 
 def headers(config: ClientConfig) -> CIMultiDict[str]:
-    """The headers that carry the credentials. `ConfigError` where a header cannot carry them."""
-    found = _impersonation(config.impersonate)
+    """Make the headers that carry the credentials. Raise `ConfigError` if a header cannot carry them."""
+    carried = _impersonation(config.impersonate)
     token = config.token
     if config.token_file:
         try:
@@ -116,27 +120,27 @@ def headers(config: ClientConfig) -> CIMultiDict[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"tokenFile {config.token_file}: {error}") from None
     if token:
-        found["Authorization"] = f"Bearer {_header(token.strip(), 'the token')}"
+        carried["Authorization"] = f"Bearer {_header(token.strip(), 'the token')}"
     elif config.username:
         pair = f"{config.username}:{config.password}".encode()
-        found["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-    return found
+        carried["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    return carried
 
 
 def _impersonation(impersonate: Mapping[str, Any]) -> CIMultiDict[str]:
-    found: CIMultiDict[str] = CIMultiDict()
+    carried: CIMultiDict[str] = CIMultiDict()
     user = impersonate.get("user")
     if not user:
-        return found
-    found["Impersonate-User"] = _header(str(user), "the user to act as")
+        return carried
+    carried["Impersonate-User"] = _header(str(user), "the user to act as")
     if uid := impersonate.get("uid"):
-        found["Impersonate-Uid"] = _header(str(uid), "the uid to act as")
+        carried["Impersonate-Uid"] = _header(str(uid), "the uid to act as")
     for group in impersonate.get("groups") or ():
-        found.add("Impersonate-Group", _header(str(group), "a group to act as"))
+        carried.add("Impersonate-Group", _header(str(group), "a group to act as"))
     for key, values in (impersonate.get("extra") or {}).items():
         for value in values:
-            found.add(f"Impersonate-Extra-{quote(key, safe='')}", _header(str(value), "what to act with"))
-    return found
+            carried.add(f"Impersonate-Extra-{quote(key, safe='')}", _header(str(value), "what to act with"))
+    return carried
 
 
 def _header(text: str, what: str) -> str:

@@ -1,24 +1,15 @@
-"""Decodes answers of an API server: watch lines and events, list pages, errors. Pure."""
+"""Decodes what an API server sends: watch lines and events, list pages. Pure."""
 
 from __future__ import annotations
 
-from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import NamedTuple, TypeGuard
 
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.client.errors import (
-    CAUSES,
-    Ahead,
-    ApiError,
-    Expired,
-    Forbidden,
-    Garbage,
-    Overloaded,
-    Unauthorized,
-)
+from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.status import excerpt, parse_status, status_error
 
 MAX_OBJECT_BYTES = 32 << 20
 """The longest object accepted, in bytes of JSON, and so the longest line of a watch. No tenant can write a longer one:
@@ -28,11 +19,6 @@ MAX_VERSION = 128
 """The longest resourceVersion accepted; real ones have up to 20 digits. It is sent back in a URL."""
 MAX_TOKEN = 4096
 """The longest continue token accepted: an etcd key in base64, also sent back in a URL."""
-MAX_RETRY_AFTER_S = 86_400
-"""The longest Retry-After; longer ones are cut to it."""
-TOO_LARGE = "ResourceVersionTooLarge"
-"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not reached yet."""
-_SHOWN = 500
 
 
 class LineSplitter:
@@ -103,7 +89,6 @@ class Page(NamedTuple):
 _decode_event = msgspec.json.Decoder(api_types.WatchEvent).decode
 _decode_page = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
 _decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
-_decode_status = msgspec.json.Decoder(api_types.Status).decode
 
 
 def parse_event(line: bytes) -> Event:
@@ -118,7 +103,7 @@ def parse_event(line: bytes) -> Event:
         raise Garbage(f"a line that is no watch event ({error}): {excerpt(line)}", cause="garbage") from error
     if envelope.type == "ERROR":
         status = parse_status(bytes(envelope.object))
-        raise error_of(status, code=status.code or 500, seen="an ERROR event")
+        raise status_error(status, code=status.code or 500, seen="an ERROR event")
     try:
         event_type = EventType(envelope.type)
         hollow = _decode_hollow(envelope.object)
@@ -157,70 +142,3 @@ def identity(raw: msgspec.Raw) -> api_types.ObjectMeta:
         return _decode_hollow(raw).metadata or api_types.ObjectMeta()
     except api_types.UNDECODABLE:
         return api_types.ObjectMeta()
-
-
-def parse_status(body: bytes | bytearray) -> api_types.Status:
-    """A Status, as far as it is readable. Error bodies are often plain text or HTML, which becomes the message."""
-    try:
-        status = _decode_status(body)
-    except api_types.UNDECODABLE:
-        return api_types.Status(message=excerpt(body))
-    return status if status.message or status.reason else api_types.Status(message=excerpt(body), code=status.code)
-
-
-def error_of(status: api_types.Status, *, code: int, seen: str, retry_after_s: float | None = None) -> ApiError:
-    """The error for an answer of status `code`; its message begins with `seen`."""
-    error = _classified(status, code, seen, retry_after_s)
-    error.server_text = _short(status.message or "")
-    return error
-
-
-def _classified(status: api_types.Status, code: int, seen: str, retry_after_s: float | None) -> ApiError:
-    details = status.details or api_types.StatusDetails()
-    reason = _short(status.reason or "")
-    message = ": ".join(part for part in (f"{seen} {code}", reason, _short(status.message or "")) if part)
-    if retry_after_s is None and details.retry_after_seconds is not None:
-        retry_after_s = float(max(0, min(details.retry_after_seconds, MAX_RETRY_AFTER_S)))
-    match code:
-        case 410:
-            token = (status.metadata.continue_ if status.metadata else None) or ""
-            return Expired(message, reason=reason, token=token)
-        case 401:
-            return Unauthorized(message, cause="unauthorized", status=code, reason=reason)
-        case 403:
-            causes = frozenset(cause.reason for cause in details.causes or () if cause and cause.reason)
-            return Forbidden(message, cause="forbidden", status=code, reason=reason, causes=causes)
-        case 429 | 503:
-            cause = "too many requests" if code == 429 else "unavailable"
-            return Overloaded(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)
-        case 504 if any(cause is not None and cause.reason == TOO_LARGE for cause in details.causes or ()):
-            return Ahead(message, cause="ahead", status=code, reason=reason, retry_after_s=retry_after_s)
-        case _:
-            cause = f"status {code}"
-            cause = cause if cause in CAUSES else "status unknown"
-            return ApiError(message, cause=cause, status=code, reason=reason, retry_after_s=retry_after_s)
-
-
-def retry_after(value: str | None, now: float) -> float | None:
-    """Seconds from a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3); `now` in Unix seconds. None if
-    it is missing or invalid."""
-    if value is None:
-        return None
-    text = value.strip()
-    if text.isascii() and text.isdecimal():
-        return float(text[:9])
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def excerpt(data: bytes | bytearray, limit: int = 200) -> str:
-    """The beginning of an answer, for a log line."""
-    text = " ".join(data[: limit + 1].decode("utf-8", "replace").split())
-    return f"{text[:limit]}..." if len(data) > limit else text

@@ -1,18 +1,22 @@
 """Credentials from exec plugins and auth providers, by kubernetes_asyncio.
 
-That is a small part of the library: its packages import some 700 models of API objects, which cost more time and memory
-than all of ours. So the modules that are needed are imported, and not the packages that they are in.
+Importing `kubernetes_asyncio.config` imports the whole package, with some 850 modules of API objects: 0.15 s of
+processor time, and 37 MiB for as long as the process lives. A daemon on every node would pay that for a task of a
+second an hour, and a command would start slower than kubectl. So the library works in a process of its own,
+`plugin_process`, which ends with its answer, and only a kubeconfig with a plugin starts it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
+import os
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, Final
+
+import msgspec
 
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.memory_files import path_of
@@ -20,81 +24,98 @@ from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S: Final = 60.0
 """How long a plugin may run."""
+EARLY_S: Final = 300.0
+"""A token counts as expired so long before its time, as in kubernetes_asyncio: clocks differ."""
+MAX_ANSWER_BYTES: Final = 1 << 20
+"""The longest answer of the process; real ones have some thousand bytes."""
+
+
+class PluginRequest(msgspec.Struct, frozen=True):
+    """What the process is asked for."""
+
+    server: str
+    user: dict[str, Any]
+    """``exec`` or ``auth-provider`` of a kubeconfig's user."""
+
+
+class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process answers."""
+
+    token: str = ""
+    certificate: str = ""
+    key: str = ""
+    expires_at: float | None = None
+    """When the token runs out, in Unix seconds, or None if that is not known."""
+    user: dict[str, Any] | None = None
+    """The user with the tokens that the provider has renewed, for the next request."""
+    fault: str = ""
+    """Why there are no credentials; empty if there are."""
 
 
 class Plugin:
-    """A plugin of a kubeconfig's user. The library remembers when its credentials expire."""
+    """A plugin of a kubeconfig's user, and its last answer."""
 
-    def __init__(self, loader: Any, answers: Any, *, is_program: bool) -> None:
-        self._loader = loader
-        self._answers = answers
-        self._is_program = is_program
-
-    @classmethod
-    async def load(cls, config: ClientConfig) -> Plugin:
-        """Import the library, in a thread: it takes a tenth of a second."""
-        client, library = await asyncio.to_thread(_import_library)
-        document = {
-            "current-context": "it",
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            "clusters": [{"name": "it", "cluster": {"server": config.host}}],
-            "users": [{"name": "it", "user": dict(config.plugin or {})}],
-        }
-        try:
-            loader = library.KubeConfigLoader(document)
-        except Exception as error:  # the library raises what it meets
-            raise _failed(error) from error
-        return cls(loader, client.Configuration(), is_program="exec" in (config.plugin or {}))
+    def __init__(self, user: Mapping[str, Any]) -> None:
+        """`user` is the ``exec`` or ``auth-provider`` of a kubeconfig's user, as `ClientConfig.plugin` has it."""
+        self._user = dict(user)
+        self._last = PluginAnswer()
 
     @property
     def expires(self) -> bool:
-        """Whether the credentials may run out by time. A program that names no expiry runs again only after a 401, as
-        with client-go."""
-        return not self._is_program or hasattr(self._loader, "exec_plugin_expiry")
+        """Whether the credentials may run out by time. If no expiry is known the plugin runs again only after a 401,
+        as with client-go."""
+        return self._last.expires_at is not None
 
     async def answer(self, config: ClientConfig) -> ClientConfig:
-        """The configuration with the token or the certificate that the plugin answers; it runs unless its last answer
-        still holds. `ConfigError` where it fails."""
-        found = self._answers
-        try:
-            async with asyncio.timeout(PLUGIN_S):
-                await self._loader.load_and_set(found)
-                token = await found.get_api_key_with_prefix("BearerToken")
-        except TimeoutError:
-            raise ConfigError(f"getting credentials: the plugin did not answer within {PLUGIN_S:.0f} s") from None
-        except Exception as error:  # the library lets whatever it meets through: KeyError, AssertionError, OSError, ...
-            raise _failed(error) from error
+        """Return the configuration with the token or the certificate that the plugin answers. The plugin runs unless
+        its last token still holds. Raise `ConfigError` if it fails."""
+        if (self._last.expires_at or 0.0) - EARLY_S <= time.time():
+            last = await _run(PluginRequest(config.host, self._user))
+            self._user = last.user or self._user  # an identity provider may give a new refresh token with each use
+            self._last = last
+        last = self._last
         return replace(
             config,
-            token=(token or "").removeprefix("Bearer ").strip(),
-            cert_file=found.cert_file or config.cert_file,
-            key_file=found.key_file or config.key_file,
+            token=last.token.strip(),
+            cert_file=path_of(last.certificate.encode()) if last.certificate else config.cert_file,
+            key_file=path_of(last.key.encode()) if last.key else config.key_file,
         )
 
 
-def _failed(error: Exception) -> ConfigError:
-    return ConfigError(f"getting credentials: {' '.join(str(error).split()) or type(error).__name__}")
+async def _run(request: PluginRequest) -> PluginAnswer:
+    """Run the library in its process. Raise `ConfigError` if there are no credentials in the end."""
+    # A file in memory carries the request, and then the answer. Other users can read arguments, and keys must not reach
+    # a disk; standard input and output stay the terminal's, for plugins that ask for a password.
+    file = os.memfd_create("plugin", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(file, msgspec.json.encode(request), 0)
+        await _wait_for_process(file)
+        body = os.pread(file, MAX_ANSWER_BYTES, 0)
+    except OSError as error:
+        raise ConfigError(f"getting credentials: the process of the plugin: {error}") from None
+    finally:
+        os.close(file)
+    try:
+        answer = msgspec.json.decode(body, type=PluginAnswer)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"getting credentials: the process of the plugin gave no answer ({error})") from None
+    if answer.fault:
+        raise ConfigError(f"getting credentials: {answer.fault}")
+    return answer
 
 
-def _import_library() -> tuple[ModuleType, ModuleType]:
-    """What stands for ``kubernetes_asyncio.client``, and the library's reader of kubeconfigs. The first has
-    `Configuration`, and nothing else but a name for the `ApiClient` that the second imports and that is never made
-    here. Where the true package has been imported already, it is that."""
-    if "kubernetes_asyncio" not in sys.modules:
-        for name in ("kubernetes_asyncio", "kubernetes_asyncio.config", "kubernetes_asyncio.client"):
-            spec = importlib.util.find_spec(name)
-            if spec is None:
-                raise ConfigError(
-                    f"the library {name} is not installed; plugins of a kubeconfig cannot be run without it"
-                )
-            sys.modules[name] = importlib.util.module_from_spec(spec)  # made, and not executed
-        client = sys.modules["kubernetes_asyncio.client"]
-        configuration = importlib.import_module("kubernetes_asyncio.client.configuration")
-        client.__dict__.update(Configuration=configuration.Configuration, ApiClient=None)
-    library = importlib.import_module("kubernetes_asyncio.config.kube_config")
-    library.FileOrData._create_temp_file_with_content = _in_memory  # its own writes keys to /tmp
-    return importlib.import_module("kubernetes_asyncio.client"), library
-
-
-def _in_memory(_: object, content: str | bytes) -> str:
-    return path_of(content.encode() if isinstance(content, str) else content)
+async def _wait_for_process(file: int) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "kubeproxy.kubernetes.client.plugin_process", str(file)), pass_fds=(file,)
+    )
+    try:
+        async with asyncio.timeout(PLUGIN_S):
+            code = await process.wait()
+    except TimeoutError:
+        raise ConfigError(f"getting credentials: the plugin did not answer within {PLUGIN_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.terminate()  # it ends the plugin, and then itself
+            await process.wait()
+    if code != 0:
+        raise ConfigError(f"getting credentials: the process of the plugin exited with {code}")

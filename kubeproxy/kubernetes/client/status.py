@@ -1,64 +1,85 @@
-"""What an API server refuses, as a Status object, and how kubectl words it. Pure."""
+"""What an API server refuses or warns of: Status objects, the errors that they become, Warning headers. Pure."""
 
 from __future__ import annotations
 
 import json
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
 
-from kubeproxy.kubernetes.client.decode import excerpt
-from kubeproxy.model.errors import ClusterError
+from kubeproxy.kubernetes import api_types
+from kubeproxy.kubernetes.client.errors import (
+    CAUSES,
+    Ahead,
+    Expired,
+    Forbidden,
+    Overloaded,
+    StatusError,
+    Unauthorized,
+)
+
+MAX_RETRY_AFTER_S: Final = 86_400
+"""The longest Retry-After; longer ones are cut to it."""
+TOO_LARGE: Final = "ResourceVersionTooLarge"
+"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not reached yet."""
+_SHOWN: Final = 500
+
+_decode_status = msgspec.json.Decoder(api_types.Status).decode
 
 
-class Cause(msgspec.Struct, rename="camel"):
-    """One of several reasons."""
-
-    reason: str | None = None
-    message: str | None = None
-    field: str | None = None
-
-
-class Details(msgspec.Struct, rename="camel"):
-    """What the refusal is about."""
-
-    name: str | None = None
-    group: str | None = None
-    kind: str | None = None
-    causes: list[Cause] | None = None
-    retry_after_seconds: int | None = None
+def parse_status(body: bytes | bytearray) -> api_types.Status:
+    """Return the Status as far as it is readable. Error bodies are often plain text or HTML, which becomes the
+    message."""
+    try:
+        status = _decode_status(body)
+    except api_types.UNDECODABLE:
+        return api_types.Status(message=excerpt(body))
+    return status if status.message or status.reason else api_types.Status(message=excerpt(body), code=status.code)
 
 
-class Status(msgspec.Struct, rename="camel"):
-    """metav1.Status, as far as it is used."""
+def status_error(
+    status: api_types.Status, *, code: int, seen: str, message: str = "", retry_after_s: float | None = None
+) -> StatusError:
+    """Make the error for an answer of status `code`. Its text begins with `seen`, unless a `message` is given."""
+    details = status.details or api_types.StatusDetails()
+    reasons = frozenset(cause.reason for cause in details.causes or () if cause is not None and cause.reason)
+    reason = _short(status.reason or "")
+    if retry_after_s is None and details.retry_after_seconds is not None:
+        retry_after_s = float(max(0, min(details.retry_after_seconds, MAX_RETRY_AFTER_S)))
+    kind, cause = _classified(code, reasons)
+    error = kind(
+        message or ": ".join(part for part in (f"{seen} {code}", reason, _short(status.message or "")) if part),
+        cause=cause,
+        status=code,
+        reason=reason,
+        retry_after_s=retry_after_s,
+        causes=reasons,
+    )
+    error.answer = status
+    error.server_text = _short(status.message or "")
+    if isinstance(error, Expired):
+        error.token = (status.metadata.continue_ if status.metadata else None) or ""
+    return error
 
-    kind: str | None = None
-    status: str | None = None
-    message: str | None = None
-    reason: str | None = None
-    details: Details | None = None
-    code: int | None = None
 
-
-class StatusError(ClusterError):
-    """The API server refused a request."""
-
-    def __init__(self, status: Status, code: int) -> None:
-        super().__init__(status.message or f"the server answered {code}")
-        self.status = status
-        self.code = code
-        self.repeated = False
-        """The request was sent more than once, as the server failed before: it may have been carried out then."""
-
-    @property
-    def reason(self) -> str:
-        """``AlreadyExists``, ``Forbidden``, ...; empty where the server gave none."""
-        return self.status.reason or ""
-
-    @property
-    def details(self) -> Details:
-        """Empty where the server gave none."""
-        return self.status.details or Details()
+def _classified(code: int, reasons: frozenset[str]) -> tuple[type[StatusError], str]:
+    match code:
+        case 410:
+            return Expired, "expired"
+        case 401:
+            return Unauthorized, "unauthorized"
+        case 403:
+            return Forbidden, "forbidden"
+        case 429:
+            return Overloaded, "too many requests"
+        case 503:
+            return Overloaded, "unavailable"
+        case 504 if TOO_LARGE in reasons:
+            return Ahead, "ahead"
+        case _:
+            cause = f"status {code}"
+            return StatusError, cause if cause in CAUSES else "status unknown"
 
 
 _GENERIC: Final = {
@@ -72,37 +93,86 @@ _GENERIC: Final = {
     413: ("RequestEntityTooLarge", "the request is too large for the server"),
     415: ("UnsupportedMediaType", "the server was unable to understand the content type of the request"),
     422: ("Invalid", "the server rejected our request due to an error in our request"),
-    429: (
-        "TooManyRequests",
-        "the server has received too many requests and has asked us to try again later",
-    ),
+    429: ("TooManyRequests", "the server has received too many requests and has asked us to try again later"),
     503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
     504: (
         "Timeout",
         "the server was unable to return a response in the time allotted, but may still be processing the request",
     ),
 }
-"""By code, reason and message where the answer is no Status (client-go, NewGenericServerResponse)."""
+"""The reason and the message by code, where the answer is no Status (client-go, NewGenericServerResponse)."""
 
 
-def parse_status(body: bytes, code: int, about: str) -> StatusError:
-    """The error that a refusal stands for. `about`: the request, like ``post configmaps``."""
+def kubectl_error(body: bytes | bytearray, code: int, about: str, *, retry_after_s: float | None = None) -> StatusError:
+    """Make the error in the words of kubectl, for a terminal. `about` is the request, such as ``post configmaps``."""
     try:
-        status = msgspec.json.decode(body, type=Status)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        status = Status()
+        status = _decode_status(body)
+    except api_types.UNDECODABLE:
+        status = api_types.Status()
     if status.kind == "Status" and (status.message or status.reason):
-        return StatusError(status, code)
-    said = excerpt(bytes(body))
+        message = status.message or f"the server answered {code}"
+    else:
+        reason, message = _words_without_status(body, code, about)
+        status = api_types.Status(reason=reason, message=message)
+    return status_error(status, code=code, seen="the server answered", message=message, retry_after_s=retry_after_s)
+
+
+def _words_without_status(body: bytes | bytearray, code: int, about: str) -> tuple[str, str]:
+    said = excerpt(body)
     reason, message = _GENERIC.get(code, ("", ""))
     if not message and code >= 500:
-        reason = "InternalError"
         shown = json.dumps(said or "unknown", ensure_ascii=False)
-        message = f"an error on the server ({shown}) has prevented the request from succeeding"
-        said = ""
-    elif not message:
+        return "InternalError", f"an error on the server ({shown}) has prevented the request from succeeding ({about})"
+    if not message:
         message = f"the server responded with the status code {code} but did not return more information"
-    words = f"{message} ({about})"
-    if said and code not in (401, 429, 503):
-        words += f": {said}"
-    return StatusError(Status(reason=reason, message=words), code)
+    shown = f": {said}" if said and code not in (401, 429, 503) else ""
+    return reason, f"{message} ({about}){shown}"
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """Return the seconds of a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3). `now` is in Unix
+    seconds. Return None if the header is missing or invalid."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def warnings_of(header: str) -> list[str]:
+    """Return the texts of a Warning header with code 299 (RFC 7234, 5.5), without what cannot be read."""
+    texts = []
+    rest = header.strip()
+    while rest:
+        code, _, rest = rest.partition(" ")
+        _, _, rest = rest.partition(" ")  # the agent, mostly "-"
+        if not code.isdecimal() or not rest.startswith('"'):
+            break
+        text, position, escaped = [], 1, False
+        while position < len(rest) and (escaped or rest[position] != '"'):
+            escaped = rest[position] == "\\" and not escaped
+            if not escaped:
+                text.append(rest[position])
+            position += 1
+        if int(code) == 299 and text:
+            texts.append("".join(text))
+        rest = rest[position + 1 :].lstrip()
+        if rest.startswith('"'):  # a date
+            rest = rest[1:].partition('"')[2].lstrip()
+        rest = rest.removeprefix(",").lstrip()
+    return texts
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def excerpt(data: bytes | bytearray, limit: int = 200) -> str:
+    """Return the beginning of an answer, for a log line."""
+    text = " ".join(data[: limit + 1].decode("utf-8", "replace").split())
+    return f"{text[:limit]}..." if len(data) > limit else text

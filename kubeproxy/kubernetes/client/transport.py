@@ -19,9 +19,10 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from multidict import CIMultiDict
 
-from kubeproxy.kubernetes.client.decode import LineSplitter, excerpt
+from kubeproxy.kubernetes.client.decode import LineSplitter
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
+from kubeproxy.kubernetes.client.status import excerpt
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.errors import StatusError, Unreachable
 from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
@@ -40,14 +39,12 @@ def _among(error: Exception, host: str) -> list[str]:
 
 def _known(error: Exception, host: str) -> str:
     if isinstance(error, StatusError):
-        return _refused(error.code, error.reason, str(error))
+        return _refused(error.status or 0, error.reason, str(error))
     if isinstance(error, Unreachable):
         if error.cause == "refused":
             return f"The connection to the server {host} was refused - did you specify the right host or port?"
         hint = "; check the CA, and the name or address in the server's URL" if error.cause == "tls" else ""
         return f"Unable to connect to the server: {error}{hint}"
-    if isinstance(error, ApiError) and error.status is not None and error.server_text:
-        return _refused(error.status, error.reason, error.server_text)
     return ""
 
 
@@ -60,7 +57,7 @@ def _refused(code: int, reason: str, message: str) -> str:
 def _invalid(error: StatusError) -> list[str]:
     details = error.details
     head = "The request is invalid"
-    causes = [f"{cause.field}: {cause.message}" for cause in details.causes or ()]
+    causes = [f"{cause.field}: {cause.message}" for cause in details.causes or () if cause is not None]
     if details.kind or details.name:
         head = f"The {details.kind or ''} {quoted(details.name or '')} is invalid"
     elif not causes:

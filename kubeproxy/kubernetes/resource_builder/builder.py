@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.errors import StatusError
 from kubeproxy.kubernetes.resource_builder import decode
 from kubeproxy.kubernetes.resource_builder.discovery import ApiResource
 from kubeproxy.kubernetes.resource_builder.errors import Errors, NoMatchError, ObjectError, WrongNamespaceError

@@ -18,9 +18,8 @@ from typing import Final
 
 import msgspec
 
-from kubeproxy.kubernetes.client.command_client import Answer, RestClient
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.client import Answer, Client
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError
 
 TTL_S: Final = 6 * 3600.0
 """How long what is on disk counts (kubectl since 1.24: 6 h)."""
@@ -216,7 +215,7 @@ def _resource(
 # Requests
 
 
-async def discover(client: RestClient) -> Catalog:
+async def discover(client: Client) -> Catalog:
     """Ask the server. Raises StatusError, Unreachable, `Garbage` where nothing can be had; a group that does not answer
     is put down as failed."""
     core, groups, minor = await asyncio.gather(
@@ -230,7 +229,7 @@ async def discover(client: RestClient) -> Catalog:
     )
 
 
-async def server_minor(client: RestClient) -> int:
+async def server_minor(client: Client) -> int:
     """The server's minor version; 0 where it is unknown."""
     try:
         answer = (await client.get("/version")).decoded()
@@ -247,19 +246,19 @@ def _is_aggregated(answer: Answer) -> bool:
     return "APIGroupDiscoveryList" in answer.content_type
 
 
-async def _core(client: RestClient, answer: Answer) -> Catalog:
+async def _core(client: Client, answer: Answer) -> Catalog:
     if _is_aggregated(answer):
         return parse_aggregated(answer.body)
     return await _each(client, [("", version) for version in parse_versions(answer.body) if _PART.fullmatch(version)])
 
 
-async def _groups(client: RestClient, answer: Answer) -> Catalog:
+async def _groups(client: Client, answer: Answer) -> Catalog:
     if _is_aggregated(answer):
         return parse_aggregated(answer.body)
     return await _each(client, parse_groups(answer.body))
 
 
-async def _each(client: RestClient, group_versions: list[tuple[str, str]]) -> Catalog:
+async def _each(client: Client, group_versions: list[tuple[str, str]]) -> Catalog:
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def one(group: str, version: str) -> tuple[list[ApiResource], str]:

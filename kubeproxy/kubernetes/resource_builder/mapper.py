@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.resource_builder.discovery import ApiResource, Catalog, DiscoveryCache, discover
 
 
@@ -26,7 +26,7 @@ class Index:
 class Mapper:
     """Looks kinds up in a server's discovery: on disk first, then, if a kind is missing there, once at the server."""
 
-    def __init__(self, client: RestClient, cache: DiscoveryCache | None) -> None:
+    def __init__(self, client: Client, cache: DiscoveryCache | None) -> None:
         self._client = client
         self._cache = cache
         self._index: Index | None = None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.resource_builder.discovery import FORMAT, UNDECODABLE, file_name, write_file
 
@@ -113,7 +113,7 @@ class _Kept(msgspec.Struct):
 class SchemaSource:
     """The schemas of one server: from disk, else from the server. Asked for once; `refresh` asks again."""
 
-    def __init__(self, client: RestClient, directory: Path | None) -> None:
+    def __init__(self, client: Client, directory: Path | None) -> None:
         self._client = client
         server = client.config.host
         self._server = server

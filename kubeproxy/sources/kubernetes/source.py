@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.decode import excerpt
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage
+from kubeproxy.kubernetes.client.status import excerpt
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector import Reflector

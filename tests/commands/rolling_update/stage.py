@@ -6,7 +6,6 @@ import asyncio
 import copy
 import io
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,12 +19,13 @@ from kubeproxy.commands.rolling_update.drain_and_delete import Proxies, ProxyRet
 from kubeproxy.commands.rolling_update.options import UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import Account
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
-from kubeproxy.commands.rolling_update.retrying_client import SteadyRest
 from kubeproxy.commands.rolling_update.scenario import Update
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.kubernetes.client.command_client import Answer
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
-from kubeproxy.kubernetes.client.status import Details, Status, StatusError
+from kubeproxy.kubernetes.api_types import Status, StatusDetails
+from kubeproxy.kubernetes.client.client import Answer
+from kubeproxy.kubernetes.client.errors import ApiError, StatusError, Unreachable
+from kubeproxy.kubernetes.client.policy import NoRetries, Retries, WaitForServer
+from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.printing.printer import Printer
 from tests.controllers.api import Api, Json, Write, _error, _parse
 from tests.controllers.cluster import Cluster, Controllers, pod_template, running
@@ -117,13 +117,10 @@ class Rest:
         """The process of the command ends."""
         raise Killed
 
-    @property
-    def clock_skew_s(self) -> float | None:
-        return unix_time() - time.time()
+    retries: Retries = field(default_factory=NoRetries)
 
-    @clock_skew_s.setter
-    def clock_skew_s(self, _: float | None) -> None:
-        raise AssertionError("it is the server's")
+    def now(self) -> float:
+        return unix_time()
 
     async def request(
         self,
@@ -133,6 +130,11 @@ class Rest:
         *,
         body: bytes | None = None,
         content_type: str = "application/json",
+    ) -> Answer:
+        return await self.retries.attempt(method, lambda: self._request(method, path, query, body, content_type))
+
+    async def _request(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None, content_type: str
     ) -> Answer:
         await asyncio.sleep(0.001)
         if (error := self.fault(method, path)) is not None:
@@ -171,8 +173,15 @@ def _as_status(error: ApiError) -> Exception:
     if isinstance(error, Unreachable) or error.status is None:
         return error
     kind = "namespaces" if "namespace" in error.server_text else None
-    status = Status(reason=error.reason, message=error.server_text or str(error), details=Details(kind=kind))
-    return StatusError(status, error.status)
+    status = Status(reason=error.reason, message=error.server_text or str(error), details=StatusDetails(kind=kind))
+    return refused(status, error.status)
+
+
+def refused(status: Status, code: int) -> StatusError:
+    """The refusal as a command gets it."""
+    return status_error(
+        status, code=code, seen="the server answered", message=status.message or f"the server answered {code}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +256,8 @@ class Stage:
         settings = UpdateOptions(names=names, **given)
         out, err = io.StringIO(), _Terminal() if terminal else io.StringIO()
         account = Account(settings.output.partition("=")[0], out=out, err=err, clock=unix_time)
-        steady = SteadyRest(
-            rest,
-            patience_s=settings.timeout_s,
-            on_wait=lambda reason: account.waits(Waiting(reason, None)),
-        )
-        requests = ControllerRequests(steady, "default")
+        rest.retries = WaitForServer(settings.timeout_s, on_wait=lambda reason: account.waits(Waiting(reason, None)))
+        requests = ControllerRequests(rest, "default")
 
         async def read_file() -> Controller:
             return Controller(copy.deepcopy(self.files[settings.filename]))

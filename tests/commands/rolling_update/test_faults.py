@@ -10,16 +10,16 @@ from random import Random
 import pytest
 
 from kubeproxy.commands.rolling_update.controller import HOLDER, NEXT
-from kubeproxy.kubernetes.client.errors import Unreachable
-from kubeproxy.kubernetes.client.status import Status, StatusError
-from tests.commands.rolling_update.stage import RESOURCE, Killed, Promises, Rest, Stage, controller, play
+from kubeproxy.kubernetes.api_types import Status
+from kubeproxy.kubernetes.client.errors import StatusError, Unreachable
+from tests.commands.rolling_update.stage import RESOURCE, Killed, Promises, Rest, Stage, controller, play, refused
 from tests.controllers.api import _error
 
 Fault = Callable[[str, str], Exception | None]
 
 
 def _conflict() -> StatusError:
-    return StatusError(Status(reason="Conflict", message="the object has been modified"), 409)
+    return refused(Status(reason="Conflict", message="the object has been modified"), 409)
 
 
 def _every(number: int, error: Callable[[], Exception], *, reads: bool = False) -> Fault:
@@ -45,8 +45,8 @@ FAULTS: dict[str, tuple[str, Callable[[], Fault]]] = {
     "conflicts": ("fault", lambda: _every(2, _conflict)),
     "lost answers": ("lose", lambda: _every(2, _cut)),
     "cut before": ("fault", lambda: _every(3, _cut, reads=True)),
-    "server errors": ("fault", lambda: _every(3, lambda: StatusError(Status(reason="InternalError"), 500), reads=True)),
-    "overload": ("fault", lambda: _every(4, lambda: StatusError(Status(reason="TooManyRequests"), 429), reads=True)),
+    "server errors": ("fault", lambda: _every(3, lambda: refused(Status(reason="InternalError"), 500), reads=True)),
+    "overload": ("fault", lambda: _every(4, lambda: refused(Status(reason="TooManyRequests"), 429), reads=True)),
 }
 
 
@@ -110,7 +110,7 @@ def test_the_server_is_away_in_the_middle(away_s: float) -> None:
             if down_at < loop.time() < down_at + away_s:
                 return _down()
             if down_at < loop.time() < down_at + away_s + 5:
-                return StatusError(Status(reason="Forbidden", message="forbidden"), 403)
+                return refused(Status(reason="Forbidden", message="forbidden"), 403)
             return None
 
         ran = await it.run("web", image="web:2", rest=Rest(it.api, fault=fault))
@@ -152,7 +152,7 @@ def test_forbidden_and_invalid_end_the_command_before_anything_is_written() -> N
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=2)
         for code, reason in ((403, "Forbidden"), (422, "Invalid")):
-            error = StatusError(Status(reason=reason, message="not allowed"), code)
+            error = refused(Status(reason=reason, message="not allowed"), code)
             rest = Rest(it.api, fault=lambda method, path, error=error: error if method == "POST" else None)  # type: ignore[misc]
             version = it.api.version
             ran = await it.run("web", image="web:2", rest=rest)
@@ -229,7 +229,7 @@ def test_some_become_ready_and_one_does_not() -> None:
 def test_pods_that_cannot_be_created() -> None:
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=2)
-        quota = StatusError(Status(reason="Forbidden", message="exceeded quota: pods"), 403)
+        quota = refused(Status(reason="Forbidden", message="exceeded quota: pods"), 403)
         it.api.refuse = lambda verb, resource, body: (
             _error(403, "Forbidden", "exceeded quota: pods") if (verb, resource) == ("create", "pods") else None
         )
@@ -406,7 +406,7 @@ def test_no_garbage_collector() -> None:
 def test_pods_may_not_be_read() -> None:
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=2)
-        error = StatusError(Status(reason="Forbidden", message="pods is forbidden"), 403)
+        error = refused(Status(reason="Forbidden", message="pods is forbidden"), 403)
         rest = Rest(it.api, fault=lambda method, path: error if path.endswith("/pods") else None)
         ran = await it.run("web", image="web:2", rest=rest)
         assert (ran.status, ran.err, ran.writes) == (1, "Error from server (Forbidden): pods is forbidden\n", [])

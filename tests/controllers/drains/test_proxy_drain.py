@@ -16,7 +16,7 @@ from kubeproxy.controllers.drains.requests import LIFETIME_S, Wish, addresses_fo
 from kubeproxy.controllers.objects import Pod, Service
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.decode import error_of
+from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.model import Address
 from kubeproxy.model.drain_request import MAX_AHEAD_S, MAX_REQUESTS, REQUESTS, DrainRequests, Want, decode_requests
 from tests.controllers import virtual_time
@@ -197,7 +197,7 @@ def test_without_permission_to_read_reports_no_proxy_takes_part() -> None:
     class Forbidding(Api):
         async def get_json(self, path: str, query: object = None, **_: object) -> bytearray:
             if "leases" in path:
-                raise error_of(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
+                raise status_error(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
             return await super().get_json(path, query)  # type: ignore[arg-type]
 
     async def scenario() -> None:

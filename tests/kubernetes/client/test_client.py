@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kubernetes.client import client as client_module
+from kubeproxy.kubernetes.client import policy
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.errors import (
@@ -18,6 +18,7 @@ from kubeproxy.kubernetes.client.errors import (
     Forbidden,
     Garbage,
     Overloaded,
+    StatusError,
     Unauthorized,
     Unreachable,
 )
@@ -58,7 +59,7 @@ async def test_recorded_refusals_name_url_and_reason(recorded: Exchange) -> None
         assert caught.value.status == recorded.status
         assert f"{server.url}/some/path answered {recorded.status}" in str(caught.value)
         kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
-        ahead = Ahead if b"ResourceVersionTooLarge" in recorded.body else ApiError
+        ahead = Ahead if b"ResourceVersionTooLarge" in recorded.body else StatusError
         assert type(caught.value) is kinds.get(recorded.status, ahead)
         if after := recorded.headers.get("Retry-After"):
             assert caught.value.retry_after_s == float(after)
@@ -163,7 +164,7 @@ async def test_an_endless_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         server.inject(Fault(kind="endless", times=-1))
         with pytest.raises(Garbage, match="more than 100000 bytes"):
             await client.get_json("/api/v1/services", max_bytes=100_000)
-        monkeypatch.setattr(client_module, "ANSWER_S", 0.1)
+        monkeypatch.setattr(policy, "ANSWER_S", 0.1)
         async with connected(server.url) as hasty:
             with pytest.raises((Unreachable, Garbage)):
                 await hasty.get_json("/api/v1/services")

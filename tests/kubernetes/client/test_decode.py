@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.kubernetes.client.decode import (
-    EventType,
-    LineSplitter,
-    error_of,
-    parse_event,
-    parse_page,
-    parse_status,
-)
+from kubeproxy.kubernetes.client.decode import EventType, LineSplitter, parse_event, parse_page
 from kubeproxy.kubernetes.client.errors import (
     Ahead,
     ApiError,
@@ -24,8 +17,10 @@ from kubeproxy.kubernetes.client.errors import (
     Forbidden,
     Garbage,
     Overloaded,
+    StatusError,
     Unauthorized,
 )
+from kubeproxy.kubernetes.client.status import parse_status, status_error
 from tests.support.apiserver.recordings import Exchange, Stream, exchanges, streams
 
 ALL_STREAMS = [found for found in streams("v1.*/watch/*") if found.status == 200]
@@ -110,10 +105,10 @@ def test_an_unreadable_error_event_is_an_error() -> None:
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
 def test_every_recorded_refusal_becomes_an_error_with_its_message(refusal: Exchange) -> None:
-    error = error_of(parse_status(refusal.body), code=refusal.status, seen="answered")
+    error = status_error(parse_status(refusal.body), code=refusal.status, seen="answered")
     assert error.status == refusal.status
     kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
-    ahead = Ahead if "ResourceVersionTooLarge" in refusal.body.decode() else ApiError
+    ahead = Ahead if "ResourceVersionTooLarge" in refusal.body.decode() else StatusError
     assert type(error) is kinds.get(refusal.status, ahead)
     message = refusal.json.get("message") if refusal.body.startswith(b"{") else refusal.body.decode().strip()
     assert " ".join(str(message).split())[:150] in " ".join(str(error).split())
@@ -121,7 +116,7 @@ def test_every_recorded_refusal_becomes_an_error_with_its_message(refusal: Excha
 
 def test_an_expired_token_comes_with_a_new_one() -> None:
     refusal = next(found for found in REFUSALS if "410-expired-continue" in found.name)
-    error = error_of(parse_status(refusal.body), code=410, seen="answered")
+    error = status_error(parse_status(refusal.body), code=410, seen="answered")
     assert isinstance(error, Expired)
     assert error.token == refusal.json["metadata"]["continue"]
 

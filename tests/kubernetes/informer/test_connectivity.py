@@ -12,7 +12,7 @@ from kubeproxy.kubernetes.client.errors import Ahead, Expired, Forbidden, Unreac
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 
 REFUSED = Unreachable("https://10.2.0.2:6443/api/v1/services: connection refused", cause="refused")
-EXPIRED = Expired("an ERROR event 410: Expired: too old resource version: 360 (426)")
+EXPIRED = Expired("an ERROR event 410: Expired: too old resource version: 360 (426)", cause="expired", status=410)
 AHEAD = Ahead(
     "https://10.2.0.2:6443/api/v1/endpoints answered 504: Timeout: Too large resource version: 495, current: 428",
     cause="ahead",

@@ -16,8 +16,9 @@ from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client import credentials
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
-from kubeproxy.kubernetes.client.decode import MAX_RETRY_AFTER_S, error_of, parse_event, parse_page, retry_after
+from kubeproxy.kubernetes.client.decode import parse_event, parse_page
 from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
+from kubeproxy.kubernetes.client.status import MAX_RETRY_AFTER_S, retry_after, status_error
 from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.invalid_field import MOST_FAULTS
 from kubeproxy.model.errors import ConfigError
@@ -117,7 +118,7 @@ async def test_repeated_410s_make_lists_rarer() -> None:
         lists = server.counts["list services"]
         delays = [ListWatchPolicy(pace=Pace(), random=Random(seed)) for seed in range(50)]
         for _ in range(6):
-            longest = max(course.watch_failed(error_of(Status(), code=410, seen="x")) for course in delays)
+            longest = max(course.watch_failed(status_error(Status(), code=410, seen="x")) for course in delays)
         assert 2.0 < longest <= 3.0
         await until(lambda: server.counts["list services"] > lists + 3)
         server.cluster.put("services", service(7))
@@ -229,14 +230,14 @@ def test_retry_after_in_all_its_forms(text: str | None, seconds: float | None) -
 
 
 def test_the_values_of_a_status_are_bounded() -> None:
-    from kubeproxy.kubernetes.client.decode import parse_status
+    from kubeproxy.kubernetes.client.status import parse_status
 
     body = b'{"message":"%s","details":{"retryAfterSeconds":%s}}' % (b"x" * 100_000, b"9" * 400)
-    error = error_of(parse_status(body), code=503, seen="answered")
+    error = status_error(parse_status(body), code=503, seen="answered")
     assert error.retry_after_s == MAX_RETRY_AFTER_S
     assert len(str(error)) < 1000
     for code in (0, -5, 200, 599, 600, 10**30):
-        assert error_of(Status(), code=code, seen="x").cause in CAUSES
+        assert status_error(Status(), code=code, seen="x").cause in CAUSES
 
 
 @pytest.mark.parametrize("version", ["", "7" * 129, "7\\n", "7\\u0000", "é"])

@@ -20,7 +20,7 @@ from kubeproxy.kubernetes.informer.list_watch_policy import MAX_REFUSALS, QUICK_
 
 PACE = Pace()
 LOST = Unreachable("gone", cause="refused")
-EXPIRED = Expired("too old")
+EXPIRED = Expired("too old", cause="expired", status=410)
 GARBAGE = Garbage("what?", cause="garbage")
 ODD = ApiError("odd", cause="status 500", status=500)
 

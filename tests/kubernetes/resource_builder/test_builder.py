@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kubernetes.client.command_client import RestClient
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import Access
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
+from kubeproxy.kubernetes.client.policy import Policy
 from kubeproxy.kubernetes.resource_builder.builder import Builder, Query
 from kubeproxy.kubernetes.resource_builder.discovery import DiscoveryCache
 from kubeproxy.kubernetes.resource_builder.errors import Errors, UnreadableError
@@ -26,8 +28,8 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[WriteServer]:
 
 
 @pytest.fixture
-async def client(server: WriteServer) -> AsyncIterator[RestClient]:
-    async with RestClient(ClientConfig(host=server.url, token="good")) as client:
+async def client(server: WriteServer) -> AsyncIterator[Client]:
+    async with Client(Access(lambda: ClientConfig(host=server.url, token="good")), Policy.for_command()) as client:
         yield client
 
 
@@ -35,26 +37,26 @@ async def accept(item: ResourceObject, duplicates: Sequence[str]) -> None:
     """Find nothing wrong with any object."""
 
 
-def builder(client: RestClient, *paths: Path, selector: str = "") -> Builder:
+def builder(client: Client, *paths: Path, selector: str = "") -> Builder:
     query = Query(filenames=[str(path) for path in paths], namespace="default", selector=selector)
     return Builder(query, Mapper(client, None), validate=accept)
 
 
-async def test_objects_of_paths_get_their_namespace(client: RestClient, tmp_path: Path) -> None:
+async def test_objects_of_paths_get_their_namespace(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(config_map("a") + "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: shop, namespace: x}\n")
     first, second = await builder(client, path).objects()
     assert (first.namespace, second.namespace) == ("default", "")
 
 
-async def test_only_objects_with_matching_labels_are_handed_out(client: RestClient, tmp_path: Path) -> None:
+async def test_only_objects_with_matching_labels_are_handed_out(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     labelled = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: b, labels: {odd: '1'}}\n"
     path.write_text(config_map("a") + "---\n" + labelled)
     assert [item.name for item in await builder(client, path, selector=" odd = 1 ").objects()] == ["b"]
 
 
-async def test_a_broken_document_does_not_affect_those_after_it(client: RestClient, tmp_path: Path) -> None:
+async def test_a_broken_document_does_not_affect_those_after_it(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(config_map("a") + "---\nkind: [\n---\n" + config_map("b"))
     first, broken, last = [item async for item in builder(client, path).stream()]
@@ -64,7 +66,7 @@ async def test_a_broken_document_does_not_affect_those_after_it(client: RestClie
         await builder(client, path).objects()
 
 
-async def test_everything_wrong_with_a_query_is_reported_at_once(client: RestClient, tmp_path: Path) -> None:
+async def test_everything_wrong_with_a_query_is_reported_at_once(client: Client, tmp_path: Path) -> None:
     with pytest.raises(Errors) as raised:
         builder(client, tmp_path / "absent", selector="a in")
     selector, path = raised.value.errors
@@ -74,7 +76,7 @@ async def test_everything_wrong_with_a_query_is_reported_at_once(client: RestCli
         builder(client, selector="a in")
 
 
-async def test_a_broken_cache_is_replaced(client: RestClient, server: WriteServer, tmp_path: Path) -> None:
+async def test_a_broken_cache_is_replaced(client: Client, server: WriteServer, tmp_path: Path) -> None:
     cache = DiscoveryCache(tmp_path, server.url)
     cache.path.parent.mkdir(parents=True)
     cache.path.write_bytes(b"\xff garbage")

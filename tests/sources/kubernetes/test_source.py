@@ -504,9 +504,9 @@ async def test_retry_after_is_waited_for() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_faults_of_the_first_list_are_retried(fault: Fault, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kubeproxy.kubernetes.client import client as client_module
+    from kubeproxy.kubernetes.client import policy
 
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(policy, "ANSWER_S", 0.5)
     async with ApiServer(cluster()) as server:
         server.inject(fault)
         async with running(server) as (source, sink):

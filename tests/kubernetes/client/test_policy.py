@@ -7,15 +7,17 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from kubeproxy.kubernetes.client import command_client
-from kubeproxy.kubernetes.client.command_client import Hooks, RestClient, warnings_of
-from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.credentials import Access
+from kubeproxy.kubernetes.client.errors import Garbage, StatusError, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
-from kubeproxy.kubernetes.client.status import StatusError
+from kubeproxy.kubernetes.client.policy import MAX_WAITS, Policy
+from kubeproxy.kubernetes.client.status import warnings_of
 from kubeproxy.model.errors import ConfigError
 from tests.support.web_server import Handler, WebServer, web_server
 
@@ -24,6 +26,11 @@ from tests.support.web_server import Handler, WebServer, web_server
 async def server() -> AsyncIterator[WebServer]:
     async with web_server() as found:
         yield found
+
+
+def client_of(config: ClientConfig, **policy: Any) -> Client:
+    """A client with the policy of commands."""
+    return Client(Access(lambda: config), Policy.for_command(**policy))
 
 
 def answer(status: int, body: object = None, **headers: str) -> Handler:
@@ -43,7 +50,7 @@ async def cut(request: web.Request) -> web.StreamResponse:
 async def test_user_agent_and_identity(server: WebServer) -> None:
     server.handlers = [answer(200, {})]
     impersonate = {"user": "jane", "uid": "7", "groups": ["a", "b"], "extra": {"scopes/x": ["y"]}}
-    async with RestClient(ClientConfig(host=server.url, token="t", impersonate=impersonate)) as client:
+    async with client_of(ClientConfig(host=server.url, token="t", impersonate=impersonate)) as client:
         await client.get("/x", {"a": "b"})
     headers = server.seen[0].headers
     assert headers["Authorization"] == "Bearer t"
@@ -55,13 +62,13 @@ async def test_user_agent_and_identity(server: WebServer) -> None:
 
 async def test_basic_authentication(server: WebServer) -> None:
     server.handlers = [answer(200, {})]
-    async with RestClient(ClientConfig(host=server.url, username="u", password="p")) as client:
+    async with client_of(ClientConfig(host=server.url, username="u", password="p")) as client:
         await client.get("/x")
     assert server.seen[0].headers["Authorization"] == "Basic dTpw"
 
 
 async def test_a_header_cannot_be_smuggled_in(server: WebServer) -> None:
-    async with RestClient(ClientConfig(host=server.url, token="a\r\nX: y")) as client:
+    async with client_of(ClientConfig(host=server.url, token="a\r\nX: y")) as client:
         with pytest.raises(ConfigError, match="no HTTP header may have"):
             await client.get("/x")
 
@@ -69,18 +76,17 @@ async def test_a_header_cannot_be_smuggled_in(server: WebServer) -> None:
 async def test_waits_that_the_server_asks_for_have_an_end(server: WebServer) -> None:
     waits: list[float] = []
     server.handlers = [answer(429, {}, Retry_After="0")]
-    hooks = Hooks(on_wait=lambda seconds, _: waits.append(seconds))
-    async with RestClient(ClientConfig(host=server.url), hooks=hooks) as client:
+    async with client_of(ClientConfig(host=server.url), on_wait=lambda seconds, _: waits.append(seconds)) as client:
         with pytest.raises(StatusError, match="too many requests") as raised:
             await client.request("POST", "/x", body=b"{}")
-    assert raised.value.code == 429
-    assert len(waits) == command_client.MAX_WAITS
+    assert raised.value.status == 429
+    assert len(waits) == MAX_WAITS
     assert raised.value.repeated is False
 
 
 async def test_a_read_is_tried_again_and_a_write_is_not(server: WebServer) -> None:
     server.handlers = [cut, answer(200, {"a": 1})]
-    async with RestClient(ClientConfig(host=server.url)) as client:
+    async with client_of(ClientConfig(host=server.url)) as client:
         assert (await client.get("/x")).decoded() == {"a": 1}
         server.handlers = [cut, answer(200, {})]
         with pytest.raises(Unreachable):
@@ -95,13 +101,13 @@ async def test_a_server_that_does_not_answer_is_given_up(server: WebServer) -> N
         return web.Response()
 
     server.handlers = [hang]
-    async with RestClient(ClientConfig(host=server.url), timeout_s=0.2) as client:
+    async with client_of(ClientConfig(host=server.url), answer_s=0.2) as client:
         with pytest.raises(Unreachable, match="no answer in time"):
             await client.get("/x")
 
 
 async def test_answers_that_are_none(server: WebServer) -> None:
-    async with RestClient(ClientConfig(host=server.url)) as client:
+    async with client_of(ClientConfig(host=server.url)) as client:
         server.handlers = [answer(302, b"", Location="/login")]
         with pytest.raises(Garbage, match="a redirect to /login"):
             await client.get("/x")
@@ -153,7 +159,7 @@ def _with_plugin(server: WebServer, tmp_path: Path) -> ClientConfig:
 async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: WebServer, tmp_path: Path) -> None:
     config = _with_plugin(server, tmp_path)
     server.handlers = [answer(200, {}), answer(200, {}), answer(401, {}), answer(200, {})]
-    async with RestClient(config) as client:
+    async with client_of(config) as client:
         for _ in range(3):
             await client.get("/x")
     assert [request.headers["Authorization"] for request in server.seen] == [
@@ -163,14 +169,14 @@ async def test_a_plugin_is_run_once_and_again_after_a_refusal(server: WebServer,
 
 async def test_requests_that_begin_together_wait_for_the_plugin(server: WebServer, tmp_path: Path) -> None:
     server.handlers = [answer(200, {})] * 3
-    async with RestClient(_with_plugin(server, tmp_path)) as client:
+    async with client_of(_with_plugin(server, tmp_path)) as client:
         await asyncio.gather(*(client.get(path) for path in ("/api", "/apis", "/version")))
     assert [request.headers.get("Authorization") for request in server.seen] == ["Bearer token-1"] * 3
 
 
 async def test_a_failing_plugin_is_reported(server: WebServer) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}}
-    async with RestClient(ClientConfig(host=server.url, plugin=user)) as client:
+    async with client_of(ClientConfig(host=server.url, plugin=user)) as client:
         with pytest.raises(ConfigError, match="getting credentials: "):
             await client.get("/x")
 
@@ -201,7 +207,7 @@ async def test_warnings_of_answers_are_handed_on(server: WebServer) -> None:
         return response
 
     server.handlers = [warn]
-    async with RestClient(ClientConfig(host=server.url), hooks=Hooks(on_warning=said.append)) as client:
+    async with client_of(ClientConfig(host=server.url), on_warning=said.append) as client:
         await client.get("/x")
     assert said == ["one", "two"]
 
@@ -210,14 +216,14 @@ async def test_a_proxy_of_the_environment_is_used(server: WebServer, monkeypatch
     server.handlers = [answer(200, {})]
     monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:se%63ret@"))
     monkeypatch.setenv("no_proxy", "direct.example.com")
-    async with RestClient(ClientConfig(host="http://api.example.com:8080")) as client:
+    async with client_of(ClientConfig(host="http://api.example.com:8080")) as client:
         await client.get("/x")
     assert server.seen[0].headers["Host"] == "api.example.com:8080"
     assert server.seen[0].headers["Proxy-Authorization"] == "Basic bWU6c2VjcmV0"
-    async with RestClient(ClientConfig(host="http://api.example.com", proxy=server.url)) as client:
+    async with client_of(ClientConfig(host="http://api.example.com", proxy=server.url)) as client:
         await client.get("/x")
     assert "Proxy-Authorization" not in server.seen[1].headers
-    async with RestClient(ClientConfig(host="http://direct.example.com:1"), timeout_s=1) as client:
+    async with client_of(ClientConfig(host="http://direct.example.com:1"), answer_s=1) as client:
         with pytest.raises(Unreachable):
             await client.get("/x")
     assert len(server.seen) == 2

@@ -1,0 +1,171 @@
+"""What a client does beyond sending a request once: its limits, its retries, and what it tells its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol, TypeVar
+
+from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unreachable
+from kubeproxy.runtime.backoff import DoublingBackoff
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 75.0
+"""Limit of a whole answer. The server's own is 60 s; its priority and fairness may first queue a request for 15 s."""
+MAX_ANSWER_BYTES: Final = 32 << 20
+"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such bound."""
+MAX_COMMAND_ANSWER_BYTES: Final = 256 << 20
+"""The same for commands, which end soon and may have to read a long list."""
+MAX_WAITS: Final = 10
+"""How often a command repeats a request because the server asked for that (client-go: 10)."""
+MAX_WAIT_S: Final = 60.0
+"""The longest of these waits, even if the server asks for more."""
+
+
+class Retries(Protocol):
+    """Decides whether a failed request is sent again."""
+
+    async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Call `send` until it succeeds. Raise its last error if another try makes no sense."""
+
+
+class NoRetries:
+    """Each request is sent once. Long-lived callers (reflectors, controllers) have a backoff of their own."""
+
+    async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send the request once."""
+        return await send()
+
+
+class RepeatReads:
+    """A read is tried again if its connection breaks. A write is not, because it may have had effect."""
+
+    TRIES: Final = 3
+    PAUSE_S: Final = 0.5
+
+    async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send the request, a GET up to `TRIES` times."""
+        for number in range(1, self.TRIES + 1):
+            try:
+                return await send()
+            except Unreachable as error:
+                broken = error.cause in ("no response", "reset", "cut")
+                if method != "GET" or not broken or number == self.TRIES:
+                    raise
+            await asyncio.sleep(self.PAUSE_S * number)
+        raise AssertionError("the last try returns or raises")
+
+
+class WaitForServer:
+    """A server that has answered before may be away for a while: any request is sent again until it answers.
+
+    So a request may be carried out more than once. A server that never answered is not waited for.
+    """
+
+    FIRST_PAUSE_S: Final = 0.25
+    LONGEST_PAUSE_S: Final = 3.0
+    STARTING_S: Final = 15.0
+    """A server that has just started refuses everything with 401 or 403 until its rules are loaded."""
+
+    def __init__(
+        self,
+        patience_s: float,
+        *,
+        on_wait: Callable[[str], None] = lambda _reason: None,
+        random: Random | None = None,
+    ) -> None:
+        """Wait at most `patience_s` for the server, and call `on_wait` with the reason before each new try."""
+        self._patience_s = patience_s
+        self._on_wait = on_wait
+        self._random = random or Random()
+        self._answered = False
+        self._down_since: float | None = None
+        """When the failures in a row began, or None if the last request was answered."""
+        self._failed_at: float | None = None
+
+    async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send the request until the server answers it, or has been away for too long."""
+        backoff = DoublingBackoff(first_s=self.FIRST_PAUSE_S, limit_s=self.LONGEST_PAUSE_S)
+        while True:
+            try:
+                answer = await send()
+            except (Unreachable, StatusError, Garbage) as error:
+                if not self._may_pass(error):
+                    raise
+                self._on_wait(f"the API server: {error}")
+                await asyncio.sleep(backoff.next() * self._random.uniform(0.8, 1.2))
+            else:
+                self._note_answer()
+                return answer
+
+    def _note_answer(self) -> None:
+        self._answered = True
+        self._down_since = None
+
+    def _may_pass(self, error: ApiError) -> bool:
+        """Return whether the request may succeed if it is sent again."""
+        now = asyncio.get_running_loop().time()
+        code = error.status if isinstance(error, StatusError) else None
+        if code is not None and code < 500 and code != 429:
+            if code in (401, 403) and self._failed_at is not None and now - self._failed_at < self.STARTING_S:
+                return True
+            self._note_answer()
+            return False
+        if not self._answered:
+            return False
+        self._failed_at = now
+        if self._down_since is None:
+            self._down_since = now
+        return now - self._down_since < self._patience_s
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a client treats its requests. The defaults are those of long-lived programs; `for_command` makes another."""
+
+    qps: float = 0.0
+    """Requests a second; 0 or less means no limit."""
+    burst: int = 10
+    answer_s: float = field(default_factory=lambda: ANSWER_S)
+    """Limit of a whole answer, in seconds."""
+    max_answer_bytes: int = MAX_ANSWER_BYTES
+    waits: int = 0
+    """How often one request is repeated because the server asks for it: 429 and 5xx with Retry-After."""
+    retries: Retries = field(default_factory=NoRetries)
+    field_manager: str = ""
+    """The name that the server notes with each write; empty leaves it to the User-Agent."""
+    kubectl_words: bool = False
+    """Refusals are worded as kubectl prints them, without the URL: a person reads them in a terminal."""
+    on_warning: Callable[[str], None] = _ignore
+    """Called with the text of each ``Warning`` header."""
+    on_wait: Callable[[float, str], None] = _ignore
+    """Called with the seconds that the server asked to wait, and the reason."""
+
+    @classmethod
+    def for_command(
+        cls,
+        *,
+        answer_s: float | None = None,
+        retries: Retries | None = None,
+        field_manager: str = "",
+        on_warning: Callable[[str], None] = _ignore,
+        on_wait: Callable[[float, str], None] = _ignore,
+    ) -> Policy:
+        """Make the policy of a command, which asks, writes and ends. Without `answer_s` it is `ANSWER_S`."""
+        return cls(
+            answer_s=answer_s or ANSWER_S,
+            max_answer_bytes=MAX_COMMAND_ANSWER_BYTES,
+            waits=MAX_WAITS,
+            retries=retries or RepeatReads(),
+            field_manager=field_manager,
+            kubectl_words=True,
+            on_warning=on_warning,
+            on_wait=on_wait,
+        )
