@@ -347,7 +347,8 @@ class Client:
                 raise
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                _log().warning("credentials not renewed", source="kubernetes", error=str(error))
+                log = _log()
+                log.warning("credentials not renewed", source="kubernetes", error=str(error))
             return last
         self._complaint = ""
         return headers
@@ -364,7 +365,8 @@ class Client:
             try:
                 self._link = Link(await self._access.configuration())
             except ConfigError as error:
-                _log().warning("credentials not renewed", source="kubernetes", error=str(error), after=str(why))
+                log = _log()
+                log.warning("credentials not renewed", source="kubernetes", error=str(error), after=str(why))
                 return False
         await stale.retire()
         return True
