@@ -8,13 +8,12 @@ from typing import Final
 
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
 from kubeproxy.commands.rolling_update import guidance, manifest
-from kubeproxy.commands.rolling_update.claim import RivalError
-from kubeproxy.commands.rolling_update.controller import Controller
+from kubeproxy.commands.rolling_update.controller import Controller, RivalError
 from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
 from kubeproxy.commands.rolling_update.options import FIELD_MANAGER, UpdateOptions
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
+from kubeproxy.commands.rolling_update.replacement import Planned, Replacement
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
-from kubeproxy.commands.rolling_update.scenario import Planned, Update
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.kubernetes.client.client import Client
@@ -34,27 +33,27 @@ _TICK_S: Final = 1.0
 
 def run(options: UpdateOptions) -> int:
     """Do it; the exit status. Not to be called from a running event loop."""
-    account = Account(options.output.partition("=")[0])
+    progress = ProgressOutput(options.output.partition("=")[0])
     try:
-        return asyncio.run(update(options, account))
+        return asyncio.run(update(options, progress))
     except KeyboardInterrupt:  # a second one, or one before the handlers were set
-        account.error("interrupted")
+        progress.error("interrupted")
         return SIGNALLED + signal.SIGINT
 
 
-async def update(options: UpdateOptions, account: Account) -> int:
+async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
     """Do it within a running event loop, of the main thread; the exit status."""
     try:
         access = Access(lambda: load(options.client))
         printer = Printer(options.output)
     except ConfigError as error:
-        return _failed(account, [error], "")
+        return _failed(progress, [error], "")
     policy = Policy.for_command(
         answer_s=options.request_timeout_s,
-        retries=WaitForServer(options.timeout_s, on_wait=lambda reason: account.waits(Waiting(reason, None))),
+        retries=WaitForServer(options.timeout_s, on_wait=lambda reason: progress.waits(Waiting(reason, None))),
         field_manager=FIELD_MANAGER,
-        on_warning=account.warning,
-        on_wait=lambda seconds, reason: account.waits(Waiting(f"{seconds:.0f} s, as {reason}", None)),
+        on_warning=progress.warning,
+        on_wait=lambda seconds, reason: progress.waits(Waiting(f"{seconds:.0f} s, as {reason}", None)),
     )
     async with Client(access, policy) as client:
         requests = ControllerRequests(client, access.config.namespace)
@@ -66,20 +65,24 @@ async def update(options: UpdateOptions, account: Account) -> int:
             retirement = ProxyRetirement(
                 proxies,
                 requests,
-                account,
+                progress,
                 drain_timeout_s=options.drain_timeout_s,
                 minor=lambda: server_minor(client),
             )
-        one = Update(options, requests, account, lambda: manifest.read(options, client, account.warning), retirement)
-        return await Run(options, account, printer, one, client.host).run()
+        one = Replacement(
+            options, requests, progress, lambda: manifest.read(options, client, progress.warning), retirement
+        )
+        return await Run(options, progress, printer, one, client.host).run()
 
 
 class Run:
     """Carries one update out: with a clock for the terminal, and signals."""
 
-    def __init__(self, options: UpdateOptions, account: Account, printer: Printer, update: Update, host: str) -> None:
+    def __init__(
+        self, options: UpdateOptions, progress: ProgressOutput, printer: Printer, update: Replacement, host: str
+    ) -> None:
         self._options = options
-        self._account = account
+        self._progress = progress
         self._printer = printer
         self._update = update
         self._host = host
@@ -92,7 +95,7 @@ class Run:
             return await self._carry_out()
 
     async def _carry_out(self) -> int:
-        ticking = self._tasks.start(self._tick(), name="account")
+        ticking = self._tasks.start(self._tick(), name="progress")
         work = self._tasks.start(self._update.run(), name="rolling update")
         stopped = self._tasks.start(self._interruption.wait(), name="interrupt")
         try:
@@ -112,18 +115,18 @@ class Run:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._account.tick()
+            self._progress.tick()
 
     # The end
 
     def _print(self, found: Controller | Planned) -> None:
-        account, printer, options = self._account, self._printer, self._options
+        progress, printer, options = self._progress, self._printer, self._options
         if isinstance(found, Planned):
             texts = [
                 printer.text(each.data).rstrip("\n") if printer.prints_objects else each.name
                 for each in (found.source, found.target)
             ]
-            account.result(f"Rolling from:\n{texts[0]}\nTo:\n{texts[1]}\n")
+            progress.result(f"Rolling from:\n{texts[0]}\nTo:\n{texts[1]}\n")
             return
         what = "rolling updated"
         if options.rollback:
@@ -132,38 +135,38 @@ class Run:
             what += f' to "{found.name}"'
         line = f"replicationcontroller/{found.name} {what}"
         if printer.output == "json":
-            account.event("done", line, controller=found.name, object=found.data)
+            progress.event("done", line, controller=found.name, object=found.data)
         elif printer.output == "name":
-            account.result(f"replicationcontroller/{found.name}\n")
+            progress.result(f"replicationcontroller/{found.name}\n")
         else:
-            account.result(printer.text(found.data) if printer.prints_objects else f"{line}\n")
-        account.end()
+            progress.result(printer.text(found.data) if printer.prints_objects else f"{line}\n")
+        progress.end()
 
     def _gave_up(self, error: Exception) -> int:
         rest = [] if isinstance(error, RivalError) else self._guidance()
-        return _failed(self._account, [error], self._host, *rest)
+        return _failed(self._progress, [error], self._host, *rest)
 
     def _interrupted(self) -> int:
-        self._account.end()
-        self._account.error("interrupted")
+        self._progress.end()
+        self._progress.error("interrupted")
         for line in self._guidance():
-            self._account.error(line)
+            self._progress.error(line)
         return self._interruption.status
 
     def _guidance(self) -> list[str]:
         update = self._update
         if not update.began:
             return []
-        updater = update.updater
+        step_loop = update.step_loop
         return guidance.lines(
-            self._options, updater.last if updater else None, back=update.back, new_name=update.new_name
+            self._options, step_loop.last if step_loop else None, back=update.back, new_name=update.new_name
         )
 
 
-def _failed(account: Account, errors: list[Exception], host: str, *rest: str) -> int:
-    account.end()
+def _failed(progress: ProgressOutput, errors: list[Exception], host: str, *rest: str) -> int:
+    progress.end()
     said = [*lines(errors, host), *rest]
-    account.failed("\n".join(said))
+    progress.failed("\n".join(said))
     for line in said:
-        account.error(line)
+        progress.error(line)
     return FAILED

@@ -6,9 +6,13 @@ It stays the plain JSON that came, so that fields of other API versions survive 
 from __future__ import annotations
 
 import copy
+import os
+import socket
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Final
 
+from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ClusterError
 
@@ -27,7 +31,7 @@ SOURCE: Final = f"{_PREFIX}/update-source-id"
 DESIRED_REPLICAS: Final = f"{_PREFIX}/desired-replicas"
 """On the new controller: its size after the update."""
 HOLDER: Final = "kubeproxy/rolling-update"
-"""On the controller that the command line names first: which process updates it, see `claim`."""
+"""On the controller that the command line names first: which process updates it, see `UpdateLock`."""
 RENAMED_FROM: Final = "kubeproxy/renamed-from"
 """On a controller that is to take over the pods of another one: the other's name. As a label: its UID."""
 MARKS: Final = (NEXT, ORIGINAL_REPLICAS, SOURCE, DESIRED_REPLICAS, HOLDER, RENAMED_FROM)
@@ -209,3 +213,48 @@ def without_marks(controller: Controller) -> None:
 def not_found(name: str) -> str:
     """As the server words it."""
     return f"replicationcontrollers {quoted(name)} not found"
+
+
+class RivalError(UpdateError):
+    """Another process updates the same controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLock:
+    """A run's lock on a controller, so that of two updates at once one stops.
+
+    The first write of every run puts the lock on the controller that the command line names first. It is written with
+    the resourceVersion that the run began with, so of two runs that begin together the server refuses one. A later run
+    takes the lock over, because the earlier run may be dead, which another machine cannot know. If the earlier run is
+    alive, it finds the lost lock before its next write, and stops without another change.
+    """
+
+    name: str
+    """The name of the controller."""
+    holder: str
+    """The run."""
+    before: str
+    """The holder that this run replaces; empty if there was none."""
+
+    @classmethod
+    def of(cls, controller: Controller, now: float) -> UpdateLock:
+        """Make the lock of a run that begins with this state of the controller."""
+        holder = f"{token_hex(4)} {socket.gethostname()} pid {os.getpid()} since {timestamps.seconds(now)}"
+        return cls(controller.name, holder, controller.annotations.get(HOLDER, ""))
+
+    def take(self, controller: Controller) -> None:
+        """Put the lock on the controller. Raises RivalError if another run has done so since this one began."""
+        found = controller.annotations.get(HOLDER, "")
+        if found not in (self.before, self.holder):
+            raise self._rival(found, "began at the same time; this one stops before it changed anything")
+        controller.annotations[HOLDER] = self.holder
+
+    def check(self, controller: Controller) -> None:
+        """Raise RivalError if another run has taken the lock over."""
+        found = controller.annotations.get(HOLDER, "")
+        if found != self.holder:
+            raise self._rival(found, "has taken over; this one stops and changes nothing further")
+
+    def _rival(self, found: str, what: str) -> RivalError:
+        which = found.partition(" ")[2] or "without a name"
+        return RivalError(f"another rolling update of {self.name} ({which}) {what}")

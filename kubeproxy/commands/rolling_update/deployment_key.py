@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kubeproxy.commands.rolling_update.claim import Claim
-from kubeproxy.commands.rolling_update.controller import Controller
+from kubeproxy.commands.rolling_update.controller import Controller, UpdateLock
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.metadata import controller_of
@@ -23,7 +22,7 @@ def label_template(controller: Controller, key: str, value: str) -> None:
 
 
 async def add_key(
-    requests: ControllerRequests, claim: Claim, old: Controller, key: str, *, resumed: bool
+    requests: ControllerRequests, lock: UpdateLock, old: Controller, key: str, *, resumed: bool
 ) -> Controller:
     """The writes after the first: pods, selector, strays. `resumed`: an earlier run may have ended among them."""
     value = old.template_labels.get(key)
@@ -39,7 +38,7 @@ async def add_key(
             await requests.change_pod(pod, {"labels": {key: value}})
 
     def select(found: Controller) -> None:
-        claim.check(found)
+        lock.check(found)
         found.selector[key] = found.template_labels[key] = value
 
     changed = await requests.update(old, select)

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.objects import Pod
@@ -79,7 +79,7 @@ class ProxyRetirement:
         self,
         proxies: Proxies,
         requests: ControllerRequests,
-        account: Account,
+        progress: ProgressOutput,
         *,
         drain_timeout_s: float,
         minor: Callable[[], Awaitable[int]],
@@ -87,7 +87,7 @@ class ProxyRetirement:
         """`minor` returns the second number of the server's version; 0: unknown."""
         self._proxies = proxies
         self._requests = requests
-        self._account = account
+        self._progress = progress
         self._drain_timeout_s = drain_timeout_s
         self._minor = minor
         self._noted = False
@@ -166,18 +166,18 @@ class ProxyRetirement:
 
     async def _drain(self, pods: Sequence[Pod], nodes: int) -> None:
         names = _names(pods)
-        self._account.event("drain", f"Draining {names}", pods=[pod.metadata.name for pod in pods], nodes=nodes)
+        self._progress.event("drain", f"Draining {names}", pods=[pod.metadata.name for pod in pods], nodes=nodes)
         await self._proxies.start(pods)
         states = await self._proxies.wait(pods, self._drain_timeout_s, self._show)
         behind = sorted({node for state in states.values() for node in state.waiting})
         left = sum(state.connections for state in states.values())
         if behind:
-            self._account.warning(
+            self._progress.warning(
                 f"{names}: {len(behind)} of {nodes} nodes have not followed within {self._drain_timeout_s:.0f} s"
                 f" (--drain-timeout): {', '.join(behind[:_NAMED])}{', …' if len(behind) > _NAMED else ''}"
             )
         if left:
-            self._account.warning(
+            self._progress.warning(
                 f"{names}: {left} connections are still open after {self._drain_timeout_s:.0f} s (--drain-timeout)"
             )
 
@@ -186,16 +186,16 @@ class ProxyRetirement:
         if behind:
             node = min(behind)
             more = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
-            self._account.waits(Waiting(f"the proxy of node {node}{more} to stop sending new connections", None))
+            self._progress.waits(Waiting(f"the proxy of node {node}{more} to stop sending new connections", None))
         else:
             left = sum(state.connections for state in states.values())
-            self._account.waits(Waiting(f"{left} open connections of pods that are drained to end", None))
+            self._progress.waits(Waiting(f"{left} open connections of pods that are drained to end", None))
 
     def _note(self, text: str) -> None:
         """Once: every step would have the same reason."""
         if not self._noted:
             self._noted = True
-            self._account.note(text)
+            self._progress.note(text)
 
 
 def _names(pods: Sequence[Pod]) -> str:

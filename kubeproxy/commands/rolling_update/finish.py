@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kubeproxy.commands.rolling_update.claim import Claim
 from kubeproxy.commands.rolling_update.controller import (
     DESIRED_REPLICAS,
     RENAMED_FROM,
     Controller,
     DeletedError,
     UpdateError,
+    UpdateLock,
     without_marks,
 )
 from kubeproxy.commands.rolling_update.new_controller import fresh
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.kubernetes.resource_builder.errors import quoted
@@ -37,28 +37,28 @@ class Finish:
     def __init__(
         self,
         requests: ControllerRequests,
-        account: Account,
-        claim: Claim,
+        progress: ProgressOutput,
+        lock: UpdateLock,
         *,
         poll_interval_s: float,
         timeout_s: float,
     ) -> None:
         self._requests = requests
-        self._account = account
-        self._claim = claim
+        self._progress = progress
+        self._lock = lock
         self._poll_interval_s = poll_interval_s
         self._timeout_s = timeout_s
 
     async def delete(self, gone: Controller | None, kept: Controller) -> Controller:
         """One controller is deleted, the other one stays under its name. `gone` None: it is deleted already."""
         if gone is not None:
-            self._account.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
+            self._progress.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
             await self._delete_empty(gone)
         return await self._requests.update(await self._newest(kept), without_marks)
 
     async def preserve(self, old: Controller, new: Controller) -> Controller:
         """Both stay."""
-        self._account.event("preserve", f"Update succeeded. {old.name} stays without pods", controller=old.name)
+        self._progress.event("preserve", f"Update succeeded. {old.name} stays without pods", controller=old.name)
         survivor = await self._requests.update(await self._newest(new), without_marks)
         await self._requests.update(await self._newest(old), without_marks)
         return survivor
@@ -66,9 +66,11 @@ class Finish:
     async def rename(self, old: Controller | None, new: Controller, name: str) -> Controller:
         """The old controller is deleted, and the new one gets its name. `old` None: it is deleted already."""
         if old is not None:
-            self._account.event("delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name)
+            self._progress.event(
+                "delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name
+            )
             await self._delete_empty(old)
-        self._account.event("rename", f"Renaming {new.name} to {name}", controller=new.name, name=name)
+        self._progress.event("rename", f"Renaming {new.name} to {name}", controller=new.name, name=name)
         new = await self._newest(new)
         successor = await self._requests.create(_successor(new, name))
         if successor is None:
@@ -93,8 +95,8 @@ class Finish:
         """A controller without pods; where it has got some meanwhile, it is left alone."""
 
         def check(found: Controller) -> None:
-            if found.name == self._claim.name:
-                self._claim.check(found)
+            if found.name == self._lock.name:
+                self._lock.check(found)
             if found.replicas:
                 raise UpdateError(
                     f"{found.name} was scaled to {found.replicas} by another client at the very end; it is not deleted"
@@ -122,7 +124,7 @@ class Finish:
             if found is None or found.uid != controller.uid:
                 return
             finalizers = ", ".join(found.metadata.get("finalizers") or ()) or "none"
-            self._account.waits(Waiting(f"{controller.name} to be gone (finalizers: {finalizers})", None))
+            self._progress.waits(Waiting(f"{controller.name} to be gone (finalizers: {finalizers})", None))
             if loop.time() > end:
                 raise UpdateError(
                     f"timed out waiting for {quoted(controller.name)} to be gone: its finalizers are {finalizers}."

@@ -1,4 +1,4 @@
-"""The running account: events as lines, and on a terminal a block about both controllers that is drawn anew.
+"""Prints progress: events as lines, and on a terminal a block about both controllers that is redrawn.
 
 Events go to standard output, as kubectl prints them; with ``-o`` to standard error, as standard output is then for the
 object. With ``-o json`` every event is a JSON object on a line of its own. What the update waits for goes to standard
@@ -28,7 +28,7 @@ _COLUMNS: Final = 80
 _UP_AND_ERASE: Final = "\x1b[1A\x1b[2K"
 
 
-class Account:
+class ProgressOutput:
     """Writes to standard output and standard error."""
 
     def __init__(

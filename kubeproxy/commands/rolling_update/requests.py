@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
-from kubeproxy.commands.rolling_update.shape import checked
 from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.client import Answer
 from kubeproxy.kubernetes.client.errors import Garbage, StatusError
+from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.object_client import MERGE
 
 MOST_CONFLICTS: Final = 10
@@ -216,3 +216,83 @@ def _encoded(data: Data) -> bytes:
 
 def _about_namespace(error: StatusError) -> bool:
     return error.details.kind == "namespaces"
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Texts = dict[str, str] | None
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    generation: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    deletion_timestamp: str | None = None
+    labels: Texts = None
+    annotations: Texts = None
+    finalizers: list[str] | None = None
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    image: str | None = None
+    image_pull_policy: str | None = None
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Container] | None = None
+
+
+class _Template(msgspec.Struct):
+    metadata: _Metadata | None = None
+    spec: _PodSpec | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    replicas: Count | None = None
+    min_ready_seconds: Count | None = None
+    selector: Texts = None
+    template: _Template | None = None
+
+
+class _Condition(msgspec.Struct):
+    type: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+class _ControllerStatus(msgspec.Struct, rename="camel"):
+    replicas: Count | None = None
+    ready_replicas: Count | None = None
+    observed_generation: int | None = None
+    conditions: list[_Condition] | None = None
+
+
+class _Shape(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec | None = None
+    status: _ControllerStatus | None = None
+
+
+def checked(answer: Any) -> Controller:
+    """Return the controller in an answer of the server. Raises Garbage if it is none.
+
+    Its fields are checked once, as far as an update reads them, where the plain JSON comes in.
+    """
+    try:
+        msgspec.convert(answer, _Shape)
+    except msgspec.ValidationError as error:
+        problem, path = type_error(error)
+        where = f"{path}: " if path else ""
+        raise Garbage(
+            f"the server answered what is no ReplicationController: {where}{problem}", cause="garbage"
+        ) from None
+    return Controller({"apiVersion": "v1", "kind": "ReplicationController"} | _without_nulls(answer))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out fields that are null: they mean the same as absent ones."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(each) for key, each in value.items() if each is not None}

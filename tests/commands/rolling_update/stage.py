@@ -17,9 +17,9 @@ from kubeproxy.commands.rolling_update.command import Run
 from kubeproxy.commands.rolling_update.controller import MARKS, Controller
 from kubeproxy.commands.rolling_update.drain_and_delete import Proxies, ProxyRetirement
 from kubeproxy.commands.rolling_update.options import UpdateOptions
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
+from kubeproxy.commands.rolling_update.replacement import Replacement
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
-from kubeproxy.commands.rolling_update.scenario import Update
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.kubernetes.api_types import Status, StatusDetails
 from kubeproxy.kubernetes.client.client import Answer
@@ -255,8 +255,8 @@ class Stage:
         given: dict[str, Any] = {"update_period_s": 1.0, "poll_interval_s": 1.0, "timeout_s": 60.0, **options}
         settings = UpdateOptions(names=names, **given)
         out, err = io.StringIO(), _Terminal() if terminal else io.StringIO()
-        account = Account(settings.output.partition("=")[0], out=out, err=err, clock=unix_time)
-        rest.retries = WaitForServer(settings.timeout_s, on_wait=lambda reason: account.waits(Waiting(reason, None)))
+        progress = ProgressOutput(settings.output.partition("=")[0], out=out, err=err, clock=unix_time)
+        rest.retries = WaitForServer(settings.timeout_s, on_wait=lambda reason: progress.waits(Waiting(reason, None)))
         requests = ControllerRequests(rest, "default")
 
         async def read_file() -> Controller:
@@ -268,10 +268,10 @@ class Stage:
         retirement = None
         if proxies is not None:
             retirement = ProxyRetirement(
-                proxies, requests, account, drain_timeout_s=settings.drain_timeout_s, minor=minor_of_server
+                proxies, requests, progress, drain_timeout_s=settings.drain_timeout_s, minor=minor_of_server
             )
-        update = Update(settings, requests, account, read_file, retirement)
-        status = await Run(settings, account, Printer(settings.output), update, "test").run()
+        update = Replacement(settings, requests, progress, read_file, retirement)
+        status = await Run(settings, progress, Printer(settings.output), update, "test").run()
         return Ran(status, out.getvalue(), err.getvalue(), rest.writes)
 
     def unmarked(self) -> None:

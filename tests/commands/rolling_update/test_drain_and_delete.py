@@ -1,4 +1,4 @@
-"""Old pods are drained before they are deleted: which ones, how long, and what the account shows."""
+"""Old pods are drained before they are deleted: which ones, how long, and what the progress shows."""
 
 from __future__ import annotations
 

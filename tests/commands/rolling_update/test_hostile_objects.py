@@ -18,7 +18,7 @@ from kubeproxy.commands.rolling_update.controller import (
     in_progress,
     original_size,
 )
-from kubeproxy.commands.rolling_update.shape import checked
+from kubeproxy.commands.rolling_update.requests import checked
 from kubeproxy.kubernetes.client.errors import Garbage
 from tests.commands.rolling_update.stage import Stage, controller, play
 

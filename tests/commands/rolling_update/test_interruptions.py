@@ -161,7 +161,7 @@ def test_a_rollback_that_is_killed_after_each_write() -> None:
 
 
 def test_killed_again_and_again() -> None:
-    """Two writes in each run, of which the first is the claim."""
+    """Two writes in each run, of which the first is the lock."""
 
     async def scenario(it: Stage) -> None:
         promises = await _prepared(it, {})

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kubeproxy.commands.rolling_update import deployment_key, new_controller
-from kubeproxy.commands.rolling_update.claim import Claim
 from kubeproxy.commands.rolling_update.controller import (
     DESIRED_REPLICAS,
     HOLDER,
@@ -19,6 +18,7 @@ from kubeproxy.commands.rolling_update.controller import (
     SOURCE,
     Controller,
     UpdateError,
+    UpdateLock,
     check_source,
     desired_size,
     finished,
@@ -27,13 +27,14 @@ from kubeproxy.commands.rolling_update.controller import (
     not_found,
     original_size,
 )
+from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
 from kubeproxy.commands.rolling_update.finish import Finish
 from kubeproxy.commands.rolling_update.guidance import go_on
 from kubeproxy.commands.rolling_update.options import Cleanup, UpdateOptions
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.step_loop import Pace, StepLoop
 from kubeproxy.commands.rolling_update.steps import bounds
-from kubeproxy.commands.rolling_update.updater import Pace, Retirement, Updater
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.errors import StatusError
 from kubeproxy.kubernetes.client.status import status_error
@@ -61,23 +62,23 @@ class _Target:
     """An earlier run has marked the old controller."""
 
 
-class Update:
+class Replacement:
     """One run of the command against one namespace."""
 
     def __init__(
         self,
         options: UpdateOptions,
         requests: ControllerRequests,
-        account: Account,
+        progress: ProgressOutput,
         read_file: ReadFile,
-        retirement: Retirement | None = None,
+        retirement: ProxyRetirement | None = None,
     ) -> None:
         self._options = options
         self._requests = requests
-        self._account = account
+        self._progress = progress
         self._read_file = read_file
         self._retirement = retirement
-        self.updater: Updater | None = None
+        self.step_loop: StepLoop | None = None
         self.began = False
         """Something was written."""
         self.back = True
@@ -122,10 +123,10 @@ class Update:
         await self._requests.pods(old.selector)  # where pods may not be read, nothing is begun
         if not target.exists:
             await self._would_be_created(new)
-        claim = Claim.of(old, self._requests.now())
+        lock = UpdateLock.of(old, self._requests.now())
 
         def mark(found: Controller) -> None:
-            claim.take(found)
+            lock.take(found)
             annotations = found.annotations
             if not target.resumed:
                 annotations.pop(ORIGINAL_REPLICAS, None)
@@ -139,13 +140,13 @@ class Update:
         self.began = True
         old = await self._requests.update(old, mark)
         if not options.filename:
-            old = await deployment_key.add_key(self._requests, claim, old, key, resumed=target.resumed)
+            old = await deployment_key.add_key(self._requests, lock, old, key, resumed=target.resumed)
         if not target.exists:
             new = await self._create(old, new, target.desired)
         else:
             self._continuing(new)
-        await self._roll(claim, up=new, down=old, desired=target.desired)
-        finish = self._finish(claim)
+        await self._roll(lock, up=new, down=old, desired=target.desired)
+        finish = self._finish(lock)
         self.back = options.cleanup_policy is Cleanup.PRESERVE
         match options.cleanup_policy:
             case Cleanup.RENAME:
@@ -168,7 +169,7 @@ class Update:
         if existing is not None and existing.name != old.name:
             check_source(old, existing)
             new_controller.check_image(existing, options.container, options.image)
-            self._account.event(
+            self._progress.event(
                 "resume", f"Found existing update in progress ({existing.name}), resuming.", controller=existing.name
             )
             return _Target(existing, True, desired_size(existing), resumed)
@@ -233,7 +234,7 @@ class Update:
         wanted.annotations[DESIRED_REPLICAS] = str(desired)
         created = await self._requests.create(wanted)
         if created is not None:
-            self._account.event("create", f"Created {created.name}", controller=created.name)
+            self._progress.event("create", f"Created {created.name}", controller=created.name)
             return created
         existing = await self._requests.get(new.name)  # by a write that lost its answer
         if existing is None:
@@ -243,7 +244,7 @@ class Update:
         return existing
 
     def _continuing(self, new: Controller) -> None:
-        self._account.event("continue", f"Continuing update with existing controller {new.name}.", controller=new.name)
+        self._progress.event("continue", f"Continuing update with existing controller {new.name}.", controller=new.name)
 
     # What is left of an interrupted update
 
@@ -252,10 +253,10 @@ class Update:
         former = successor.annotations[RENAMED_FROM]
         self.new_name = former
         self.back = False
-        self._account.event("rename", f"Renaming {former} to {successor.name}", controller=former, name=successor.name)
-        claim = Claim.of(successor, self._requests.now())
+        self._progress.event("rename", f"Renaming {former} to {successor.name}", controller=former, name=successor.name)
+        lock = UpdateLock.of(successor, self._requests.now())
         self.began = True
-        return await self._finish(claim).complete_rename(successor)
+        return await self._finish(lock).complete_rename(successor)
 
     async def _is_result(self, survivor: Controller, former: str) -> bool:
         """Whether a rename that was completed is all that this command asks for. `former`: the name before."""
@@ -275,11 +276,13 @@ class Update:
             new_controller.check_image(new, options.container, options.image)
         if options.dry_run:
             return Planned(Controller({"metadata": {"name": name}}), new)
-        self._account.event("resume", f"Found existing update in progress ({new.name}), resuming.", controller=new.name)
-        claim = Claim(name, "", "")
+        self._progress.event(
+            "resume", f"Found existing update in progress ({new.name}), resuming.", controller=new.name
+        )
+        lock = UpdateLock(name, "", "")
         self.began, self.back = True, False
-        await self._roll(claim, up=new, down=None, desired=desired_size(new))
-        finish = self._finish(claim)
+        await self._roll(lock, up=new, down=None, desired=desired_size(new))
+        finish = self._finish(lock)
         if options.cleanup_policy is Cleanup.RENAME:
             return await finish.rename(None, new, name)
         return await finish.delete(None, new)
@@ -328,11 +331,11 @@ class Update:
             original = old.replicas
         if options.dry_run:
             return Planned(new or Controller({"metadata": {"name": new_name}}), old)
-        claim = Claim.of(old, self._requests.now())
+        lock = UpdateLock.of(old, self._requests.now())
         resumed = HOLDER in old.annotations
 
         def mark(found: Controller) -> None:
-            claim.take(found)
+            lock.take(found)
             annotations = found.annotations
             annotations[NEXT] = new_name
             annotations[ORIGINAL_REPLICAS] = annotations[DESIRED_REPLICAS] = str(original)
@@ -340,14 +343,14 @@ class Update:
                 annotations[SOURCE] = new.source_id
 
         self.began = True
-        self._account.event(
+        self._progress.event(
             "rollback", f"Setting {quoted(old.name)} replicas to {original}", controller=old.name, replicas=original
         )
         old = await self._requests.update(old, mark)
         self._continuing(old)
-        old = await deployment_key.add_key(self._requests, claim, old, options.deployment_label_key, resumed=resumed)
-        await self._roll(claim, up=old, down=new, desired=original)
-        return await self._finish(claim).delete(new, old)
+        old = await deployment_key.add_key(self._requests, lock, old, options.deployment_label_key, resumed=resumed)
+        await self._roll(lock, up=old, down=new, desired=original)
+        return await self._finish(lock).delete(new, old)
 
     def _too_late(self, name: str, new: Controller) -> UpdateError:
         """The old controller is gone. `new`: what replaces it, also when it has the old name already."""
@@ -361,19 +364,19 @@ class Update:
 
     # Parts
 
-    async def _roll(self, claim: Claim, *, up: Controller, down: Controller | None, desired: int) -> None:
+    async def _roll(self, lock: UpdateLock, *, up: Controller, down: Controller | None, desired: int) -> None:
         options = self._options
         min_ready_s = options.min_ready_s or float(up.spec.get("minReadySeconds") or 0)
         pace = Pace(options.update_period_s, options.poll_interval_s, options.timeout_s, min_ready_s)
         limits = bounds(options.max_surge, options.max_unavailable, desired)
-        self.updater = Updater(self._requests, self._account, claim, pace, self._retirement)
-        await self.updater.roll(up, down, limits)
+        self.step_loop = StepLoop(self._requests, self._progress, lock, pace, self._retirement)
+        await self.step_loop.roll(up, down, limits)
 
-    def _finish(self, claim: Claim) -> Finish:
+    def _finish(self, lock: UpdateLock) -> Finish:
         return Finish(
             self._requests,
-            self._account,
-            claim,
+            self._progress,
+            lock,
             poll_interval_s=self._options.poll_interval_s,
             timeout_s=self._options.timeout_s,
         )

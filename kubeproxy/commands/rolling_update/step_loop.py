@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
-from kubeproxy.commands.rolling_update.claim import Claim
-from kubeproxy.commands.rolling_update.controller import Controller, DeletedError, UpdateError
-from kubeproxy.commands.rolling_update.progress_output import Account
+from kubeproxy.commands.rolling_update.controller import Controller, DeletedError, UpdateError, UpdateLock
+from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.commands.rolling_update.snapshot import Snapshot, take
 from kubeproxy.commands.rolling_update.steps import Bounds, scale_down, scale_up, trim
@@ -26,28 +26,6 @@ _FIRST_LOOK_S: Final = 0.1
 
 class StalledError(UpdateError):
     """No progress was made for too long."""
-
-
-class Retirement(Protocol):
-    """Takes pods out of service before they are deleted."""
-
-    async def retire(self, pods: Sequence[Pod], number: int) -> Sequence[Pod]:
-        """Choose so many of these pods, and return when they serve no connection any more, or may be cut off.
-
-        It may choose fewer, which are a step of their own; none: pods go without being retired.
-        """
-
-    async def delete(self, pods: Sequence[Pod]) -> None:
-        """The controller is scaled down now: see to it that these pods go."""
-
-    async def put_back(self, pods: Sequence[Pod]) -> None:
-        """These pods stay after all."""
-
-    async def begin(self, pods: Sequence[Pod]) -> None:
-        """Undo what an interrupted run has left on these pods."""
-
-    async def end(self) -> None:
-        """Nothing is to be retired any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +44,20 @@ class _Moved(Exception):
     """Another client has scaled the controller since the step was computed."""
 
 
-class Updater:
-    """One update. `claim`: of the controller that the command line names first."""
+class StepLoop:
+    """One update. `lock`: of the controller that the command line names first."""
 
     def __init__(
         self,
         requests: ControllerRequests,
-        account: Account,
-        claim: Claim,
+        progress: ProgressOutput,
+        lock: UpdateLock,
         pace: Pace,
-        retirement: Retirement | None = None,
+        retirement: ProxyRetirement | None = None,
     ) -> None:
         self._requests = requests
-        self._account = account
-        self._claim = claim
+        self._progress = progress
+        self._lock = lock
         self._pace = pace
         self._retirement = retirement
         self._deadline = 0.0
@@ -96,12 +74,12 @@ class Updater:
 
         Raises `StalledError`, `DeletedError`, `RivalError`, StatusError, Unreachable.
         """
-        self._progress()
+        self._extend_deadline()
         snapshot = await self._look(up, down)
         if self._retirement is not None:
             await self._retirement.begin(snapshot.active)
         sizes = snapshot.sizes
-        self._account.event(
+        self._progress.event(
             "begin",
             f"Scaling up {up.name} from {sizes.new} to {limits.desired},"
             f" scaling down {down.name if down else 'nothing'} from {sizes.old} to 0"
@@ -123,7 +101,7 @@ class Updater:
                 stepped = await self._shrink(snapshot, limits) or stepped
                 snapshot = await self._look(up, down)
             if stepped:
-                self._progress()
+                self._extend_deadline()
             else:
                 await self._wait(snapshot, limits)
                 snapshot = await self._look(up, down)
@@ -137,7 +115,7 @@ class Updater:
         if size == sizes.new:
             return False
         direction = "up" if size > sizes.new else "down"
-        self._account.event(
+        self._progress.event(
             f"scale-{direction}", f"Scaling {up.name} {direction} to {size}", controller=up.name, replicas=size
         )
         return await self._scale(up, size)
@@ -160,9 +138,9 @@ class Updater:
                 return False  # pods have become unready meanwhile, or another client has scaled: compute the step anew
             assert again.down is not None
             down = again.down.controller
-        self._account.event("scale-down", f"Scaling {down.name} down to {size}", controller=down.name, replicas=size)
+        self._progress.event("scale-down", f"Scaling {down.name} down to {size}", controller=down.name, replicas=size)
         if self._retirement is not None:
-            await self._check_claim(down.name)
+            await self._check_lock(down.name)
             await self._retirement.delete(gone)
         done = await self._scale(down, size)
         if not done and self._retirement is not None:
@@ -174,25 +152,25 @@ class Updater:
         before = controller.replicas
 
         def change(found: Controller) -> None:
-            if found.name == self._claim.name:
-                self._claim.check(found)
+            if found.name == self._lock.name:
+                self._lock.check(found)
             if found.replicas not in (before, size):
                 raise _Moved
             found.spec["replicas"] = size
 
-        await self._check_claim(controller.name)
+        await self._check_lock(controller.name)
         try:
             await self._requests.update(controller, change)
         except _Moved:
             return False
-        self._progress()
+        self._extend_deadline()
         await self._synced(controller.name, size)
         return True
 
-    async def _check_claim(self, name: str) -> None:
-        """The claim is on the other controller than the one that is written: look at it first."""
-        if name != self._claim.name and (anchor := await self._requests.get(self._claim.name)) is not None:
-            self._claim.check(anchor)
+    async def _check_lock(self, name: str) -> None:
+        """The lock is on the other controller than the one that is written: look at it first."""
+        if name != self._lock.name and (anchor := await self._requests.get(self._lock.name)) is not None:
+            self._lock.check(anchor)
 
     # Waiting
 
@@ -209,7 +187,7 @@ class Updater:
             reason = f": {found.failure}" if found.failure else ""
             if not found.observed:
                 reason = "; the controller manager has not acted on it: does it run?"
-            self._account.waits(Waiting(f"{name} to have {size} pods (it has {found.present}){reason}", None))
+            self._progress.waits(Waiting(f"{name} to have {size} pods (it has {found.present}){reason}", None))
             if self._clock() > end:
                 raise StalledError(
                     f'timed out waiting for "{name}" to be synced: it has {found.present} of {size} pods{reason}'
@@ -224,16 +202,16 @@ class Updater:
             left = end - self._clock()
             if left <= 0:
                 return snapshot
-            self._account.waits(snapshot.waiting(limits) or Waiting("the update period to be over", None))
+            self._progress.waits(snapshot.waiting(limits) or Waiting("the update period to be over", None))
             await asyncio.sleep(min(left, self._pace.poll_interval_s))
 
     async def _wait(self, snapshot: Snapshot, limits: Bounds) -> None:
         """No step was possible. `StalledError` when that lasts."""
         sizes = snapshot.sizes
         if scale_up(limits, replace(sizes, ending=0)) > sizes.new:
-            self._progress()  # only pods within their grace period are in the way, which has an end
+            self._extend_deadline()  # only pods within their grace period are in the way, which has an end
         waiting = snapshot.waiting(limits)
-        self._account.waits(waiting or Waiting("a step to become possible", None))
+        self._progress.waits(waiting or Waiting("a step to become possible", None))
         if self._clock() > self._deadline:
             why = f"; it waits for {waiting.text}" if waiting is not None else ""
             raise StalledError(f"timed out waiting for any update progress to be made{why}")
@@ -252,18 +230,18 @@ class Updater:
         if snapshot.up.ready > self._best_ready:
             self._best_ready = snapshot.up.ready
             self._deadline = self._clock() + self._pace.timeout_s
-        self._account.see(snapshot)
+        self._progress.see(snapshot)
         return snapshot
 
     async def _same(self, controller: Controller) -> Controller:
         found = await self._requests.get(controller.name)
         if found is None or found.uid != controller.uid:
             raise DeletedError(controller.name)
-        if found.name == self._claim.name:
-            self._claim.check(found)
+        if found.name == self._lock.name:
+            self._lock.check(found)
         return found
 
-    def _progress(self) -> None:
+    def _extend_deadline(self) -> None:
         self._deadline = self._clock() + self._pace.timeout_s
 
     @staticmethod

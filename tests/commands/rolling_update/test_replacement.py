@@ -433,7 +433,7 @@ def test_what_kubectl_leaves_after_a_rollback_is_not_used() -> None:
 
 
 def test_our_update_that_kubectl_has_taken_back() -> None:
-    """Its rollback leaves our claim, too; the controller was made larger since."""
+    """Its rollback leaves our lock, too; the controller was made larger since."""
 
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=2)
