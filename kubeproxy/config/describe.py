@@ -16,7 +16,7 @@ _MAX_SHOWN: Final = 60
 
 
 def allowed(kind: inspect.Type) -> str:
-    """The values that a type allows, in words."""
+    """Return the values that a type allows, in words."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
@@ -41,7 +41,7 @@ def allowed(kind: inspect.Type) -> str:
 
 
 def notation(kind: inspect.Type) -> str:
-    """The placeholder for a value of a type in help."""
+    """Return the placeholder for a value of a type in help."""
     kind = plain(kind)
     match kind:
         case inspect.BoolType():
@@ -63,7 +63,7 @@ def notation(kind: inspect.Type) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as text for its flag."""
+    """Return a value as text for its flag."""
     match value:
         case bool():
             return str(value).lower()
@@ -78,7 +78,7 @@ def text_of(value: Any) -> str:
 
 
 def describe(value: object) -> str:
-    """A found value in a few words, on one line."""
+    """Return a found value in a few words, on one line."""
     match value:
         case None:
             return "nothing"
@@ -99,12 +99,12 @@ def describe(value: object) -> str:
 
 
 def name_of(name: object) -> str:
-    """A key of a map as text on one line."""
+    """Return a key of a map as text on one line."""
     return name if isinstance(name, str) and name.isprintable() and len(name) <= _MAX_SHOWN else describe(name)
 
 
 def leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
-    """The class of a value with its own notation."""
+    """Return the class of a value with its own notation."""
     found: type[Leaf] = kind.cls
     return found
 
@@ -126,7 +126,7 @@ def _either(words: list[str]) -> str:
 
 
 def _quote(text: str) -> str:
-    """The text in double quotes, shortened, with unprintable characters escaped."""
+    """Return the text in double quotes, shortened, with unprintable characters escaped."""
     quoted = json.dumps(text[:_MAX_SHOWN], ensure_ascii=False)
     line = printable(quoted)
     return line if len(text) <= _MAX_SHOWN else f"{line}…"

@@ -20,7 +20,7 @@ class Difference:
 
 
 def compare(old: Configuration, new: Configuration) -> Difference:
-    """The changed fields from `old` to `new`."""
+    """Return the changed fields from `old` to `new`."""
     before, after = flatten(old), flatten(new)
     changed = [field for path, field in fields().items() if before[path] != after[path]]
     return Difference(
@@ -30,7 +30,8 @@ def compare(old: Configuration, new: Configuration) -> Difference:
 
 
 def effective(old: Configuration, new: Configuration) -> Configuration:
-    """The configuration in effect after a reload: new values, but old ones of fields that wait for the next start.
+    """Return the configuration in effect after a reload: new values, but the old ones of fields that wait for the next
+    start.
 
     Until the restart, every reload lists those fields again.
     """

@@ -13,14 +13,14 @@ from kubeproxy.config.value_types import Leaf
 
 
 def dump(configuration: Configuration) -> str:
-    """The whole configuration as YAML, including defaults."""
+    """Return the whole configuration as YAML, including defaults."""
     import yaml
 
     return yaml.safe_dump(plain_data(configuration), sort_keys=False)
 
 
 def plain_data(value: Any) -> Any:
-    """A value as data of JSON and YAML, with the field names of the file."""
+    """Return a value as data of JSON and YAML, with the field names of the file."""
     match value:
         case Struct():
             return {name: plain_data(getattr(value, member.name)) for name, member in members(type(value)).items()}
@@ -35,7 +35,8 @@ def plain_data(value: Any) -> Any:
 
 
 def go_data(configuration: Configuration) -> dict[str, Any]:
-    """The configuration with Go's field names, as in kube-proxy's /configz, without credentials of manifest URLs."""
+    """Return the configuration with Go's field names, as in kube-proxy's /configz, without credentials of manifest
+    URLs."""
     shown = plain_data(configuration)
     for key in ("apiVersion", "kind"):  # kube-proxy drops both when it reads the file
         del shown[key]
@@ -45,7 +46,7 @@ def go_data(configuration: Configuration) -> dict[str, Any]:
 
 
 def go_name(name: str) -> str:
-    """The Go name of a field of the file: capitalized, with abbreviations in capitals."""
+    """Return the Go name of a field of the file: capitalized, with abbreviations in capitals."""
     if name in _GO_NAMES:
         return _GO_NAMES[name]
     first, rest = re.fullmatch(r"([a-z0-9]+)(.*)", name).groups()  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ class Effect(StrEnum):
 
 
 def live(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """A field that can change while the daemon runs.
+    """Declare a field that can change while the daemon runs.
 
     `flag`: its flag without dashes. `zero_is_default`: 0 or the empty value in the file means the default, as in some
     fields of kube-proxy (pkg/proxy/apis/config/v1alpha1/defaults.go).
@@ -28,12 +28,12 @@ def live(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
 
 
 def restart(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """A field that is read only at start."""
+    """Declare a field that is read only at start."""
     return _about(text, Effect.RESTART, flag, zero_is_default)
 
 
 def unused(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """A field without effect."""
+    """Declare a field without effect."""
     return _about(text, Effect.NONE, flag, zero_is_default)
 
 

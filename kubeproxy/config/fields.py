@@ -29,26 +29,26 @@ class Field:
     type: inspect.Type
     default: Any
     text: str
-    """Its meaning."""
+    """The meaning of the setting."""
     effect: Effect
     flag: str
-    """Its flag without dashes; empty: none."""
+    """The flag of the setting, without dashes. Empty if it has none."""
     zero_is_default: bool
 
     @property
     def ours(self) -> bool:
-        """Whether kube-proxy does not have the setting."""
+        """Return whether kube-proxy does not have the setting."""
         return self.path.startswith("kubeproxy.")
 
 
 @cache
 def fields() -> Mapping[str, Field]:
-    """Every field, in the order of the schema."""
-    return {found.path: found for found in _walk(Configuration, "", ())}
+    """Return every field, in the order of the schema."""
+    return {field.path: field for field in _walk(Configuration, "", ())}
 
 
 def plain(kind: inspect.Type) -> inspect.Type:
-    """The type without its metadata."""
+    """Return the type without its metadata."""
     return plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
 
 
@@ -73,14 +73,14 @@ def _walk(group: type[Struct], prefix: str, attributes: tuple[str, ...]) -> Iter
 
 @cache
 def members(group: type[Struct]) -> Mapping[str, inspect.Field]:
-    """The members of a group by their names in the file."""
+    """Return the members of a group by their names in the file."""
     described = inspect.type_info(group)
     assert isinstance(described, inspect.StructType)
     return {member.encode_name: member for member in described.fields}
 
 
 def flatten(configuration: Configuration) -> dict[str, Any]:
-    """The value of every field by path."""
+    """Return the value of every field by path."""
     values = {}
     for path, field in fields().items():
         value: Any = configuration
@@ -91,7 +91,7 @@ def flatten(configuration: Configuration) -> dict[str, Any]:
 
 
 def build(settings: Mapping[str, Any]) -> Configuration:
-    """The configuration with these values by path, and defaults for all other fields."""
+    """Return the configuration with these values by path, and defaults for all other fields."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         *groups, leaf = fields()[path].attributes

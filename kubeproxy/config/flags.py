@@ -37,21 +37,21 @@ class Flag:
     kind: inspect.Type
     text: str
     path: str = ""
-    """The field that it sets; empty: none."""
+    """The field that the flag sets. Empty if it sets none."""
     overrides_file: bool = True
-    """Whether it has an effect together with ``--config``."""
+    """Whether the flag has an effect together with ``--config``."""
     ignored: bool = False
-    """Whether it is accepted only for compatibility with kube-proxy."""
+    """Whether the flag is accepted only for compatibility with kube-proxy."""
 
     @property
     def switch(self) -> bool:
-        """Whether ``--name`` alone means ``--name=true``."""
+        """Return whether ``--name`` alone means ``--name=true``."""
         kind = plain(self.kind)
         return isinstance(kind, inspect.BoolType) or (isinstance(kind, inspect.LiteralType) and "true" in kind.values)
 
     @property
     def dashed(self) -> str:
-        """Its name with dashes."""
+        """Return the flag's name with dashes."""
         return f"--{self.name}" if len(self.name) > 1 else f"-{self.name}"
 
 
@@ -106,7 +106,7 @@ _WITHOUT_FIELD: Final = (
 
 @cache
 def flags() -> Mapping[str, Flag]:
-    """Every flag by its name."""
+    """Return every flag by its name."""
     of_fields = [
         Flag(field.flag, field.type, field.text, field.path, overrides_file=field.path.startswith(_OVERRIDES_FILE))
         for field in fields().values()
@@ -130,7 +130,7 @@ class CommandLine:
 
 
 def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> CommandLine:
-    """The settings of a command line, given as texts by flag name in their order.
+    """Return the settings of a command line, given as texts by flag name in their order.
 
     A wrong value is a fault even if the file overrides it; one warning lists the flags that the file overrides.
     """
@@ -163,7 +163,7 @@ def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> Comman
 
 
 def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics) -> Any:
-    """The value of a field from its flag; None for the default, or after a fault."""
+    """Return the value of a field from its flag. Return None for the default, or after a fault."""
     kind, last = plain(flag.kind), texts[-1]
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, ServerAddress) and not last:
         return replace(field.default, port=0)
@@ -182,7 +182,7 @@ def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics)
 
 
 def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> dict[str, int]:
-    """The effective deprecated port flags: 0 turns a server off; a port of the address overrides any other."""
+    """Return the effective deprecated port flags: 0 turns a server off; a port of the address overrides any other."""
     ports = {}
     for flag in _PORTS:
         if flag.name in given:
@@ -194,7 +194,7 @@ def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) ->
 
 
 def _is_bare(address: str) -> bool:
-    """Whether the address of a server has no port."""
+    """Return whether the address of a server has no port."""
     try:
         parse_address(address.strip("[]"))
     except ValueError:

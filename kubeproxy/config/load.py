@@ -35,7 +35,7 @@ class Loaded:
 
 
 def load(given: Mapping[str, Sequence[str]]) -> Loaded:
-    """The configuration of a command line (texts by flag name) and of its file, if any.
+    """Load the configuration of a command line, given as texts by flag name, and of its file, if any.
 
     ConfigError has all faults of file and flags; faults between fields only if there are no others.
     """
@@ -57,7 +57,7 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
 
 
 def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
-    """The values of a file that are right, by path of their field, and the faults of the others."""
+    """Return the values of a file that are right, by path of their field, and the faults of the others."""
     diagnostics = Diagnostics()
     settings = _read_file(path, diagnostics)
     _complete(settings, {})
@@ -65,7 +65,8 @@ def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
 
 
 def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
-    """The values of a file's text by path of their field; `name`: the file's name for faults of the whole text."""
+    """Parse a file's text and return values by path of their field. `name` is the file's name, for faults of the whole
+    text."""
     from kubeproxy.config import read_text
 
     try:
@@ -102,7 +103,7 @@ def _read_file(path: Path, diagnostics: Diagnostics) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """The text of the file, cut one character beyond the limit."""
+    """Return the text of the file, cut one character beyond the limit."""
     # O_NONBLOCK: the file may be a pipe, and opening one waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)

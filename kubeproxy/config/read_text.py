@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> tuple[Any, list[str]]:
-    """The data of a text with one document, and a warning for every field given twice; the last one counts.
+    """Parse a text with one document, and warn of every field that is given twice. Of two values the last one counts.
 
     ValueError, with a text for the operator, if it is neither YAML nor JSON.
     """
@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
 
 
 def _without_empty_end(text: str) -> str:
-    """The text without separators at its end, which many tools write. kube-proxy reads the first document."""
+    """Return the text without separators at its end, which many tools write. kube-proxy reads the first document."""
     lines = text.split("\n")
     while lines and lines[-1].rstrip() in ("", "---"):
         lines.pop()
@@ -94,7 +94,7 @@ def _without_empty_end(text: str) -> str:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """The number of values in a node, with aliases expanded.
+    """Return the number of values in a node, with aliases expanded.
 
     Merging copies the values, so the number must be known before the nodes are constructed.
     """

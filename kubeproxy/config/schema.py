@@ -590,22 +590,22 @@ class Configuration(Group, frozen=True):
 
     @property
     def sync_period_s(self) -> float:
-        """Seconds between two comparisons of everything with the kernel."""
+        """Return the seconds between two comparisons of everything with the kernel."""
         return (self.nftables if self.mode == "nftables" else self.iptables).sync_period.seconds
 
     @property
     def min_sync_period_s(self) -> float:
-        """Least seconds between two syncs."""
+        """Return the least number of seconds between two syncs."""
         return (self.nftables if self.mode == "nftables" else self.iptables).min_sync_period.seconds
 
     @property
     def masquerade_all(self) -> bool:
-        """Whether endpoints see this node's address as that of every client of a cluster IP."""
+        """Return whether endpoints see this node's address as that of every client of a cluster IP."""
         return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
 
     @property
     def netfilter_order(self) -> tuple[str, ...]:
-        """The packet filter adapters to try in this order until one works; empty: none."""
+        """Return the packet filter adapters to try in this order until one works. There may be none."""
         match self.kubeproxy.netfilter:
             case "none":
                 return ()

@@ -37,7 +37,7 @@ class Diagnostics:
 
 
 def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics) -> Any:
-    """The typed value of plain data; None with a fault added if it has the wrong type."""
+    """Convert plain data to its typed value. Add a fault and return None if the data has the wrong type."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
@@ -82,7 +82,7 @@ def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics)
 
 
 def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: Diagnostics) -> Any:
-    """The typed value of a flag's texts; a flag with a single value takes the last."""
+    """Return the typed value of a flag's texts; a flag with a single value takes the last."""
     match kind:
         case inspect.VarTupleType(item_type=item):
             # A path may contain a comma; values with a syntax of their own cannot.
@@ -104,12 +104,12 @@ def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: D
 
 
 def join(path: str, name: object) -> str:
-    """The path of a member of a group or map."""
+    """Return the path of a member of a group or map."""
     return f"{path}.{name_of(name)}" if path else name_of(name)
 
 
 def is_zero(value: object) -> bool:
-    """Whether a value is Go's zero value, in any notation."""
+    """Return whether a value is Go's zero value, in any notation."""
     return value is None or value in ("", "0", "0s") or (_is_number(value) and value == 0)
 
 
@@ -137,7 +137,7 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, dia
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
-    """A flag's text as data of a file.
+    """Convert a flag's text to data as a file has it.
 
     A text of the wrong type stays text, and so becomes a fault.
     """
@@ -155,7 +155,7 @@ def _scalar(kind: inspect.Type, text: str) -> Any:
 
 
 def _pair(group: inspect.Type, text: str, flag: str, diagnostics: Diagnostics) -> dict[str, Any]:
-    """The two members of a group, written ``pattern=N``."""
+    """Split the two members of a group, written ``pattern=N``."""
     described = plain(group)
     assert isinstance(described, inspect.StructType)
     (first, _), (second, member) = members(described.cls).items()

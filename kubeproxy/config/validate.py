@@ -42,7 +42,7 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
-    """One line that lists set fields and given flags without effect; empty if there are none."""
+    """Return one line that lists set fields and given flags without effect. It is empty if there are none."""
     described, values = fields(), flatten(configuration)
     paths = [path for path, field in described.items() if field.effect is Effect.NONE and values[path] != field.default]
     if configuration.mode in ("ipvs", "kernelspace"):
@@ -52,7 +52,7 @@ def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
 
 
 def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) -> bool:
-    """Whether Services come from an API server. In `environ`, as for client-go, a pod has two variables."""
+    """Return whether Services come from an API server. In `environ`, as for client-go, a pod has two variables."""
     match configuration.kubeproxy.kubernetes:
         case "auto":
             return bool(
@@ -65,7 +65,8 @@ def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) ->
 
 
 def require_source(configuration: Configuration, environ: Mapping[str, str]) -> None:
-    """ConfigError without any source of Services. It depends on the host, so it is not part of `validate`."""
+    """Raise ConfigError if there is no source of Services. That depends on the host, so it is not part of
+    `validate`."""
     if not configuration.kubeproxy.manifests.paths and not uses_kubernetes(configuration, environ):
         raise ConfigError(
             "kubeproxy.manifests.paths: found no source of Services; allowed: manifests (--manifests), or an API server"
@@ -160,7 +161,11 @@ def _check_ports(configuration: Configuration, diagnostics: Diagnostics) -> None
     """Warn of ports that are both permitted and reserved."""
     own = configuration.kubeproxy
     for ports in own.external_ports_on_node:
-        clash = [str(it) for it in own.reserved_ports if it.first <= ports.last and ports.first <= it.last]
+        clash = [
+            str(reserved)
+            for reserved in own.reserved_ports
+            if reserved.first <= ports.last and ports.first <= reserved.last
+        ]
         if clash:
             diagnostics.warnings.append(
                 f"kubeproxy.externalPortsOnNode: {ports} contains ports that stay reserved by kubeproxy.reservedPorts:"

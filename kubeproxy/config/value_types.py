@@ -24,7 +24,7 @@ class Leaf(Protocol):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The value of a text; ValueError for an invalid one."""
+        """Parse a text. Raise ValueError if it is invalid."""
 
 
 _SECOND: Final = 10**9
@@ -56,7 +56,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From Go's notation; ValueError also below `LEAST`."""
+        """Parse Go's notation. Raise ValueError also below `LEAST`."""
         if text in ("0", "+0", "-0"):
             nanoseconds = 0
         elif match := _DURATION.fullmatch(text):
@@ -70,16 +70,16 @@ class Duration:
 
     @classmethod
     def of(cls, *, seconds: float) -> Self:
-        """From seconds, to the nearest nanosecond."""
+        """Convert seconds, to the nearest nanosecond."""
         return cls(round(seconds * _SECOND))
 
     @property
     def seconds(self) -> float:
-        """In seconds, the unit of the rest of the program."""
+        """Return the duration in seconds, the unit of the rest of the program."""
         return self.nanoseconds / _SECOND
 
     def __str__(self) -> str:
-        """As Go prints it: ``1h2m3.5s``, ``1.5ms``, ``0s``."""
+        """Return the duration as Go prints it: ``1h2m3.5s``, ``1.5ms``, ``0s``."""
         if self.nanoseconds < _SECOND:
             for unit in ("ms", "µs", "ns"):
                 if self.nanoseconds >= _UNITS[unit]:
@@ -109,7 +109,7 @@ class NanosecondsOrDuration(Duration):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From Go's notation or from nanoseconds."""
+        """Parse Go's notation or nanoseconds."""
         if text.isascii() and text.isdecimal() and int(text) <= _LONGEST:
             return cls(int(text))
         return super().parse(text)
@@ -125,7 +125,7 @@ def _decimal(count: int, unit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports from `first` to `last`, both included; 0 and 0: the kernel chooses."""
+    """Ports from `first` to `last`, both included. With 0 and 0 the kernel chooses."""
 
     NOTATION: ClassVar[str] = "PORTS"
     ALLOWED: ClassVar[str] = (
@@ -138,7 +138,7 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From kube-proxy's notation. As in kube-proxy, ``first+count`` ends at 65535 at most."""
+        """Parse kube-proxy's notation. As in kube-proxy, ``first+count`` ends at 65535 at most."""
         text = text.strip()
         if text in ("", "0", "0-0"):
             return cls()
@@ -170,7 +170,7 @@ class Ports(PortRange):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From the notation of a port range; ValueError for an empty one."""
+        """Parse the notation of a port range. Raise ValueError if the range is empty."""
         ports = super().parse(text)
         if not ports:
             raise ValueError(text)
@@ -182,7 +182,7 @@ class Ports(PortRange):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
-    """The number of workers; None: chosen by the number of CPUs."""
+    """The number of workers. None lets the number of CPUs decide."""
 
     NOTATION: ClassVar[str] = "N|auto"
     ALLOWED: ClassVar[str] = "auto, or a number from 0 (everything in one process) to 64"
@@ -192,7 +192,7 @@ class WorkerCount:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a number or ``auto``."""
+        """Parse a number or ``auto``."""
         if text == "auto":
             return cls()
         if not (text.isascii() and text.isdecimal() and int(text) <= cls.MAX):
@@ -212,23 +212,23 @@ class IP(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From any form of an IPv4 or IPv6 address without zone."""
+        """Parse any form of an IPv4 or IPv6 address without zone."""
         return cls(parse_address(text))
 
     @property
     def address(self) -> Address:
-        """The address as a type of the model."""
+        """Return the address as a type of the model."""
         return Address(str(self))
 
     @property
     def family(self) -> Family:
-        """IPv4 or IPv6."""
+        """Return the address's family."""
         return family_of(self.address)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The IP address and port of an HTTP server; port 0: no server."""
+    """The IP address and port of an HTTP server. Port 0 means no server."""
 
     NOTATION: ClassVar[str] = "IP:PORT"
     ALLOWED: ClassVar[str] = (
@@ -242,7 +242,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``IP:port``, ``[IPv6]:port``, or an address alone, which gets the default port."""
+        """Parse ``IP:port``, ``[IPv6]:port``, or an address alone, which gets the default port."""
         if match := re.fullmatch(r"\[([^]]*)](?::(\d{1,5}))?|([^:]*)(?::(\d{1,5}))?", text, re.ASCII):
             address = parse_address(match[1] if match[1] is not None else match[3])
             if (family_of(address) is Family.IPV6) != (match[1] is not None):
@@ -257,12 +257,13 @@ class ServerAddress:
 
     @property
     def served(self) -> bool:
-        """Whether there is a server."""
+        """Return whether there is a server."""
         return self.port != 0
 
     @property
     def loopback(self) -> Address:
-        """The address at which this host reaches the server: its own if it is loopback, else a loopback address."""
+        """Return the address at which this host reaches the server: its own if it is loopback, else a loopback
+        address."""
         address = ipaddress.ip_address(self.address)
         if address.is_loopback:
             return self.address
@@ -270,7 +271,7 @@ class ServerAddress:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it is the unspecified address, which stands for all addresses of its family."""
+        """Return whether the address is the unspecified one, which stands for all addresses of its family."""
         return ipaddress.ip_address(self.address).is_unspecified
 
     def __str__(self) -> str:
@@ -302,7 +303,7 @@ class CIDR(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``address/bits``."""
+        """Parse ``address/bits``."""
         address, slash, bits = text.partition("/")
         if not slash or not (bits.isascii() and bits.isdecimal()):
             raise ValueError(text)
@@ -310,7 +311,7 @@ class CIDR(str):
 
 
 class ClusterCIDR(str):
-    """The pods' address block, or one per family separated by a comma; empty: unknown."""
+    """The pods' address block, or one per family separated by a comma. Empty if it is not known."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "CIDR"
@@ -320,7 +321,7 @@ class ClusterCIDR(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From one block or two, or from nothing."""
+        """Parse one block, two, or an empty text."""
         if not text:
             return cls("")
         blocks = [CIDR.parse(part.strip()) for part in text.split(",")]
@@ -330,7 +331,7 @@ class ClusterCIDR(str):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """One block, or one per family."""
+        """Return one block, or one per family."""
         return tuple(self.split(",")) if self else ()
 
 
@@ -343,7 +344,7 @@ class _CIDROrWord(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a block or a word."""
+        """Parse a block or a word."""
         return cls(text if text in cls.WORDS else CIDR.parse(text))
 
 
@@ -372,7 +373,7 @@ class _MatchedText(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a text that matches as a whole."""
+        """Parse a text that matches as a whole."""
         if not cls.PATTERN.fullmatch(text):
             raise ValueError(text)
         return cls(text)

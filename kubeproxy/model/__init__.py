@@ -2,6 +2,7 @@
 
 service        a Service; `endpoint` its EndpointSlices
 frontend       what one listener serves
+snapshot       the proxier's state; `rescue` that of the rescue, `manifests` that of manifest files
 node           this node
 address        IP addresses as canonical text
 drain_request  what a rollout asks of the proxies; `drain_report` is their answer, `json_values` checks both

@@ -25,7 +25,8 @@ class Family(IntEnum):
 
 
 def parse_address(text: str) -> Address:
-    """The canonical form of an IP address. ValueError when it is none (or carries a zone, or maps IPv4 into IPv6)."""
+    """Return the canonical form of an IP address. Raise ValueError if the text is no address, has a zone, or maps IPv4
+    into IPv6."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
@@ -36,5 +37,5 @@ def parse_address(text: str) -> Address:
 
 
 def family_of(address: Address) -> Family:
-    """The family of a canonical address."""
+    """Return the family of a canonical address."""
     return Family.IPV6 if ":" in address else Family.IPV4

@@ -15,7 +15,7 @@ class ConntrackRoom:
 
     entries: int
     limit: int
-    """0: none."""
+    """0 if there is none."""
     dropped: int
     """First packets dropped for want of room, since the start of the namespace."""
 

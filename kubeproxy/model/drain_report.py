@@ -70,12 +70,12 @@ class NodeReport:
 
 
 def lease_name(node: str, role: str = NODE) -> str:
-    """The name of a node's Lease."""
+    """Return the name of a node's Lease."""
     return f"{REPORT_PREFIX}{node}" if role == NODE else f"{REPORT_PREFIX}{node}.{role}"
 
 
 def encode_report(report: NodeReport) -> str:
-    """The annotation of a Lease; equal reports are equal texts."""
+    """Return a report as the annotation of a Lease. Equal reports are equal texts."""
     services: dict[str, Any] = {}
     for name in sorted(report.services):
         of_service = report.services[name]
@@ -92,25 +92,25 @@ def encode_report(report: NodeReport) -> str:
 
 
 def decode_report(text: str) -> NodeReport:
-    """The report of an annotation. ValueError, with what is wrong, for anything else."""
+    """Parse the report of an annotation. Raise ValueError, with what is wrong, for anything else."""
     if len(text) > REPORT_BYTES:
         raise ValueError(f"found {len(text)} characters; allowed are at most {REPORT_BYTES}")
     root = object_in(parsed(text), "")
     services = object_in(root.get("services", {}), "services")
-    found: dict[ServiceName, ServiceReport] = {}
+    reports: dict[ServiceName, ServiceReport] = {}
     for name, value in services.items():
         namespace, separator, own = name.partition("/")
         if not separator:
             raise ValueError(f"services: found {shown(name)}; allowed is NAMESPACE/NAME")
         where = f"services[{name}]"
         entry = object_in(value, where)
-        found[ServiceName(namespace, own)] = ServiceReport(
+        reports[ServiceName(namespace, own)] = ServiceReport(
             generation=whole_in(entry.get("generation"), f"{where}.generation"),
             unused=frozenset(_addresses(entry.get("unused", []), f"{where}.unused")),
             kept=frozenset(_addresses(entry.get("kept", []), f"{where}.kept")),
             open={Address(a): n for a, n in _counts(entry.get("open", {}), f"{where}.open").items()},
         )
-    return NodeReport(found, _counts(root.get("omitted", {}), "omitted"))
+    return NodeReport(reports, _counts(root.get("omitted", {}), "omitted"))
 
 
 def _addresses(value: object, where: str) -> list[Address]:

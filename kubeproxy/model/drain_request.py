@@ -54,10 +54,11 @@ class DrainRequest:
     until: float
     """Unix seconds at which the request expires, so that one of a killed client does not stay."""
     uid: str = ""
-    """The pod's UID; empty: the request is about whatever pod has the addresses."""
+    """The pod's UID. If it is empty, the request is about whatever pod has the addresses."""
 
     def is_about(self, pod: str) -> bool:
-        """Whether it is about an endpoint at its addresses with this `Endpoint.pod`; without a pod it is."""
+        """Return whether the request is about an endpoint at its addresses with this `Endpoint.pod`. A request without
+        a pod is about every endpoint there."""
         return not self.uid or not pod or pod in (self.uid, self.pod)
 
 
@@ -70,26 +71,26 @@ class DrainRequests:
     requests: tuple[DrainRequest, ...] = ()
 
     def active(self, now: float) -> tuple[DrainRequest, ...]:
-        """The requests that count; `now` in Unix seconds."""
+        """Return the requests that count at `now`, in Unix seconds."""
         return tuple(request for request in self.requests if now < request.until <= now + MAX_AHEAD_S)
 
     def addresses(self, now: float, *wants: Want) -> frozenset[Address]:
-        """The addresses of active requests of these kinds."""
+        """Return the addresses of active requests of these kinds."""
         return frozenset(a for request in self.active(now) if request.want in wants for a in request.addresses)
 
     def followed(self, now: float) -> int:
-        """The newest generation of which every request counts, or has counted."""
+        """Return the newest generation of which every request counts, or has counted."""
         ahead = (request.since - 1 for request in self.requests if request.until > now + MAX_AHEAD_S)
         return max(0, min((self.generation, *ahead)))
 
     def next_change(self, now: float) -> float | None:
-        """When the next request begins or ceases to count; None: none will."""
+        """Return when the next request begins or ceases to count. Return None if no request will."""
         changes = (at for request in self.requests for at in (request.until - MAX_AHEAD_S, request.until) if at > now)
         return min(changes, default=None)
 
 
 def encode_requests(requests: DrainRequests) -> str:
-    """The annotation of a Service."""
+    """Return requests as the annotation of a Service."""
     return to_text(
         {
             "generation": requests.generation,
@@ -110,7 +111,7 @@ def encode_requests(requests: DrainRequests) -> str:
 
 
 def decode_requests(text: str) -> DrainRequests:
-    """The requests of an annotation. ValueError, with what is wrong, for anything else."""
+    """Parse the requests of an annotation. Raise ValueError, with what is wrong, for anything else."""
     root = object_in(parsed(text), "")
     listed = root.get("requests", [])
     if not isinstance(listed, list):

@@ -87,7 +87,7 @@ class Frontend:
     """Taken only from this node itself and, where the cluster's own addresses are known, from pods: under
     externalTrafficPolicy Local any endpoint in the cluster may serve these clients."""
     source_ranges: frozenset[str] = frozenset()
-    """CIDRs of this family allowed to reach the `ranged` destinations; empty: no restriction."""
+    """CIDRs of this family allowed to reach the `ranged` destinations. Empty without a restriction."""
     ranged: frozenset[Destination] = frozenset()
     """The load balancer addresses among the destinations."""
     claims: Mapping[Destination, Claim] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class ServicePortName(NamedTuple):
 
     @property
     def service(self) -> ServiceName:
-        """The Service that this port belongs to."""
+        """Return the Service that this port belongs to."""
         return ServiceName(self.namespace, self.name)
 
 
@@ -59,7 +59,7 @@ class ServicePort:
     protocol: Protocol
     port: int
     node_port: int = 0
-    """0: none."""
+    """0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,17 @@ class Service:
     cluster_ips: tuple[Address, ...]
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
-    """Seconds that a client stays with its endpoint after its last connection; None: no affinity."""
+    """Seconds that a client stays with its endpoint after its last connection. None without affinity."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()
     load_balancer_ips: tuple[Address, ...] = ()
     """Ingress addresses of mode VIP; the load balancer itself answers at those of mode Proxy."""
     load_balancer_source_ranges: tuple[str, ...] = ()
-    """Canonical CIDRs; empty: every client."""
+    """Canonical CIDRs. Empty if every client is allowed."""
     health_check_node_port: int = 0
-    """0: none."""
+    """0 if there is none."""
     created: int = 0
-    """metadata.creationTimestamp in Unix seconds; 0: not given, as in most manifests."""
+    """metadata.creationTimestamp in Unix seconds. 0 if it is not given, as in most manifests."""
     drain: DrainRequests | None = None
-    """What rollouts ask about its endpoints; None: nothing."""
+    """What rollouts ask about the Service's endpoints. None if they ask nothing."""

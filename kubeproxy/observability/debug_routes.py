@@ -23,7 +23,7 @@ _CONTENTS: Final = (
 
 
 def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
-    """The routes of both pages; other paths, such as Go profiles, get a text that lists them."""
+    """Return the routes of both pages; other paths, such as Go profiles, get a text that lists them."""
 
     async def tasks(request: web.Request) -> web.Response:
         return _text(tasks_text())
@@ -39,9 +39,9 @@ def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
 
 
 def tasks_text() -> str:
-    """The tasks of the running loop by name, each with its stack, outermost call first."""
+    """Return the tasks of the running loop by name, each with its stack, outermost call first."""
     out = io.StringIO()
-    for task in sorted(asyncio.all_tasks(), key=lambda it: it.get_name()):
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         out.write(f"task {task.get_name()}\n")
         task.print_stack(file=out)
         out.write("\n")
@@ -49,7 +49,7 @@ def tasks_text() -> str:
 
 
 def stacks_text() -> str:
-    """All threads, each with its stack, outermost call first."""
+    """Return all threads, each with its stack, outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"

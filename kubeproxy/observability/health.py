@@ -64,31 +64,32 @@ class Health:
 
     now: float
     last_updated: float | None
-    """None: no sync has succeeded yet."""
+    """None before the first successful sync."""
     on_time: bool
     """No change has waited for too long."""
     node_eligible: bool
     """The node is not being deleted and has no taint that announces it."""
     draining: bool
     failing: str | None
-    """Why the last sync failed; None if it did not."""
+    """Why the last sync failed. None if it did not fail."""
     families: tuple[Family, ...]
     degraded: Mapping[Reason, str] = field(default_factory=dict)
     """Problems that other parts have found, in words."""
     node_exists: bool = True
     """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
-    """Why no client could be served for minutes; None: clients are served."""
+    """Why no client could be served for minutes. None if clients are served."""
 
     @property
     def live(self) -> bool:
-        """Whether /livez succeeds: the process needs no restart. A node under deletion is no reason to restart."""
+        """Return whether /livez succeeds, because the process needs no restart. A node under deletion is no reason to
+        restart."""
         return self.on_time
 
     @property
     def healthy(self) -> bool:
-        """Whether /healthz succeeds: load balancers may send new connections to this node. Not before the first sync:
-        until then kube-proxy does not even listen."""
+        """Return whether /healthz succeeds, so that load balancers may send new connections to this node. It does not
+        before the first sync: until then kube-proxy does not even listen."""
         return self.last_updated is not None and self.on_time and self.node_eligible and self.exhausted is None
 
     @property
@@ -116,7 +117,7 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether /readyz succeeds: a sync has succeeded, and the process is not about to end."""
+        """Return whether /readyz succeeds: a sync has succeeded, and the process is not about to end."""
         return not self.draining and self.last_updated is not None
 
 
@@ -154,7 +155,7 @@ class ProxyHealth:
             self._waiting_since = now
 
     def failing(self, reason: str | None) -> None:
-        """Record why a sync failed; None: it works again."""
+        """Record why a sync failed, or with None that it works again."""
         self._failing = reason
 
     def node_eligible(self, eligible: bool, *, exists: bool = True) -> None:
@@ -176,7 +177,7 @@ class ProxyHealth:
             problems[part] = problem
 
     def exhausted(self, reason: str | None) -> None:
-        """Record why no client could be served for minutes; None: clients are served.
+        """Record why no client could be served for minutes, or with None that clients are served.
 
         The process stays live: a restart would cut open connections.
         """
@@ -187,7 +188,7 @@ class ProxyHealth:
         self._draining = True
 
     def at(self, now: float) -> Health:
-        """The health at a moment."""
+        """Return the health at a moment."""
         late = self._waiting_since is not None and now - self._waiting_since >= self.timeout_s
         return Health(
             now=now,

@@ -31,7 +31,7 @@ def health_routes(
     clock: Callable[[], float] = time.monotonic,
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> list[web.RouteDef]:
-    """``/healthz`` and ``/livez`` as in the newest kube-proxy, and ``/readyz``.
+    """Make the routes ``/healthz`` and ``/livez``, as in the newest kube-proxy, and ``/readyz``.
 
     `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons: the
     server is open to the network for load balancers.
@@ -74,7 +74,7 @@ def health_routes(
 
 
 def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
-    """The root of a server: a plain list of its pages."""
+    """Make the root page of a server, a plain list of its pages."""
     text = "".join(f"{page.path}\n" for page in pages)
 
     async def index(request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
 def metrics_routes(
     exposition: Exposition, metrics: Metrics, configuration: Callable[[], Mapping[str, object]]
 ) -> list[web.RouteDef]:
-    """The pages of the metrics server; `configuration` gives the settings in effect with Go's field names."""
+    """Return the pages of the metrics server; `configuration` gives the settings in effect with Go's field names."""
 
     async def scrape(request: web.Request) -> web.Response:
         text = await exposition.render()
@@ -158,7 +158,7 @@ _NEVER: Final = "0001-01-01T00:00:00Z"
 
 
 def rfc3339_nano(unix_ns: int) -> str:
-    """Go's time.RFC3339Nano in UTC: fractions without trailing zeros."""
+    """Format a time as Go's time.RFC3339Nano does in UTC: fractions without trailing zeros."""
     seconds, nanoseconds = divmod(unix_ns, 1_000_000_000)
     fraction = f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"

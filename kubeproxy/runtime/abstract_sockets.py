@@ -41,7 +41,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def listening(prefix: str) -> frozenset[str]:
-    """The names with that prefix, without the leading NUL. OSError when the kernel cannot list them."""
+    """Return the names with that prefix, without the leading NUL. Raise OSError if the kernel cannot list names."""
     ours = os.geteuid()
     try:
         names = [name for name, uid in _by_sock_diag() if uid == ours and name.startswith(prefix)]
@@ -51,7 +51,8 @@ def listening(prefix: str) -> frozenset[str]:
 
 
 def users(prefix: str) -> Mapping[str, int]:
-    """The names with that prefix of every user, and the user of each. Empty when the kernel cannot tell."""
+    """Return the names with that prefix of every user, each with its user. The result is empty if the kernel cannot
+    tell."""
     try:
         return {name: uid for name, uid in _by_sock_diag() if name.startswith(prefix)}
     except OSError:
@@ -59,7 +60,8 @@ def users(prefix: str) -> Mapping[str, int]:
 
 
 def listener(name: str) -> int:
-    """The process that listens at a name; 0: it does not answer, or is not one of this PID namespace."""
+    """Return the process that listens at a name. Return 0 if it does not answer, or if it is in another PID
+    namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
         try:
             sock.connect(f"\0{name}")
@@ -69,12 +71,12 @@ def listener(name: str) -> int:
 
 
 def uid_of(sock: socket.socket) -> int:
-    """The user of the process at the other end, as of its connect or listen."""
+    """Return the user of the process at the other end, as of its connect or listen."""
     return _credentials(sock)[1]
 
 
 def pid_of(sock: socket.socket) -> int:
-    """The process at the other end, as of its connect or listen; 0: not one of this PID namespace."""
+    """Return the process at the other end, as of its connect or listen. Return 0 if it is in another PID namespace."""
     return _credentials(sock)[0]
 
 
@@ -84,7 +86,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def _by_sock_diag() -> Iterator[tuple[str, int]]:
-    """Names and their users. OSError when the kernel does not report both."""
+    """Return names and their users. Raise OSError if the kernel does not report both."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
         question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 1 << _TCP_LISTEN, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
         netlink.send(_MESSAGE.pack(_MESSAGE.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)

@@ -44,16 +44,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def has_exited(self) -> bool:
-        """Whether the process has exited."""
+        """Return whether the process has exited."""
         return self._process.poll() is not None
 
     def kill(self, reason: str) -> None:
-        """Kill the process, for `reason` if it is the first."""
+        """Kill the process. The first `reason` given is the one that counts."""
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

@@ -26,7 +26,7 @@ class Histogram:
 
 
 def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """The buckets as Prometheus has them: each includes all smaller ones, the last bound is ``+Inf``."""
+    """Return the buckets as Prometheus has them: each includes all smaller ones, and the last bound is ``+Inf``."""
     buckets, total = list[tuple[str, float]](), 0
     for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
         total += count

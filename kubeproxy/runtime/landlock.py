@@ -33,7 +33,7 @@ _syscall.argtypes = [ctypes.c_long] * 5
 
 
 def version() -> int:
-    """The version of Landlock's interface. OSError: the kernel has none, or it is not enabled."""
+    """Return the version of Landlock's interface. Raise OSError if the kernel has no Landlock, or has it disabled."""
     return _call(_CREATE_RULESET, 0, 0, _ASK_VERSION)
 
 

@@ -52,7 +52,8 @@ class Challenge:
     """A socket for a peer to answer on."""
 
     def __init__(self, purpose: Purpose, control: str) -> None:
-        """`control`: the control socket over which it is sent. OSError when there is no descriptor."""
+        """Make the socket. `control` is the control socket over which it is sent. Raise OSError if there is no
+        descriptor."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._sock.bind(_bound(purpose, control) + os.urandom(8).hex().encode())
@@ -61,12 +62,12 @@ class Challenge:
             raise
 
     def fileno(self) -> int:
-        """The descriptor to send."""
+        """Return the descriptor to send."""
         return self._sock.fileno()
 
     @property
     def answered(self) -> bool:
-        """Whether a process with CAP_NET_ADMIN has answered."""
+        """Return whether a process with CAP_NET_ADMIN has answered."""
         try:
             clock, _ = _TXTIME.unpack(self._sock.getsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.size))
         except OSError:  # a kernel before 4.19
@@ -105,18 +106,19 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
 
 
 def _bound(purpose: Purpose, control: str) -> bytes:
-    """What comes before the random part."""
+    """Return what comes before the random part."""
     return f"\0{_PREFIX}/{purpose.value}/{control}/".encode()
 
 
 def _of_this_network(sock: socket.socket) -> bool:
-    """Whether a socket belongs to our network namespace: names of control sockets are free in every other one."""
+    """Return whether a socket belongs to our network namespace. In every other one the names of control sockets are
+    free."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         return _network(own) == _network(sock)
 
 
 def _network(sock: socket.socket) -> tuple[int, int]:
-    """The network namespace of a socket. OSError without CAP_NET_ADMIN there."""
+    """Return the network namespace of a socket. Raise OSError without CAP_NET_ADMIN there."""
     descriptor = fcntl.ioctl(sock, _SIOCGSKNS)
     try:
         status = os.fstat(descriptor)

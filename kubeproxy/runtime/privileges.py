@@ -44,7 +44,7 @@ _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def held() -> int:
-    """The permitted capabilities of this process, as a set of bits."""
+    """Return the permitted capabilities of this process, as a set of bits."""
     permitted: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[1]
     return permitted
 
@@ -88,7 +88,8 @@ def _restrict(kept: int, *, inheritable: int) -> None:
 
 
 def use_alone(keep: Collection[Capability]) -> None:
-    """Reduce this thread to the first of `keep` that is permitted, to try what it allows. OSError on refusal."""
+    """Reduce this thread to the first of `keep` that is permitted, to try what that allows. Raise OSError on
+    refusal."""
     _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
 
 

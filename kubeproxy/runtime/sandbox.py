@@ -26,7 +26,7 @@ def leave_file_system() -> None:
 
 
 def confine(*, sockets: bool, use_landlock: bool = True) -> str | None:
-    """Confine this process for good; None, or the reason why its system calls are not filtered.
+    """Confine this process for good. Return the reason why its system calls are not filtered, or None if they are.
 
     `sockets`: whether it may still open those that a worker needs: TCP, UDP, and Unix sockets to its next owner.
     Requires no_new_privs (`privileges.drop`), and that no other thread runs. What is imported later, or reads a

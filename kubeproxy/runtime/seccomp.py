@@ -32,7 +32,7 @@ class Machine(NamedTuple):
     place: int
 
     def numbers(self, calls: Mapping[str, Numbers]) -> dict[str, int]:
-        """The numbers of those calls that it has."""
+        """Return the numbers of those calls that the architecture has."""
         return {name: number for name, numbers in calls.items() if (number := numbers[self.place]) is not None}
 
 
@@ -62,13 +62,14 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 def refused(machine: Machine, *, sockets: bool) -> dict[str, int]:
-    """The calls that are refused whatever their arguments are, by name."""
+    """Return the calls that are refused whatever their arguments are, by name."""
     tables = FILES, PROCESSES, KERNEL, PAIRS, *(() if sockets else (SOCKETS,))
     return {name: number for table in tables for name, number in machine.numbers(table).items()}
 
 
 def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
-    """The filter for a process, as an array of struct sock_filter. `sockets`: whether it may open any."""
+    """Return the filter for a process, as an array of struct sock_filter. `sockets`: whether the process may open
+    any."""
     inspected = machine.numbers(INSPECTED)
     rules: dict[str, list[Step]] = {
         "tgkill": _require(_FIRST, pid),
@@ -130,7 +131,7 @@ def _plain_socket() -> list[Step]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The first and last number of each row without gaps, in order."""
+    """Return the first and last number of each row without gaps, in order."""
     present = set(numbers)
     firsts = sorted(number for number in present if number - 1 not in present)
     lasts = sorted(number for number in present if number + 1 not in present)
@@ -138,7 +139,7 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def confine(*, sockets: bool = True) -> str | None:
-    """Filter the system calls of this process; None, or the reason why that is not possible.
+    """Filter the system calls of this process. Return the reason why that is not possible, or None if it is done.
 
     `sockets`: whether it may still open those that a worker needs. Requires no_new_privs (`privileges.drop`). Applies
     to this thread; it can start no other.

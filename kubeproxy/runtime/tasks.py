@@ -36,7 +36,7 @@ class TaskSet:
             self._on_crash(task.get_name(), error)
 
     async def end(self, *tasks: asyncio.Task[Any]) -> None:
-        """Cancel these and wait for their end."""
+        """Cancel these tasks and wait for their end."""
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,7 +18,7 @@ class NotBegun(MemoryError):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done in a thread of its own; NotBegun when that could not begin.
+    """Do `work` in a thread of its own and return its result. Raise NotBegun if the thread could not begin.
 
     Not asyncio.to_thread: Python waits for an executor's threads at exit, and neither a read of standard input nor the
     parsing of fifty megabytes can be interrupted.

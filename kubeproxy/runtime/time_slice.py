@@ -10,7 +10,7 @@ class TimeSlice:
     """Yields to the loop by elapsed time, since one piece of work may be a hundred times another."""
 
     def __init__(self, slice_s: float) -> None:
-        """`slice_s`: seconds between two yields; one longer piece of work adds to them."""
+        """Begin a slice. `slice_s` is the time between two yields; one longer piece of work adds to it."""
         self._slice_s = slice_s
         self._end = monotonic() + slice_s
 

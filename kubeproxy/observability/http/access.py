@@ -41,7 +41,7 @@ class Access:
     """Pages for other hosts."""
 
     def refusal(self, page: str | None, hosts: Sequence[str], *, from_loopback: bool) -> Refusal | None:
-        """The refusal of a request; None: the request is answered.
+        """Return the refusal of a request. Return None if the request is answered.
 
         `page`: the pattern of the route, None without a match; `hosts`: all values of the ``Host`` header. A client
         without the header (HTTP/1.0) is no browser. Open pages accept any name from other hosts, because Prometheus may
@@ -68,7 +68,8 @@ _MISDIRECTED: Final = Refusal(
 
 
 def host_name(value: str) -> str | None:
-    """The host of a ``Host`` header, in lower case, without port, brackets and final dot; None for a malformed one."""
+    """Return the host of a ``Host`` header, in lower case, without port, brackets and final dot. Return None if the
+    header is malformed."""
     match = _HOST.fullmatch(value.strip().lower())
     if match is None:
         return None
@@ -78,14 +79,14 @@ def host_name(value: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a client's address is a loopback address, or one that an IPv6 socket maps to IPv6."""
+    """Return whether a client's address is a loopback address, or one that an IPv6 socket maps to IPv6."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return found.is_loopback
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_loopback
 
 
 def _is_address(text: str) -> bool:

@@ -27,16 +27,17 @@ T = TypeVar("T")
 
 
 def client_key(address: str) -> str:
-    """The key of a client's limits: an IPv4 address, or the /64 network of an IPv6 address, which one host has."""
+    """Return the key of a client's limits: an IPv4 address, or the /64 network of an IPv6 address, which one host
+    has."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> 64 << 64))
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64))
 
 
 class Admission:
@@ -48,7 +49,7 @@ class Admission:
         """By client key: remaining connections, and when they were computed; the key seen longest ago first."""
 
     def admit(self, key: str, now: float, *, local: bool) -> bool:
-        """Whether a new connection of this client key is served."""
+        """Return whether a new connection of this client key is served."""
         rate = self._local_rate if local else self._rate
         left, since = self._buckets.get(key, (rate * BURST_S, now))
         left = min(rate * BURST_S, left + (now - since) * rate)
@@ -95,7 +96,8 @@ class Kept(Generic[T]):
             self._local.discard(key)
 
     def surplus(self) -> T | None:
-        """The connection to close beyond the limit: the oldest of the key with most; None: below the limit."""
+        """Return the connection to close beyond the limit, the oldest of the key with most. Return None below the
+        limit."""
         if self._count <= self._limit:
             return None
         return next(iter(self._by_key[max(self._by_key, key=self._weight)]))

@@ -35,7 +35,7 @@ Step = tuple[int, int, int, int]
 
 
 def program() -> tuple[Step, ...]:
-    """The BPF program that returns the number of the queue.
+    """Return the BPF program that returns the number of the queue.
 
     0 for clients of this host, with a loopback address or one equal to the destination; 1 to `OTHERS` for
     others, by the last byte of the IPv4 address or of the IPv6 network (/64).
@@ -70,7 +70,7 @@ def _spread(byte: int) -> tuple[Step, ...]:
 
 
 def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -> list[socket.socket]:
-    """The listening sockets, the one for this host first; OSError if the address is not free.
+    """Open the listening sockets, the one for this host first. Raise OSError if the address is not free.
 
     `alone`: one socket for all clients, which saves descriptors where there are many servers. The first socket is bound
     without SO_REUSEPORT, so that the bind fails if another process listens on the port, even one that shares it.

@@ -144,18 +144,20 @@ class ServiceHealthServers:
 def assign(
     wanted: Mapping[ServiceName, tuple[int, int]], holders: Mapping[int, ServiceName]
 ) -> tuple[dict[int, ServiceName], dict[ServiceName, ServiceName]]:
-    """The Service of each port, and for each refused Service the one that has its port. Pure.
+    """Return the Service of each port, and for each refused Service the one that has its port. Pure.
 
     A Service keeps its port as long as it wants it; a free port goes to the first Service that wants it.
     """
-    found = {port: service for port, service in holders.items() if wanted.get(service, (0, 0))[0] == port}
+    holder_of = {port: service for port, service in holders.items() if wanted.get(service, (0, 0))[0] == port}
     for service, (port, _) in wanted.items():
-        found.setdefault(port, service)
-    return found, {service: found[port] for service, (port, _) in wanted.items() if found[port] != service}
+        holder_of.setdefault(port, service)
+    return holder_of, {service: holder_of[port] for service, (port, _) in wanted.items() if holder_of[port] != service}
 
 
 def bindable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """The addresses to bind: each once; a wildcard address replaces all of its family. Pure."""
+    """Return the addresses to bind: each once; a wildcard address replaces all of its family. Pure."""
     given = set(addresses)
     all_of = {family for family, wildcard in NODE_PORTS.items() if wildcard in given}
-    return tuple(sorted(it for it in given if family_of(it) not in all_of or it in NODE_PORTS.values()))
+    return tuple(
+        sorted(address for address in given if family_of(address) not in all_of or address in NODE_PORTS.values())
+    )

@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Paths of PEM files; empty: none."""
+    """Paths of PEM files, which may be empty."""
 
     certificate: str = ""
-    """The server's certificate with the chain behind it. Without: one is made in memory."""
+    """The server's certificate followed by its chain. Without it a certificate is made in memory."""
     key: str = ""
     client_ca: str = ""
     """Authorities of client certificates. Without: none is asked for."""
@@ -42,7 +42,7 @@ class ServingTls:
     """The TLS context of a server. New handshakes use replaced files within `CHECK_S`."""
 
     def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`ConfigError` when a file cannot be used."""
+        """Load the files. Raise ConfigError if one cannot be used."""
         self._files = files
         self._clock = clock
         self._context = self._load()
@@ -50,7 +50,8 @@ class ServingTls:
         self._checked_at = clock()
 
     def context(self) -> ssl.SSLContext:
-        """The context for the next handshake. Files that cannot be used are logged, and the earlier ones stay."""
+        """Return the context for the next handshake. Files that cannot be used are logged, and the earlier ones
+        stay."""
         now = self._clock()
         if now - self._checked_at >= CHECK_S:
             self._checked_at = now
@@ -91,16 +92,16 @@ class ServingTls:
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Changes with the file, also where a link in its path is replaced, as in a mounted Secret."""
+    """Return a value that changes with the file, also if a link in its path is replaced, as in a mounted Secret."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _load_self_signed(context: ssl.SSLContext) -> None:
-    """A certificate for this host's names and loopback, and a key that no disk ever has."""
+    """Make a certificate for this host's names and loopback addresses, and a key that no disk ever has."""
     import ipaddress
     from datetime import UTC, datetime, timedelta
 

@@ -125,7 +125,7 @@ class _File:
         self._descriptor = -1
 
     def append(self, text: bytes) -> None:
-        """Append whole lines; OSError if not all of them could be written."""
+        """Append whole lines. Raise OSError if not all of them could be written."""
         self._reopen()
         remaining = memoryview(text)
         while remaining:
@@ -157,7 +157,7 @@ class _File:
 
 
 def facts(ended: Ended) -> dict[str, Any]:
-    """The fields of a line by name. Seconds are rounded to microseconds."""
+    """Return the fields of a line by name. Seconds are rounded to microseconds."""
     service_port = ended.frontend.service_port
     return {
         "service": str(service_port.service),
@@ -176,13 +176,13 @@ def facts(ended: Ended) -> dict[str, Any]:
 
 
 def text_line(ended: Ended) -> str:
-    """A logfmt line; the time of the end comes first, ``-`` stands for no value."""
+    """Return a logfmt line; the time of the end comes first, ``-`` stands for no value."""
     words = [f"{key}={'-' if value in (None, '') else bare_value(value)}" for key, value in facts(ended).items()]
     return f"{_moment(ended)} {' '.join(words)}\n"
 
 
 def json_line(ended: Ended) -> str:
-    """A line with one JSON object."""
+    """Return a line with one JSON object."""
     line: Mapping[str, Any] = {"ts": _moment(ended), **facts(ended)}
     return json.dumps(line, ensure_ascii=False) + "\n"
 

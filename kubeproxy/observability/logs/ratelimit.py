@@ -27,7 +27,8 @@ class RateLimit:
         """By key: when it was last allowed, and how often it was suppressed since; the oldest first."""
 
     def allow(self, key: Hashable, now: float) -> int | None:
-        """How often the key was suppressed since it was last allowed; None: suppress it."""
+        """Return how often the key was suppressed since it was last allowed. Return None if it is to be suppressed
+        now."""
         allowed_at, suppressed = self._allowed.get(key, (None, 0))
         if allowed_at is not None and now - allowed_at < self.interval_s:
             self._allowed[key] = (allowed_at, suppressed + 1)
@@ -58,7 +59,7 @@ class FewByName:
         self._named = self._others = 0
 
     def allow(self, now: float) -> bool:
-        """Whether to log this event."""
+        """Return whether to log this event."""
         if now - self._since >= self.interval_s and not self._others:
             self._since, self._named = now, 0
         if self._named < self.at_most:
@@ -68,7 +69,8 @@ class FewByName:
         return False
 
     def others(self, now: float) -> int:
-        """How many were not logged in the interval that is over; 0 while it lasts. Call it now and then."""
+        """Return how many events were not logged in the interval that is over, or 0 while the interval lasts. To be
+        called now and then."""
         if now - self._since < self.interval_s:
             return 0
         others, self._others = self._others, 0

@@ -45,7 +45,7 @@ _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def levels(verbosity: int) -> tuple[int, int]:
-    """The lowest logged level of our loggers and of libraries for kube-proxy's ``-v``.
+    """Return the lowest logged level of our loggers and of libraries for kube-proxy's ``-v``.
 
     0: messages for the operator; 2: also those of libraries; 4: debugging; 8: also debugging of libraries, as client-go
     logs bodies of requests from 8 on.
@@ -105,13 +105,14 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
 
 
 def configure_command() -> None:
-    """For a command that ends: warnings and errors to stderr, for stdout has what the command was asked for."""
+    """Configure the log of a command that ends: warnings and errors go to stderr, because stdout has what the command
+    was asked for."""
     configure(verbosity=0)
     logging.getLogger(OURS).setLevel(logging.WARNING)
 
 
 def writer_problem() -> str | None:
-    """What went wrong with writing the log since the last call; None: nothing."""
+    """Return what went wrong with writing the log since the last call. Return None if nothing did."""
     problems = (it.log_writer.problem() for it in logging.getLogger().handlers if isinstance(it, _Handler))
     return next(filter(None, problems), None)
 
@@ -200,7 +201,7 @@ class _Handler(logging.Handler):
 
 
 def _loss(lines: int) -> logging.LogRecord:
-    """A record in the place of lost lines."""
+    """Return a record in the place of lost lines."""
     event: Any = {"event": "log lines lost", "level": "warning", "logger": __name__, "lines": lines}
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
     # ProcessorFormatter reads the fields of a record that has these two attributes.
@@ -232,7 +233,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether the stream leads to the journal.
+    """Return whether the stream leads to the journal.
 
     systemd puts the journal's device and inode into the environment (systemd.exec(5)); a redirected stderr differs.
     """
@@ -247,7 +248,7 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _takes_colours(stream: TextIO) -> bool:
-    """Whether the stream is a terminal with colours, and NO_COLOR is not set (no-color.org)."""
+    """Return whether the stream is a terminal with colours, and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
@@ -256,7 +257,7 @@ def _bare(key: str) -> str:
 
 
 def bare_value(value: object) -> str:
-    """A value in a line of text: quoted where necessary, without characters that could forge a line."""
+    """Return a value in a line of text: quoted where necessary, without characters that could forge a line."""
     plain = _plain(value)
     if isinstance(plain, bool) or plain is None:
         text = json.dumps(plain)
@@ -269,7 +270,7 @@ def bare_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON has it; names, addresses and errors become text (`str`)."""
+    """Return a value as JSON has it; names, addresses and errors become text (`str`)."""
     if value is None or isinstance(value, bool) or type(value) in (int, str):
         return value
     if isinstance(value, float):

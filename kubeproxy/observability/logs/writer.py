@@ -40,16 +40,16 @@ class LogWriter:
 
     @property
     def lost(self) -> int:
-        """How many writes have failed or found no room."""
+        """Return how many writes have failed or found no room."""
         return self._refused + self._failed
 
     @property
     def waiting(self) -> int:
-        """Bytes in the backlog."""
+        """Return the number of bytes in the backlog."""
         return self._queued - self._written
 
     def write(self, lines: str) -> bool:
-        """Write or queue all lines or none; whether it did. One thread at a time may call it."""
+        """Write or queue all lines or none, and return whether they were taken. One thread at a time may call it."""
         if self._descriptor < 0:
             self.stream.write(lines)
             self.stream.flush()
@@ -76,7 +76,7 @@ class LogWriter:
             time.sleep(_FLUSH_POLL_S)
 
     def problem(self) -> str | None:
-        """What went wrong since the last call; None: nothing."""
+        """Return what went wrong since the last call. Return None if nothing did."""
         (lost, written), self._last_check = self._last_check, (self.lost, self._written)
         if self.waiting and self._written == written:
             return "stderr has no reader; log lines wait"
@@ -114,7 +114,7 @@ class LogWriter:
 
 
 def _has_room(descriptor: int, *, within_ms: int | None) -> bool:
-    """Whether a write of PIPE_BUF bytes does not block; it may still fail."""
+    """Return whether a write of PIPE_BUF bytes does not block; it may still fail."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(within_ms))

@@ -55,7 +55,7 @@ class Exposition:
         self._log = RateLimitedLog(log)
 
     async def render(self) -> bytes:
-        """The text of a scrape."""
+        """Return the text of a scrape."""
         async with self._one_at_a_time:
             self._metrics.state.read(self._picture())
             traffic = await self._read_data_plane()

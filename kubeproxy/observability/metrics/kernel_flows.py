@@ -11,7 +11,7 @@ from kubeproxy.observability.picture import KernelFlowsState
 
 
 def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:
-    """The metrics; there are none before a rule has led a connection by the kernel path."""
+    """Yield the metrics. Its caller has a state only after a rule has led a connection by the kernel path."""
     yield GaugeMetricFamily(
         "kubeproxy_kernel_bytes_counted",
         "1 while the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct=1); 0: there are none in"

@@ -11,7 +11,7 @@ from kubeproxy.model.rescue import RescueState
 
 
 def rescue_families(state: RescueState) -> Iterator[Metric]:
-    """The metrics; there are none where the kernel path is not asked for."""
+    """Yield the metrics of the rescue. Its caller has a state only if the kernel path is asked for."""
     counts = state.counts
     yield GaugeMetricFamily(
         "kubeproxy_rescue_working",

@@ -40,5 +40,5 @@ class ServiceLevels:
         self._all.labels(name, check, "success" if succeeded else "error").inc()
 
     def render(self) -> bytes:
-        """The indicators as Prometheus text."""
+        """Return the indicators as Prometheus text."""
         return generate_latest(self._registry)

@@ -53,7 +53,7 @@ class StateCollector(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of the last `read`, for prometheus_client."""
+        """Return the metrics of the last `read`, for prometheus_client."""
         return self._families
 
 
@@ -66,26 +66,26 @@ def _suppressed_lines() -> Metric:
 
 
 def _degraded(reasons: Collection[Reason]) -> Metric:
-    found = GaugeMetricFamily(
+    family = GaugeMetricFamily(
         "kubeproxy_degraded",
         "1 for each reason why the daemon is not wholly well, as in the status",
         labels=("reason",),
     )
     for reason in Reason:
-        found.add_metric((reason,), reason in reasons)
-    return found
+        family.add_metric((reason,), reason in reasons)
+    return family
 
 
 def _stale(picture: Picture) -> Metric:
     now = time.time()
-    found = GaugeMetricFamily(
+    family = GaugeMetricFamily(
         "kubeproxy_source_stale_seconds",
         "Age of the state of an earlier run that is served because a source is not listed yet; 0: its own is served",
         labels=("source",),
     )
     for source in picture.proxier.sources:
-        found.add_metric((source,), max(0.0, now - picture.stale[source]) if source in picture.stale else 0.0)
-    return found
+        family.add_metric((source,), max(0.0, now - picture.stale[source]) if source in picture.stale else 0.0)
+    return family
 
 
 def _conntrack(room: ConntrackRoom) -> Iterator[Metric]:
@@ -139,32 +139,32 @@ def _proxier(proxier: Snapshot) -> Iterator[Metric]:
 
 def _data_paths(proxier: Snapshot) -> Metric:
     counted = Counter(str(status.data_path) for status in proxier.frontends)
-    found = GaugeMetricFamily(
+    family = GaugeMetricFamily(
         "kubeproxy_data_path_frontends",
         "Frontends by the way of their new connections: through a worker (userspace), straight to an endpoint"
         " (kernel), or none, because the kernel cannot lead them and no worker is to serve them (refused)",
         labels=("data_path",),
     )
     for path in ("kernel", "userspace", "refused"):
-        found.add_metric((path,), counted[path])
-    return found
+        family.add_metric((path,), counted[path])
+    return family
 
 
 def _without_local_endpoints(proxier: Snapshot) -> Metric:
-    """kube-proxy's count of service ports under a Local policy without local endpoints."""
+    """Count service ports under a Local policy without local endpoints, as kube-proxy does."""
     counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
     for status in proxier.frontends:
         frontend = status.frontend
         if not frontend.endpoints and frontend.name.scope is not Scope.CLUSTER:
             counts[str(frontend.name.family), _POLICIES[frontend.name.scope]] += 1
-    found = GaugeMetricFamily(
+    family = GaugeMetricFamily(
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
         "Service ports under a Local traffic policy without an endpoint on this node",
         labels=("ip_family", "traffic_policy"),
     )
     for labels, count in counts.items():
-        found.add_metric(labels, count)
-    return found
+        family.add_metric(labels, count)
+    return family
 
 
 _POLICIES: Final = {Scope.LOCAL: "internal", Scope.EXTERNAL: "external"}
@@ -245,7 +245,7 @@ def _draining(draining: DrainingEndpoints) -> Iterator[Metric]:
 
 
 def _requests(requests: Requests) -> Iterator[Metric]:
-    """client-go's metrics, in which dashboards look for errors of the API server."""
+    """Yield client-go's metrics, in which dashboards look for errors of the API server."""
     answers = CounterMetricFamily(
         "rest_client_requests_total",
         "Requests to the API server",
@@ -259,8 +259,8 @@ def _requests(requests: Requests) -> Iterator[Metric]:
         "Time from a request to the head of its answer",
         labels=("verb", "host"),
     )
-    for method, found in requests.latency.items():
-        latency.add_metric((method, requests.host), cumulative(found.bounds, found.counts), found.seconds)
+    for method, durations in requests.latency.items():
+        latency.add_metric((method, requests.host), cumulative(durations.bounds, durations.counts), durations.seconds)
     yield latency
 
 

@@ -204,7 +204,7 @@ class Traffic:
         counters: Mapping[FrontendName, Counters],
         ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]] | None = None,
     ) -> Iterator[bytes]:
-        """The text, in slices, some of them empty.
+        """Yield the text in slices, some of them empty.
 
         Only one iterator at a time may run; it need not run to its end.
         """

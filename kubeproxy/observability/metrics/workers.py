@@ -30,7 +30,7 @@ class Workers(Collector):
     def __init__(self) -> None:
         self._now: Sequence[WorkerStatus] = ()
         self._restarts = 0
-        self._known: set[int] = set()
+        self._numbers: set[int] = set()
         self._last: dict[Life, WorkerStatus] = {}
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
         self._dial_seconds = 0.0
@@ -48,18 +48,18 @@ class Workers(Collector):
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0) -> None:
         """Record the present status of all workers. For the event loop's thread."""
         lives: dict[Life, WorkerStatus] = {}
-        for it in worker_status:
-            life = (it.number, it.pid, it.began)
+        for status in worker_status:
+            life = (status.number, status.pid, status.began)
             before = self._last.get(life)
-            self._dials = tuple(map(add, self._dials, map(sub, it.dials, before.dials) if before else it.dials))
-            self._dial_seconds += it.dial_seconds - (before.dial_seconds if before else 0.0)
-            self.accept_paused += it.accept_paused - (before.accept_paused if before else 0)
-            self.log_skipped += it.log_skipped - (before.log_skipped if before else 0)
-            self.memory_shortages += it.memory_shortages - (before.memory_shortages if before else 0)
-            self.ports_exhausted += it.ports_exhausted - (before.ports_exhausted if before else 0)
-            self.looped += it.looped - (before.looped if before else 0)
-            self._known.add(it.number)
-            lives[life] = it
+            self._dials = tuple(map(add, self._dials, map(sub, status.dials, before.dials) if before else status.dials))
+            self._dial_seconds += status.dial_seconds - (before.dial_seconds if before else 0.0)
+            self.accept_paused += status.accept_paused - (before.accept_paused if before else 0)
+            self.log_skipped += status.log_skipped - (before.log_skipped if before else 0)
+            self.memory_shortages += status.memory_shortages - (before.memory_shortages if before else 0)
+            self.ports_exhausted += status.ports_exhausted - (before.ports_exhausted if before else 0)
+            self.looped += status.looped - (before.looped if before else 0)
+            self._numbers.add(status.number)
+            lives[life] = status
         self._now, self._last = worker_status, lives
         self._restarts = restarts
 
@@ -68,8 +68,8 @@ class Workers(Collector):
         self.log_skipped += connections
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of the last status, for prometheus_client."""
-        return [*self._sums(), *self._each()]
+        """Return the metrics of the last status, for prometheus_client."""
+        return [*self._sums(), *self._by_worker()]
 
     def _sums(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
@@ -102,11 +102,11 @@ class Workers(Collector):
             sum_value=self._dial_seconds,
         )
 
-    def _each(self) -> Iterator[Metric]:
+    def _by_worker(self) -> Iterator[Metric]:
         labels = ("worker",)
         up = GaugeMetricFamily("kubeproxy_worker_up", "Whether the worker runs", labels=labels)
-        serving = {it.number for it in self._now}
-        for number in sorted(self._known):
+        serving = {status.number for status in self._now}
+        for number in sorted(self._numbers):
             up.add_metric((str(number),), number in serving)
         began = GaugeMetricFamily("kubeproxy_worker_start_time_seconds", "Start time of the worker", labels=labels)
         connections = GaugeMetricFamily(
@@ -128,22 +128,22 @@ class Workers(Collector):
             "Resident memory of a worker process",
             labels=labels,
         )
-        for it in self._now:
-            label = (str(it.number),)
-            began.add_metric(label, it.began)
-            connections.add_metric(label, it.connections)
-            sessions.add_metric(label, it.udp_sessions)
-            used.add_metric(label, it.descriptors)
-            limit.add_metric(label, it.descriptors_limit)
-            lag.add_metric(label, it.lag_s)
-            if it.pid != os.getpid() and (spent := consumption(it.pid)) is not None:
+        for status in self._now:
+            label = (str(status.number),)
+            began.add_metric(label, status.began)
+            connections.add_metric(label, status.connections)
+            sessions.add_metric(label, status.udp_sessions)
+            used.add_metric(label, status.descriptors)
+            limit.add_metric(label, status.descriptors_limit)
+            lag.add_metric(label, status.lag_s)
+            if status.pid != os.getpid() and (spent := consumption(status.pid)) is not None:
                 cpu.add_metric(label, spent[0])
                 memory.add_metric(label, spent[1])
         yield from (up, began, connections, sessions, used, limit, lag, cpu, memory)
 
 
 def consumption(pid: int) -> tuple[float, int] | None:
-    """CPU seconds and resident bytes of a process (proc(5)); None: no such process."""
+    """Return CPU seconds and resident bytes of a process (proc(5)). Return None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -45,7 +45,8 @@ class EjectionLog:
         self._lasting: set[tuple[ServicePortName, Target]] = set()
 
     def update(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> Changes:
-        """The changes to log; `ejected`: all ejected endpoints (see `DataPlane.ejected`), `now`: seconds."""
+        """Return the changes to log. `ejected` has all ejected endpoints (see `DataPlane.ejected`); `now` is in
+        seconds."""
         worst: dict[tuple[ServicePortName, Target], EjectedEndpoint] = {}
         for name, endpoints in ejected.items():
             for one in endpoints:

@@ -169,8 +169,8 @@ class Monitor:
             self._log.warning(
                 "no descriptors for new clients",
                 times=more,
-                descriptors=sum(it.descriptors for it in worker_status),
-                limit=sum(it.descriptors_limit for it in worker_status),
+                descriptors=sum(status.descriptors for status in worker_status),
+                limit=sum(status.descriptors_limit for status in worker_status),
                 remedy="raise the limit on open files (LimitNOFILE=, ulimit -n), or close connections",
             )
         if self._accept_paused_at is not None:
@@ -184,7 +184,7 @@ class Monitor:
     def _look_whether_full(self, worker_status: Sequence[WorkerStatus], now: float) -> None:
         """Make the node unhealthy if every worker lacks descriptors for long: no client is served then."""
         if not worker_status or any(
-            it.descriptors + DESCRIPTORS_PER_CLIENT <= it.descriptors_limit for it in worker_status
+            status.descriptors + DESCRIPTORS_PER_CLIENT <= status.descriptors_limit for status in worker_status
         ):
             self._full_since = None
         elif self._full_since is None:

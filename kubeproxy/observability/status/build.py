@@ -50,7 +50,7 @@ def status(
     recent_warnings: Sequence[RecentWarning],
     interval_s: float,
 ) -> Status:
-    """The status without Services; `service` builds those one by one."""
+    """Build the status without Services; `service` builds those one by one."""
     observation = index.observation
     reasons = observation.health.reasons
     healthy = reasons.keys() <= DEGRADES_ONLY
@@ -92,7 +92,7 @@ def status(
 def service(
     row: Row, observation: Observation, *, port: str, history: History, candidates: Candidates
 ) -> ServiceStatus:
-    """One Service; `port` selects one service port, empty: all."""
+    """Build the status of one Service. `port` selects one service port; if it is empty, all are shown."""
     return ServiceStatus(
         namespace=row.name.namespace,
         name=row.name.name,
@@ -130,7 +130,8 @@ def frontend(
     kernel_flows: KernelFlowsState | None,
     now: float,
 ) -> FrontendStatus:
-    """One frontend with all endpoints of its service port; `now`: of the proxier's clock."""
+    """Build the status of one frontend with all endpoints of its service port. `now` is a time of the proxier's
+    clock."""
     wanted = view.frontend
     out = ejected_endpoints(wanted.protocol, wanted.endpoints, ejected, rescue, now)
     endpoints = endpoint_statuses(wanted.endpoints, candidates(wanted.name), out, open_to, preserved=wanted.preserve)

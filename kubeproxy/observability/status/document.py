@@ -98,15 +98,15 @@ class FrontendStatus:
     family: int
     scope: str
     proxy_port: int | None
-    """None: it does not listen yet."""
+    """None while the frontend does not listen yet."""
     addresses: tuple[str, ...]
     """The addresses that clients use: ``10.96.0.1:80``, ``node port 30080``."""
     own_addresses: tuple[str, ...]
     """Addresses that are redirected for this node and its pods only."""
     source_ranges: tuple[str, ...]
-    """The only client addresses that the load balancer's addresses admit; empty: all."""
+    """The only client addresses that the load balancer's addresses admit. Empty if all are admitted."""
     affinity_s: int | None
-    """Session affinity timeout; None: no affinity."""
+    """The timeout of session affinity. None without affinity."""
     when_empty: str
     """What happens to clients without endpoints: ``refuse``, ``drop``."""
     counters: NamedCounters
@@ -195,12 +195,12 @@ class ServiceStatus:
     source: str
     problems: tuple[str, ...]
     health_port: int
-    """The node port at which load balancers ask for its health; 0: none."""
+    """The node port at which load balancers ask for the Service's health. 0 if there is none."""
     traffic: Traffic
     rates: Rates | None
-    """None: unknown, because no two samples were taken in a row yet."""
+    """None as long as no two samples were taken in a row."""
     trend: Trend | None
-    """None: no traffic in the recorded time."""
+    """None if there was no traffic in the recorded time."""
     frontends: tuple[FrontendStatus, ...]
 
 
@@ -212,9 +212,9 @@ class SourceStatus:
     listed: bool
     """Whether its first list is complete."""
     behind_s: float
-    """For how many seconds changes may be missing; 0: up to date."""
+    """For how many seconds changes may be missing. 0 if the source is up to date."""
     last_event: float | None
-    """Unix seconds; None: none yet."""
+    """Unix seconds. None before the first event."""
     faults: int
     """Objects or documents with a fault."""
     problems: tuple[str, ...] = ()
@@ -234,13 +234,13 @@ class NetfilterStatus:
 
     adapter: str
     failing: str | None
-    """Why rules, connection tracking or data plane cannot be updated; None: they can."""
+    """Why rules, connection tracking or data plane cannot be updated. None if they can."""
     failures: int
     """Failed transactions in a row."""
     programmed_ago_s: float | None
-    """Seconds since the last transaction; None: none yet."""
+    """Seconds since the last transaction. None before the first."""
     pending_s: float | None
-    """Seconds since the oldest pending change; None: no change is pending."""
+    """Seconds since the oldest pending change. None if no change is pending."""
     changes_pending: int
 
 
@@ -271,7 +271,7 @@ class KernelFlowsStatus:
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
-    """Why the last reading failed, so that open connections and bytes are old; empty: it did not."""
+    """Why the last reading failed, so that open connections and bytes are old. Empty if it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +290,9 @@ class DataPathsStatus:
     """Why the latter two do not take the kernel path, with the number of frontends, the most frequent first; at most
     ten."""
     rescue: RescueStatus | None
-    """None: the kernel path is not asked for."""
+    """None if the kernel path is not asked for."""
     flows: KernelFlowsStatus | None = None
-    """None: no rule has led a connection by the kernel path."""
+    """None until a rule has led a connection by the kernel path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +347,7 @@ class Status:
     configuration: ConfigurationState | None = None
     data_paths: DataPathsStatus | None = None
     hint: str = ""
-    """Why no Service matches the query, and what was probably meant; empty: some do."""
+    """Why no Service matches the query, and what was probably meant. Empty if some do."""
     matched: int
     """How many Services match the query."""
     offset: int

@@ -29,11 +29,12 @@ def ejected_endpoints(
     rescue: RescueState | None,
     now: float,
 ) -> Mapping[Target, Ejected]:
-    """The ejected endpoints of a frontend. What the rescue knows comes first: it informs the workers."""
-    found: dict[Target, list[EjectedEndpoint]] = {}
+    """Return the ejected endpoints of a frontend. The rescue's ejections replace those of workers, because the rescue
+    informs the workers."""
+    by_target: dict[Target, list[EjectedEndpoint]] = {}
     for one in by_workers:
-        found.setdefault(one.target, []).append(one)
-    result = {target: _by_workers(ejected) for target, ejected in found.items()}
+        by_target.setdefault(one.target, []).append(one)
+    result = {target: _by_workers(ejected) for target, ejected in by_target.items()}
     if rescue is not None and rescue.ejected:
         for target in endpoints:
             if (ejection := rescue.ejected.get((protocol, target))) is not None:
@@ -72,7 +73,7 @@ def endpoint_statuses(
     *,
     preserved: frozenset[Target],
 ) -> tuple[EndpointStatus, ...]:
-    """The chosen endpoints, ejected ones first; then the others of the service port."""
+    """Return the chosen endpoints, ejected ones first; then the others of the service port."""
     used = [
         _used(target, candidates.get(target), ejected.get(target), target in preserved, open_to.get(target.address, 0))
         for target in chosen

@@ -12,7 +12,7 @@ LISTED = 5
 
 
 def hint(index: Index, query: Query) -> str:
-    """Why no Service matches; empty for a query without a Service."""
+    """Return why no Service matches. The text is empty for a query without a Service."""
     wanted = query.service
     if not wanted:
         return ""
@@ -29,18 +29,18 @@ def hint(index: Index, query: Query) -> str:
 
 
 def _similar(index: Index, namespace: str, name: str) -> str:
-    same = [str(known) for known in index.rows if known.name == name and known.namespace != namespace]
+    same = [str(service) for service in index.rows if service.name == name and service.namespace != namespace]
     if not same:
-        known_names = {known.name for known in index.rows}
+        known_names = {service.name for service in index.rows}
         near = get_close_matches(name, known_names, n=LISTED)
-        same = [str(known) for known in index.rows if known.name in near and namespace in ("", known.namespace)]
+        same = [str(service) for service in index.rows if service.name in near and namespace in ("", service.namespace)]
     if not same:
         return "; `kubeproxy status` without a name lists all"
     return f"; did you mean {' or '.join(same[:LISTED])}?"
 
 
 def _ports(row: Row) -> Iterator[str]:
-    """``http (80/TCP)`` for each port of a Service."""
+    """Return ``http (80/TCP)`` for each port of a Service."""
     seen: dict[str, set[int]] = {}
     for view in row.frontends:
         frontend = view.frontend

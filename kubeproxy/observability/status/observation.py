@@ -40,7 +40,8 @@ class Observation:
     manifests: ManifestState | None = None
     configuration: ConfigurationState | None = None
     why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
-    """Why a Service that a source has is none of this proxy's, by namespace (empty: any) and name; empty: unknown."""
+    """Returns why a Service that a source has is not served by this proxy, by namespace and name. An empty namespace
+    stands for any; an empty answer means that the reason is not known."""
     stale: Mapping[str, float] = field(default_factory=dict)
     """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
@@ -48,6 +49,6 @@ class Observation:
     data_path: str = "userspace"
     """The setting kubeproxy.dataPath."""
     rescue: RescueState | None = None
-    """None: the kernel path is not asked for."""
+    """None if the kernel path is not asked for."""
     kernel_flows: KernelFlowsState | None = None
-    """None: no rule has led a connection by the kernel path."""
+    """None until a rule has led a connection by the kernel path."""

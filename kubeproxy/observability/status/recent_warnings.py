@@ -49,12 +49,12 @@ class RecentWarnings(logging.Handler):
         )
 
     def newest_first(self) -> tuple[RecentWarning, ...]:
-        """The recorded entries."""
+        """Return the recorded entries."""
         return tuple(reversed(self._kept))
 
 
 def _text_and_details(record: logging.LogRecord) -> tuple[str, str]:
-    """The event and its fields; of an exception only type and text, the log has the rest."""
+    """Return the event and its fields; of an exception only type and text, the log has the rest."""
     from kubeproxy.observability.redaction import redact
 
     if isinstance(record.msg, Mapping):

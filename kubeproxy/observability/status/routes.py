@@ -38,7 +38,7 @@ Tracer = Callable[[TraceRequest], Awaitable[TraceReport]]
 
 
 def status_routes(status_service: StatusService, trace: Tracer) -> list[web.RouteDef]:
-    """The routes of the status, its page, and the trace."""
+    """Return the routes of the status, its page, and the trace."""
     page = files("kubeproxy.observability.status").joinpath("page")
     assets = {name: page.joinpath(name).read_bytes() for name in ("page.html", "page.css", "page.js")}
 
@@ -79,7 +79,8 @@ def status_routes(status_service: StatusService, trace: Tracer) -> list[web.Rout
 
 
 def wanted_format(query: Mapping[str, str], headers: Mapping[str, str]) -> Format:
-    """The ``format`` parameter, or else the Accept header: a browser gets the page, curl the text."""
+    """Choose the format by the ``format`` parameter, or else by the Accept header: a browser gets the page, curl the
+    text."""
     match query.get("format", ""):
         case "json":
             return "json"
@@ -96,7 +97,7 @@ _MEDIA: Final[Mapping[Format, str]] = {"json": "application/json", "html": "text
 
 
 def query_of(query: Mapping[str, str]) -> Query:
-    """The query of a request; ValueError says what is wrong and what is allowed."""
+    """Read the query of a request. A ValueError says what is wrong and what is allowed."""
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")

@@ -41,15 +41,15 @@ class Query:
     service: str = ""
     """``namespace/name`` or ``name``, either with ``:port`` (name or number); or ``IP``, ``IP:PORT``: exactly these."""
     namespace: str = ""
-    """Empty: all."""
+    """Empty if all are wanted."""
     search: str = ""
     """Part of a name, an address or an endpoint's address."""
     states: frozenset[State] = frozenset()
-    """Empty: all."""
+    """Empty if all are wanted."""
     order: Order = Order.PROBLEMS
     offset: int = 0
     limit: int | None = None
-    """None: all."""
+    """None if all are wanted."""
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class Index:
             self._ejected = {
                 protocol: frozenset(target for its, target in pairs if its is protocol) for protocol, _ in pairs
             }
-        known = proxier.owners.keys() | proxier.problems.keys()
-        if names is None or len(names) != len(known) or not known.issuperset(names):
-            names = sorted(known)
+        services = proxier.owners.keys() | proxier.problems.keys()
+        if names is None or len(names) != len(services) or not services.issuperset(names):
+            names = sorted(services)
         yield
         self.rows = {name: Row(name) for name in names}
         yield
@@ -111,7 +111,7 @@ class Index:
 
     @property
     def names(self) -> list[ServiceName]:
-        """All Services, sorted."""
+        """Return all Services, sorted."""
         return list(self.rows)
 
     def _assess(self, row: Row) -> None:
@@ -169,7 +169,7 @@ class Index:
         return State.OK
 
     def select(self, query: Query, history: History) -> Iterator[list[Row] | None]:
-        """The matching rows in order, as the last item; None after every slice of work before."""
+        """Yield the matching rows in order, as the last item, and None after every slice of work before."""
         matched: list[Row] = []
         matches = _matcher(query)
         for number, row in enumerate(self.rows.values(), 1):
@@ -205,35 +205,37 @@ def _matcher(query: Query) -> Callable[[Row], bool]:
 
 
 def split_port(wanted: str) -> tuple[str, str]:
-    """A Service's name and the port behind it, which may be empty."""
+    """Split the name of a Service from the port after it, which may be empty."""
     name, _, port = wanted.partition(":")
     return name, port
 
 
 def named(row: Row, name: str) -> bool:
-    """Whether a Service has that name, with or without its namespace."""
+    """Return whether a Service has that name, with or without its namespace."""
     return name in (str(row.name), row.name.name)
 
 
 def has_port(view: FrontendState, port: str) -> bool:
-    """Whether a frontend has a port of that name or number, as service port or node port."""
+    """Return whether a frontend has a port of that name or number, as service port or node port."""
     frontend = view.frontend
     if frontend.name.service_port.port == port:
         return True
-    return port.isdecimal() and any(it.port == int(port) for it in frontend.destinations | frontend.own_destinations)
+    return port.isdecimal() and any(
+        destination.port == int(port) for destination in frontend.destinations | frontend.own_destinations
+    )
 
 
 def has_address(view: FrontendState, wanted: str) -> bool:
-    """Whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
+    """Return whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
     frontend = view.frontend
     for address, _, port in frontend.destinations | frontend.own_destinations:
         if wanted in (address, str(Target(address, port))):
             return True
-    return any(wanted in (it.address, str(it)) for it in frontend.endpoints)
+    return any(wanted in (target.address, str(target)) for target in frontend.endpoints)
 
 
 def _mentions(row: Row, search: str) -> bool:
-    """Whether an address with port of the Service or its endpoints contains the text."""
+    """Return whether an address with port of the Service or its endpoints contains the text."""
     if not any(character.isdigit() for character in search) and ":" not in search:
         return False
     for view in row.frontends:
@@ -279,7 +281,7 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 
 
 def frontends_of(row: Row, port: str) -> list[FrontendState]:
-    """The frontends of one port (empty: of all), by port, family and scope."""
+    """Return the frontends of one port, or of all if the port is empty, by port, family and scope."""
     chosen = [view for view in row.frontends if not port or has_port(view, port)]
     return sorted(chosen, key=_frontend_name)
 

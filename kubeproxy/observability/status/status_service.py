@@ -60,17 +60,17 @@ class StatusService:
             await asyncio.sleep(SAMPLE_S)
 
     async def ask(self, query: Query) -> tuple[Status, AsyncIterator[ServiceStatus]]:
-        """The status without Services, and the Services one by one."""
+        """Return the status without Services, and the Services one by one."""
         self._queried_at = self._clock()
         self._queried.set()
         index = await self._fresh(FRESH_S)
         matched: list[Row] = []
         time_slice = TimeSlice(SLICE_S)
-        for found in index.select(query, self._history):
-            if found is None:
+        for selected in index.select(query, self._history):
+            if selected is None:
                 await time_slice.offer()
             else:
-                matched = found
+                matched = selected
         head = build.status(
             index,
             query,
@@ -83,7 +83,7 @@ class StatusService:
         return head, self._services(matched[query.offset : end], index, port=_port_of(query, matched))
 
     async def whole(self, query: Query) -> Status:
-        """The status together with the selected Services."""
+        """Return the status together with the selected Services."""
         head, services = await self.ask(query)
         return replace(head, services=tuple([service async for service in services]))
 
@@ -94,7 +94,7 @@ class StatusService:
             await time_slice.offer()
 
     async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
-        """The index, at most `age_s` seconds old; `sample` adds it to the history, at a steady pace only."""
+        """Return the index, at most `age_s` seconds old; `sample` adds it to the history, at a steady pace only."""
         async with self._one_at_a_time:
             if self._index is None or self._clock() - self._looked_at >= age_s:
                 observation = await self._look()
@@ -107,7 +107,7 @@ class StatusService:
 
 
 def _port_of(query: Query, matched: Sequence[Row]) -> str:
-    """The port that a query names; an address with a port names none of the Service's."""
+    """Return the port of the Service that a query names. An address with a port names none."""
     name, port = split_port(query.service)
     return port if all(named(row, name) for row in matched) else ""
 

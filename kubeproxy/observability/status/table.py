@@ -30,10 +30,10 @@ class Column:
     right: bool = False
     """Aligned to the right, as numbers are."""
     drop: int = 0
-    """Narrow terminals drop the column with the highest number first; 0: none does."""
+    """Narrow terminals drop the column with the highest number first, and never one with 0."""
 
     def aligned(self, text: str, width: int) -> str:
-        """A cell with that width."""
+        """Return a cell with that width."""
         return text.rjust(width) if self.right else text.ljust(width)
 
 
@@ -46,11 +46,11 @@ def _bytes(service: ServiceStatus) -> str:
 
 
 COLUMNS: Final = (
-    Column("STATE", lambda it: it.state),
-    Column("SERVICE", lambda it: f"{it.namespace}/{it.name}"),
-    Column("ACTIVE", lambda it: str(it.traffic.active), right=True, drop=3),
-    Column("ACCEPTED", lambda it: str(it.traffic.accepted), right=True, drop=4),
-    Column("FAILED", lambda it: str(it.traffic.failed), right=True, drop=2),
+    Column("STATE", lambda service: service.state),
+    Column("SERVICE", lambda service: f"{service.namespace}/{service.name}"),
+    Column("ACTIVE", lambda service: str(service.traffic.active), right=True, drop=3),
+    Column("ACCEPTED", lambda service: str(service.traffic.accepted), right=True, drop=4),
+    Column("FAILED", lambda service: str(service.traffic.failed), right=True, drop=2),
     Column("CONN/S", _connections, right=True, drop=5),
     Column("BYTES/S", _bytes, right=True, drop=6),
     Column("ENDPOINTS", words.endpoint_count, right=True, drop=1),
@@ -63,7 +63,7 @@ class Row:
     """The header, or one Service."""
 
     service: ServiceStatus | None
-    """None: the header."""
+    """None for the header."""
     lines: tuple[str, ...]
     note_at: int
     """Where the note begins in the first line; the other lines are all note."""
@@ -98,7 +98,7 @@ def laid_out(
 
 
 def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, int]]]:
-    """The columns, then fewer and fewer of them."""
+    """Yield all columns, then fewer and fewer of them."""
     yield columns
     while most := max(column.drop for column, _ in columns):
         columns = [(column, size) for column, size in columns if column.drop != most]

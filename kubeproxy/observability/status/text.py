@@ -25,7 +25,7 @@ NOT_ASKED: Final = "kubeproxy.dataPath is userspace"
 
 
 def summary(status: Status) -> Iterator[str]:
-    """The daemon, the Services as a table, the recent warnings and errors."""
+    """Yield the daemon, the Services as a table, and the recent warnings and errors."""
     yield from head(status)
     yield ""
     if not status.services:
@@ -41,13 +41,13 @@ def summary(status: Status) -> Iterator[str]:
 
 
 def headline(status: Status) -> str:
-    """``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
+    """Return the first line: ``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
     up = words.duration(max(0.0, status.now - status.began))
     return f"kubeproxy {status.version} on {status.node}: {status.summary}, up {up} (pid {status.pid})"
 
 
 def head(status: Status) -> Iterator[str]:
-    """The daemon without its Services."""
+    """Yield the daemon without its Services."""
     yield headline(status)
     for problem in status.problems:
         yield f"  {problem}"
@@ -56,7 +56,7 @@ def head(status: Status) -> Iterator[str]:
 
 
 def facts(status: Status) -> Iterator[tuple[str, str]]:
-    """The daemon's facts: a label and a line for each."""
+    """Yield the daemon's facts, each as a label and a line."""
     if status.configuration is not None:
         yield from configuration(status.configuration)
     yield "netfilter", netfilter(status)
@@ -80,7 +80,7 @@ def facts(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def configuration(state: ConfigurationState) -> Iterator[tuple[str, str]]:
-    """The file, and what of it is not in effect."""
+    """Yield the configuration file, and which of its contents are not in effect."""
     file = state.file or "flags"
     if state.faults:
         first, more = state.faults[0], f" (and {len(state.faults) - 1} more)" if len(state.faults) > 1 else ""
@@ -94,7 +94,7 @@ def configuration(state: ConfigurationState) -> Iterator[tuple[str, str]]:
 
 
 def netfilter(status: Status) -> str:
-    """``nftables; last transaction 3s ago; everything is in effect``."""
+    """Return the state of the packet filter: ``nftables; last transaction 3s ago; everything is in effect``."""
     filter_ = status.netfilter
     if filter_.programmed_ago_s is None:
         done = "no transaction yet"
@@ -112,7 +112,7 @@ def netfilter(status: Status) -> str:
 
 
 def data_paths(paths: DataPathsStatus) -> str:
-    """``120 frontends by the kernel, 3 by userspace (2: there is no endpoint)``."""
+    """Count frontends by data path: ``120 frontends by the kernel, 3 by userspace (2: there is no endpoint)``."""
     kernel = words.several(paths.kernel, "frontend", "frontends")
     reason, count = next(iter(paths.reasons.items()), ("", 0))
     others = paths.userspace + paths.refused
@@ -122,7 +122,7 @@ def data_paths(paths: DataPathsStatus) -> str:
 
 
 def worker_status(worker: WorkerStatus, now: float) -> str:
-    """The state of one worker."""
+    """Return the state of one worker."""
     waited = f"; {worker.accept_paused} clients waited for descriptors" if worker.accept_paused else ""
     return (
         f"{worker.number}: pid {worker.pid}, up {words.duration(max(0.0, now - worker.began))}; "
@@ -133,7 +133,7 @@ def worker_status(worker: WorkerStatus, now: float) -> str:
 
 
 def traffic(status: Status) -> str:
-    """The traffic of all Services together."""
+    """Return the traffic of all Services together."""
     total, rates = status.totals.traffic, status.totals.rates
     now = "" if rates is None else f"; now {words.rate(rates.connections)} connections/s, {_bytes_rate(status)}"
     return f"{_sums(total)}{now}"
@@ -152,13 +152,13 @@ def _sums(total: Traffic) -> str:
 
 
 def table(services: Sequence[ServiceStatus]) -> Iterator[str]:
-    """A table with one line per Service."""
+    """Yield a table with one line per Service."""
     for header_or_row in laid_out(services, width=None):
         yield from header_or_row.lines
 
 
 def details(service: ServiceStatus) -> Iterator[str]:
-    """One Service with its frontends, endpoints and counters."""
+    """Yield one Service with its frontends, endpoints and counters."""
     yield f"{service.namespace}/{service.name}: {service.state} ({words.MEANING[service.state]})"
     yield f"  source      {service.source or 'none'}"
     for problem in service.problems:
@@ -173,7 +173,7 @@ def details(service: ServiceStatus) -> Iterator[str]:
 
 
 def listener(frontend: FrontendStatus) -> Iterator[str]:
-    """One frontend with its counters and endpoints."""
+    """Yield one frontend with its counters and endpoints."""
     port = f"proxy port {frontend.proxy_port}" if frontend.proxy_port is not None else "does not listen yet"
     yield f"{words.listener(frontend)}: {port}"
     yield f"  addresses   {', '.join(frontend.addresses) or 'none for other hosts'}"
@@ -203,7 +203,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def data_path(frontend: FrontendStatus) -> Iterator[str]:
-    """The way of a frontend's new connections; nothing where the kernel path is not asked for."""
+    """Yield the data path of a frontend's new connections. Yield nothing if the kernel path is not asked for."""
     if frontend.data_path == "kernel":
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
         yield f"data path   kernel, to {count} in equal shares; {frontend.counters.by_kernel} connections so far"
@@ -215,13 +215,13 @@ def data_path(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def recent_warning(one: RecentWarning) -> str:
-    """``04:05:06 warning watch ended source=kubernetes``."""
+    """Return a warning as one line: ``04:05:06 warning watch ended source=kubernetes``."""
     times = f" ({one.times} times)" if one.times > 1 else ""
     return f"{words.moment(one.at)} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
 
 
 def verdict(status: Status) -> str | None:
-    """Why the daemon is not healthy, in one line; None: it is healthy."""
+    """Return in one line why the daemon is not healthy. Return None if it is healthy."""
     if status.healthy:
         return None
     return f"{status.node} is not healthy: {'; '.join(status.problems)}; see its log"

@@ -18,7 +18,7 @@ class TraceRequest:
 
     to: Destination
     source: Address | None = None
-    """None: this node itself."""
+    """None if the client is this node itself."""
 
     @classmethod
     def of(cls, *, to: str, source: str = "", protocol: str = "") -> Self:
@@ -72,7 +72,7 @@ class WorkerPreview:
     order: tuple[str, ...]
     """The endpoints in the order of the dials."""
     bound: str | None
-    """The endpoint to which session affinity binds the client; None: none."""
+    """The endpoint to which session affinity binds the client. None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +92,14 @@ class TraceReport:
     steps: tuple[str, ...]
     """The decisions on the way, in their order; one that begins with a space belongs to that before it."""
     service: str | None
-    """``namespace/name:port``; None: none."""
+    """``namespace/name:port``. None if no service port has the destination."""
     frontend: FrontendStatus | None
-    """The frontend that gets the connection; None: none."""
+    """The frontend that gets the connection. None if there is none."""
     previews: tuple[WorkerPreview, ...]
 
 
 def lines(report: TraceReport) -> Iterator[str]:
-    """The report as text."""
+    """Yield the report as text."""
     yield f"{report.protocol} from {report.source} ({report.client}) to {report.to}: {report.outcome}"
     yield f"  {report.reason}"
     yield ""
@@ -139,5 +139,5 @@ def lines(report: TraceReport) -> Iterator[str]:
 
 
 def describe(destination: Destination) -> str:
-    """``10.96.0.1:80/TCP``."""
+    """Return a destination as text: ``10.96.0.1:80/TCP``."""
     return f"{Target(destination.address, destination.port)}/{destination.protocol}"

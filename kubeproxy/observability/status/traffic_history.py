@@ -110,14 +110,14 @@ class History:
         self._known = True
 
     def rates(self, service: ServiceName | None) -> Rates | None:
-        """The rates of a Service (None: of all together); None after only one sample."""
+        """Return the rates of a Service, or of all together if it is None. Return None after only one sample."""
         if not self._known:
             return None
         series = self._total if service is None else self._series.get(service)
         return Rates() if series is None else series.rates(self._tick)
 
     def trend(self, service: ServiceName | None) -> Trend | None:
-        """The trend of a Service (None: of all together); None without traffic."""
+        """Return the trend of a Service, or of all together if it is None. Return None without traffic."""
         series = self._total if service is None else self._series.get(service)
         return None if series is None or not self._known else series.trend(self._tick)
 

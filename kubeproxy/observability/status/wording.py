@@ -27,7 +27,7 @@ MEANING: Final = {
 
 
 def duration(seconds: float) -> str:
-    """``0.4s``, ``12s``, ``3m20s``, ``5h03m``, ``12d4h``."""
+    """Return a duration in words: ``0.4s``, ``12s``, ``3m20s``, ``5h03m``, ``12d4h``."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """``512 B``, ``1.2 MB``: powers of ten, as networks count."""
+    """Return a number of bytes in words: ``512 B``, ``1.2 MB``. Units are powers of ten, as networks count."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
@@ -50,19 +50,19 @@ def size(count: float) -> str:
 
 
 def several(count: int, one: str, more: str) -> str:
-    """``1 change``, ``2 changes``."""
+    """Return a number with its noun: ``1 change``, ``2 changes``."""
     return f"{count} {one if count == 1 else more}"
 
 
 def rate(per_second: float | None) -> str:
-    """``12``, ``0.5``, ``-`` where the rate is unknown."""
+    """Return a rate as text: ``12``, ``0.5``, or ``-`` if it is unknown."""
     if per_second is None:
         return "-"
     return f"{per_second:.1f}" if 0 < per_second < 9.95 else f"{per_second:.0f}"
 
 
 def endpoint(status: EndpointStatus) -> str:
-    """Why an endpoint has its standing; empty for a ready endpoint."""
+    """Return why an endpoint has its standing. The text is empty for a ready endpoint."""
     match status.standing:
         case Standing.EJECTED:
             return f"{_failure(status)}; next probe in {duration(status.retry_in_s)}"
@@ -120,7 +120,8 @@ def failures(counters: NamedCounters) -> str:
 
 
 def rescue(status: RescueStatus) -> str:
-    """``works for 5m03s; 12 failures reported, 12 packets sent again, 1 endpoint ejected``."""
+    """Return the rescue's state: ``works for 5m03s; 12 failures reported, 12 packets sent again, 1 endpoint
+    ejected``."""
     if status.working:
         state = f"works for {duration(status.since_s)}"
     else:
@@ -135,7 +136,8 @@ def rescue(status: RescueStatus) -> str:
 
 
 def kernel_flows(status: KernelFlowsStatus) -> str:
-    """``12 open by the kernel; bytes are not counted: net.netfilter.nf_conntrack_acct is not 1``."""
+    """Return the state of the kernel path's flows: ``12 open by the kernel; bytes are not counted:
+    net.netfilter.nf_conntrack_acct is not 1``."""
     if status.problem:
         return f"open connections and bytes of the kernel path are OLD: {status.problem}"
     bytes_ = "bytes are counted" if status.bytes_counted else UNCOUNTED
@@ -146,7 +148,7 @@ UNCOUNTED: Final = "bytes are not counted: net.netfilter.nf_conntrack_acct is no
 
 
 def kernel_traffic(frontend: FrontendStatus) -> str:
-    """``3 open, 1.2 kB in, 4.5 MB out``."""
+    """Return a frontend's traffic on the kernel path: ``3 open, 1.2 kB in, 4.5 MB out``."""
     counters = frontend.counters
     if not frontend.kernel_bytes:
         return f"{counters.kernel_open} open; {UNCOUNTED}"
@@ -154,41 +156,43 @@ def kernel_traffic(frontend: FrontendStatus) -> str:
 
 
 def note(service: ServiceStatus) -> str:
-    """The most important fact about a Service; empty for a healthy one."""
+    """Return the most important fact about a Service. The text is empty for a healthy Service."""
     if service.problems:
         more = f" (and {len(service.problems) - 1} more)" if len(service.problems) > 1 else ""
         return service.problems[0] + more
     for frontend in service.frontends:
-        for it in frontend.endpoints:
-            if it.standing in (Standing.EJECTED, Standing.PROBING):
-                return f"{it.address} {endpoint(it)}"
+        for status in frontend.endpoints:
+            if status.standing in (Standing.EJECTED, Standing.PROBING):
+                return f"{status.address} {endpoint(status)}"
     for frontend in service.frontends:
-        if frontend.when_empty == "refuse" and not any(it.used for it in frontend.endpoints):
+        if frontend.when_empty == "refuse" and not any(status.used for status in frontend.endpoints):
             port = f"port {frontend.port}: " if frontend.port else ""
             return f"{port}no endpoints; clients are refused"
     return MEANING[State.WAITING] if service.state is State.WAITING else ""
 
 
 def endpoint_count(service: ServiceStatus) -> str:
-    """``3``, or ``2/3`` where one is ejected."""
-    used = {it.address: it for frontend in service.frontends for it in frontend.endpoints if it.used}
-    usable = sum(it.standing in (Standing.READY, Standing.TERMINATING, Standing.DRAINING) for it in used.values())
+    """Return the number of endpoints: ``3``, or ``2/3`` if one is ejected."""
+    used = {status.address: status for frontend in service.frontends for status in frontend.endpoints if status.used}
+    usable = sum(
+        status.standing in (Standing.READY, Standing.TERMINATING, Standing.DRAINING) for status in used.values()
+    )
     return str(usable) if usable == len(used) else f"{usable}/{len(used)}"
 
 
 def listener(status: FrontendStatus) -> str:
-    """The name of a frontend: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
+    """Return the name of a frontend: ``http TCP IPv4``, ``dns UDP IPv6 (external)``."""
     scope = "" if status.scope == "cluster" else f" ({status.scope})"
     return f"{status.port + ' ' if status.port else ''}{status.protocol} IPv{status.family}{scope}"
 
 
 def moment(at: float) -> str:
-    """``2026-01-02T04:05:06Z``."""
+    """Return a time as text: ``2026-01-02T04:05:06Z``."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def source(status: SourceStatus) -> str:
-    """``up to date``, ``behind by 12s``, ``not listed yet``, and the number of faults."""
+    """Return the state of a source: ``up to date``, ``behind by 12s``, ``not listed yet``, and its number of faults."""
     if status.stale_since is not None:
         text = f"not listed yet, serving the state of an earlier run, stale since {moment(status.stale_since)}"
     elif not status.listed:
