@@ -14,7 +14,6 @@ from collections.abc import Callable
 import structlog
 
 from kubeproxy.daemon.data_paths import DataPaths
-from kubeproxy.daemon.endpoint_ejector import EndpointEjector
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Target
 from kubeproxy.model.rescue import RescueCounts, RescueState
@@ -24,6 +23,7 @@ from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.proxier.data_path import Wanted
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.rescue.ejections import Endpoint
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.guardian import Guardian
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class Rescue:
         self._limits = limits
         self._data_paths = data_paths
         self._on_crash = on_crash
-        self._ejector = EndpointEjector(proxier, data_plane)
+        self._ejector = Ejector(proxier.view, proxier, data_plane)
         self._guardian: Guardian | None = None
         self._changed = asyncio.Event()
         self._why_not: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kubeproxy.model import Destination, Endpoint, FrontendName, Protocol, Service, ServiceName, Target
 from kubeproxy.model.snapshot import FrontendState, Snapshot, Summary
+from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.kernel_sync import KernelSync
 from kubeproxy.proxier.reports import Reports
 from kubeproxy.proxier.state import ProxierState
@@ -94,6 +95,11 @@ class ProxierView:
         return collected
 
     # One Service, one frontend, one address.
+
+    @property
+    def in_force(self) -> RuleSet | None:
+        """The rules of the last successful transaction; None before the first."""
+        return self._kernel.in_force
 
     def service(self, name: ServiceName) -> Service | None:
         """Return a Service as its owner defines it."""

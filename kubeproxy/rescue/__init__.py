@@ -13,7 +13,7 @@ protocol      the messages between it and the control process
 process       the control process's side: its child process and channel
 silence       which endpoints have not answered
 ejections     endpoints of the kernel path that have failed, and when each is tried again
-ejector       what the guardian asks for: states of endpoints, and the rules that follow
+ejector       puts the states of endpoints into the rules, and tells the workers
 fair_turns    which tenant is next where dials or deletions are short
 probe         tries an endpoint from this node
 probes        the dials under way, and the endpoints that wait for one

@@ -21,6 +21,7 @@ from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from kubeproxy.rescue import probes
 from kubeproxy.rescue.ejections import Ejections, Endpoint
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.guardian import Guardian
 from kubeproxy.rescue.probe import Outcome, dial
@@ -32,8 +33,8 @@ PROXY_PORT = 7001
 """Of the userspace listener, which takes over when all endpoints are ejected; the tests bind it."""
 
 
-class OneService:
-    """The `Ejector` of one Service, and its rules."""
+class OneService(Ejector):
+    """The endpoints of one Service, and its rules."""
 
     def __init__(self, endpoints: Sequence[Target], affinity_timeout_s: int | None) -> None:
         self._endpoints = endpoints

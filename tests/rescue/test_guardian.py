@@ -15,6 +15,7 @@ from kubeproxy.netfilter.routing.route_watch import Lost, Prefix
 from kubeproxy.rescue import flow_release, lost_routes
 from kubeproxy.rescue import guardian as guardian_module
 from kubeproxy.rescue import probes as dials_module
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.guardian import FEW, LOST_AT_ONCE, Guardian
 from kubeproxy.rescue.probe import Outcome
@@ -22,8 +23,8 @@ from kubeproxy.rescue.probes import DIALS_MAX
 from kubeproxy.rescue.process import RescueProcess
 
 
-class Endpoints:
-    """An `Ejector` that knows all endpoints, and dials of which the silent ones fail."""
+class Endpoints(Ejector):
+    """The states of endpoints, which knows all endpoints, and dials of which the silent ones fail."""
 
     def __init__(self, silent: Sequence[Target], *, reason: str = "silent") -> None:
         self.silent = frozenset(silent)
@@ -39,7 +40,7 @@ class Endpoints:
         return [target for of, target in self._ejected if of is protocol]
 
     @property
-    def ejected(self) -> list[Target]:
+    def left_out(self) -> list[Target]:
         """Of TCP."""
         return self.of(Protocol.TCP)
 
@@ -126,7 +127,7 @@ async def test_a_few_are_ejected_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     silent = pods(FEW)
     endpoints = Endpoints(silent=())
     await found_silent(monkeypatch, endpoints, silent)
-    assert sorted(endpoints.ejected) == sorted(silent)
+    assert sorted(endpoints.left_out) == sorted(silent)
     assert not endpoints.tried
     assert sorted(endpoints.freed) == sorted(silent)
 
@@ -136,7 +137,7 @@ async def test_many_are_dialed_first_and_those_that_answer_stay(monkeypatch: pyt
     dead = found[::10]
     endpoints = Endpoints(silent=dead)
     await found_silent(monkeypatch, endpoints, found)
-    assert sorted(endpoints.ejected) == sorted(dead)
+    assert sorted(endpoints.left_out) == sorted(dead)
     assert sorted(endpoints.tried) == sorted(found), "each once"
     assert 1 < endpoints.dialing_most <= DIALS_MAX
     assert sorted(endpoints.freed) == sorted(found), "their clients do not wait for the dials"
@@ -152,7 +153,7 @@ async def test_one_that_a_dial_has_reached_is_not_taken_away_by_silence(monkeypa
     assert endpoints.tried == [pod]
     for _ in range(3):
         await found_silent(monkeypatch, endpoints, [pod], made=made)
-    assert not endpoints.ejected
+    assert not endpoints.left_out
     assert endpoints.freed == [pod] * 4
 
 
@@ -160,7 +161,7 @@ async def test_a_late_look_ejects_none_without_a_dial(monkeypatch: pytest.Monkey
     well, dead = pods(2)
     endpoints = Endpoints(silent=[dead])
     await found_silent(monkeypatch, endpoints, [well, dead], late=True)
-    assert endpoints.ejected == [dead]
+    assert endpoints.left_out == [dead]
     assert sorted(endpoints.tried) == sorted([well, dead])
 
 
@@ -269,7 +270,7 @@ async def test_an_endpoint_with_another_route_is_taken_for_silent(monkeypatch: p
     guardian = guardian_of(endpoints, crashes)
     guardian._have_lost([(protocol, target) for protocol in Protocol for target in lost])
     async with asyncio.timeout(30):
-        while len(endpoints.ejected) < len(lost):
+        while len(endpoints.left_out) < len(lost):
             await asyncio.sleep(0.01)
     assert not endpoints.of(Protocol.UDP)
     assert not crashes

@@ -10,6 +10,7 @@ import pytest
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.rescue import probes as dials_module
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.probe import Outcome
 from kubeproxy.rescue.probes import DIALS_MAX, Dials
@@ -25,13 +26,13 @@ def silent(count: int = 1000) -> list[Target]:
     return [Target(Address(f"10.0.{number // 250}.{number % 250}"), 80) for number in range(count)]
 
 
-class Endpoints:
-    """An `Ejector`, and dials that end when the test ends them."""
+class Endpoints(Ejector):
+    """The states of endpoints that a test sets, and dials that end when the test ends them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[Target] = []
         """Ejected and due."""
-        self.ejected: set[Target] = set()
+        self.aside: set[Target] = set()
         self.began: list[Target] = []
         self.open: dict[Target, asyncio.Future[Outcome]] = {}
         self.noted: list[tuple[str, Target]] = []
@@ -51,7 +52,7 @@ class Endpoints:
         return True
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        return target in self.ejected
+        return target in self.aside
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
         self.noted.append((reason, target))

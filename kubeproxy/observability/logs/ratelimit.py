@@ -47,36 +47,6 @@ class RateLimit:
         return len(self._allowed)
 
 
-class FewByName:
-    """Decides which of many events of a kind are logged one by one (pure): the first ones of each interval.
-
-    The others are counted, for one message in their place."""
-
-    def __init__(self, *, at_most: int, interval_s: float) -> None:
-        self.at_most = at_most
-        self.interval_s = interval_s
-        self._since = float("-inf")
-        self._named = self._others = 0
-
-    def allow(self, now: float) -> bool:
-        """Return whether to log this event."""
-        if now - self._since >= self.interval_s and not self._others:
-            self._since, self._named = now, 0
-        if self._named < self.at_most:
-            self._named += 1
-            return True
-        self._others += 1
-        return False
-
-    def others(self, now: float) -> int:
-        """Return how many events were not logged in the interval that is over, or 0 while the interval lasts. To be
-        called now and then."""
-        if now - self._since < self.interval_s:
-            return 0
-        others, self._others = self._others, 0
-        return others
-
-
 class RateLimitedLog:
     """A logger that suppresses repetitions of a key for `interval_s` seconds.
 

@@ -4,7 +4,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from kubeproxy.observability.logs.ratelimit import FewByName, RateLimit, RateLimitedLog
+from kubeproxy.observability.logs.ratelimit import RateLimit, RateLimitedLog
 
 
 def test_a_repetition_within_the_interval_is_counted() -> None:
@@ -76,14 +76,3 @@ def test_the_next_message_carries_the_number_of_suppressed_ones() -> None:
         {"log_level": "error", "event": "out of descriptors", "limit": 256},
         {"log_level": "info", "event": "out of descriptors"},
     ]
-
-
-def test_the_first_few_of_an_interval_are_logged_and_the_others_counted() -> None:
-    few = FewByName(at_most=2, interval_s=5.0)
-    assert [few.allow(100.0 + number) for number in range(4)] == [True, True, False, False]
-    assert few.others(104.9) == 0, "the interval lasts"
-    assert not few.allow(106.0), "until the others are logged"
-    assert few.others(106.0) == 3
-    assert few.others(106.0) == 0, "once"
-    assert few.allow(106.1)
-    assert few.others(200.0) == 0, "there are none"

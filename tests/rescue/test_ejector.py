@@ -1,21 +1,20 @@
-"""`kubeproxy.daemon.endpoint_ejector`: one state of each endpoint, for the rules and for the workers."""
+"""`kubeproxy.rescue.ejector`: one state of each endpoint, for the rules and for the workers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.daemon import endpoint_ejector
-from kubeproxy.daemon.endpoint_ejector import NAMED_MAX, NAMED_S, EndpointEjector
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.data_path import Ejected
-from kubeproxy.proxier.proxier import Proxier
+from kubeproxy.rescue import ejector as ejector_module
 from kubeproxy.rescue.ejections import Endpoint
+from kubeproxy.rescue.ejector import NAMED_MAX, NAMED_S, Ejector
 from tests.support.doubles.data_plane import FakeDataPlane
 
 WEB = FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)
@@ -26,7 +25,7 @@ class FakeProxier:
     """Knows some endpoints, and records what is ejected."""
 
     def __init__(self) -> None:
-        self.view = self
+        self.in_force: RuleSet | None = None
         self.endpoints = {POD, OTHER}
         self.applied: list[Ejected] = []
         self.waiting = 0
@@ -49,9 +48,9 @@ class FakeProxier:
         self.applied.append(ejected)
 
 
-def ejector() -> tuple[EndpointEjector, FakeProxier, FakeDataPlane]:
+def ejector() -> tuple[Ejector, FakeProxier, FakeDataPlane]:
     proxier, data_plane = FakeProxier(), FakeDataPlane()
-    return EndpointEjector(cast(Proxier, proxier), data_plane), proxier, data_plane
+    return Ejector(proxier, proxier, data_plane), proxier, data_plane
 
 
 async def test_rules_and_workers_learn_of_a_failure_and_of_its_end() -> None:
@@ -156,7 +155,7 @@ async def test_hundreds_of_endpoints_that_flap_do_not_fill_the_log(monkeypatch: 
     targets = [Target(Address(f"10.4.{number // 250}.{number % 250}"), 80) for number in range(500)]
     proxier.endpoints.update(targets)
     now = 1000.0
-    monkeypatch.setattr(endpoint_ejector, "_now", lambda: now)
+    monkeypatch.setattr(ejector_module, "_now", lambda: now)
     with capture_logs() as lines:
         for _ in range(60):  # a minute of it
             for target in targets:

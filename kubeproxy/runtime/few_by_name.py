@@ -1,0 +1,32 @@
+"""Keeps a log readable when many events of a kind come at once: the first are named, the others counted. Pure."""
+
+from __future__ import annotations
+
+
+class FewByName:
+    """The first events of each interval are logged by name.
+
+    The others are counted, for one message in their place."""
+
+    def __init__(self, *, at_most: int, interval_s: float) -> None:
+        self.at_most = at_most
+        self.interval_s = interval_s
+        self._since = float("-inf")
+        self._named = self._others = 0
+
+    def allow(self, now: float) -> bool:
+        """Return whether to log this event by its name."""
+        if now - self._since >= self.interval_s and not self._others:
+            self._since, self._named = now, 0
+        if self._named < self.at_most:
+            self._named += 1
+            return True
+        self._others += 1
+        return False
+
+    def others(self, now: float) -> int:
+        """Return how many events were not logged in the interval that is over; 0 while it lasts."""
+        if now - self._since < self.interval_s:
+            return 0
+        others, self._others = self._others, 0
+        return others
