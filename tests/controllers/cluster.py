@@ -113,10 +113,10 @@ async def running(
         ),
         resync=resync,
     )
-    contact = Connectivity(server=api.server, clock=unix_time)
+    outages = Connectivity(server=api.server, clock=unix_time)
     pace = Pace(slice_s=0.0)  # others get their turn after every object, not after a time that no test can know
     tasks = [
-        asyncio.create_task(informer.run(requests, contact=contact, pace=pace, random=Random(1)))
+        asyncio.create_task(informer.run(requests, outages=outages, pace=pace, random=Random(1)))
         for informer in informers
     ]
     for informer in informers:

@@ -220,8 +220,8 @@ class Rollout:
         )
         changed = asyncio.Event()
         informer.add_handler(_Waker(changed))
-        contact = Connectivity(server=self.client.server, clock=self.clock)
-        keeping = asyncio.ensure_future(informer.run(self.client, contact=contact))  # noqa: TID251 - ends with the block
+        outages = Connectivity(server=self.client.server, clock=self.clock)
+        keeping = asyncio.ensure_future(informer.run(self.client, outages=outages))  # noqa: TID251 - ends with the block
         try:
             await informer.synced.wait()
             while True:

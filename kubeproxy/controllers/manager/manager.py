@@ -149,13 +149,13 @@ class ControllerManager:
         watching = await self._client("informers")
         kept = await self._make_controllers()
         self.controllers = [each.controller for each in kept]
-        contact = Connectivity(server=watching.server, clock=self._clock, rights=RIGHTS)
+        outages = Connectivity(server=watching.server, clock=self._clock, rights=RIGHTS)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in self._informers():
                     keeping = informer.run(
                         watching,
-                        contact=contact,
+                        outages=outages,
                         resync_s=self._settings.resync_s,
                         watch_state=self._states.append,
                     )
@@ -184,11 +184,11 @@ class ControllerManager:
         """Watch Services and drain reports, once a Deployment needs them. They may be forbidden, as long as no other
         controller depends on them; so they have a log of their own."""
         await self._drains_wanted.wait()
-        contact = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)
+        outages = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)
         async with asyncio.TaskGroup() as group:
             for informer in (self.services, self.leases):
                 keeping = informer.run(
-                    client, contact=contact, resync_s=self._settings.resync_s, watch_state=self._states.append
+                    client, outages=outages, resync_s=self._settings.resync_s, watch_state=self._states.append
                 )
                 group.create_task(keeping, name=f"informer of {informer.name}")
 

@@ -61,7 +61,7 @@ class KubernetesSource:
         self._services = Services(sink)
         self._slices = Slices(sink)
         self._endpoints = Endpoints(sink)
-        self._contact = Connectivity(
+        self._outages = Connectivity(
             server=client.server, clock=time, optional=OwnNode.name, rights="bind system:node-proxier"
         )
         pace = pace or Pace()
@@ -70,7 +70,7 @@ class KubernetesSource:
         if node_sink is not None:
             choices[OwnNode.name] = _always(OwnNode(node_sink, node_name))
         self._reflectors = tuple(
-            Reflector(client=client, name=name, choose=choose, contact=self._contact, pace=pace, random=random)
+            Reflector(client=client, name=name, choose=choose, outages=self._outages, pace=pace, random=random)
             for name, choose in choices.items()
         )
 

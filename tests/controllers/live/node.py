@@ -48,9 +48,9 @@ class Nodes:
 
     async def run(self) -> None:
         """Until cancelled."""
-        contact = Connectivity(server=self._client.server, clock=time.time)
+        outages = Connectivity(server=self._client.server, clock=time.time)
         try:
-            await self._pods.run(self._client, contact=contact)
+            await self._pods.run(self._client, outages=outages)
         finally:
             tasks = list(self._tasks)
             for task in tasks:

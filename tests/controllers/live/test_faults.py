@@ -53,7 +53,7 @@ class Ready:
         self.fewest = 0
 
     async def run(self, client: Client) -> None:
-        await self._pods.run(client, contact=Connectivity(server=client.server, clock=lambda: 0.0))
+        await self._pods.run(client, outages=Connectivity(server=client.server, clock=lambda: 0.0))
 
     def begin(self) -> None:
         """Count from now on."""

@@ -67,7 +67,7 @@ def test_files_in_memory_are_bounded_and_the_same_content_is_one() -> None:
 
 
 async def test_no_process_of_ours_imports_the_library_s_modules(tmp_path: Path) -> None:
-    """They cost 37 MiB. Reading a kubeconfig needs none, and for a plugin they are in a process that ends."""
+    """They cost 35 MiB. Reading a kubeconfig needs none, and for a plugin they are in a process that ends."""
     script = (
         "import asyncio, json, sys\n"
         "from kubeproxy.kubernetes.client.credentials import Access, ClientSettings\n"
