@@ -29,7 +29,7 @@ SLICE_S: Final = 0.002
 
 
 class Flows(Protocol):
-    """The flows of the kernel path (`KernelFlows`)."""
+    """The part of `KernelFlows` that is read here; tests have flows without a kernel."""
 
     async def refresh(self) -> None:
         """Read them from the kernel, unless that was done too often."""

@@ -237,7 +237,7 @@ class PortReserver(Protocol):
 
 
 class Reservation(Protocol):
-    """A reserved port."""
+    """A reserved port. Tests have reservations without sockets."""
 
     @property
     def port(self) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic clock that can be waited with."""
+    """A monotonic clock that can be waited with. Tests move a clock of their own."""
 
     def now(self) -> float:
         """Return the seconds since a fixed moment."""

@@ -17,7 +17,8 @@ SourceName = NewType("SourceName", str)
 
 
 class Sink(Protocol):
-    """Takes the Services and EndpointSlices of all sources."""
+    """Takes the Services and EndpointSlices of all sources: the proxier's tracker, which a room of the same height must
+    not import."""
 
     def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
         """Replace all Services of this source; others are removed."""
@@ -39,7 +40,7 @@ class Sink(Protocol):
 
 
 class NodeSink(Protocol):
-    """Takes the object of this node."""
+    """Takes the object of this node; the tracker does."""
 
     def set_node(self, node: Node | None) -> None:
         """Set this node's object; None: there is no such node."""

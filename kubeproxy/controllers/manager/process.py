@@ -57,7 +57,8 @@ class Serving:
 
 
 class ServiceManager(Protocol):
-    """The service manager that started this process, by sd_notify(3)."""
+    """The service manager that started this process, by sd_notify(3). Controllers must not import the daemon, which has
+    the implementation."""
 
     def starting(self, status: str) -> None:
         """Not ready yet."""

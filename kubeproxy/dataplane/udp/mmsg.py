@@ -146,7 +146,7 @@ class Arrivals(_Slots):
 
 
 class Sender(Protocol):
-    """A socket that sends datagrams, and counts them."""
+    """A socket that sends datagrams, and counts them: a listener, whose module imports this one."""
 
     def fileno(self) -> int:
         """The socket's descriptor."""

@@ -63,7 +63,7 @@ def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
 
 
 class Readable(Protocol):
-    """What answers are read from: a socket."""
+    """What answers are read from: a socket, or one with a time limit of its own."""
 
     def recv(self, at_most: int, /) -> bytes:
         """One read."""
