@@ -43,12 +43,12 @@ FINISH_S: Final = 3.0
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 CHANGE_CAUSE: Final = "kubernetes.io/change-cause"
 _AHEAD: Final = 4
-"""Finished objects kept for each one under way, as their lines have to wait for an earlier one."""
+"""How many finished objects are kept for each object under way. Their lines wait for that of an earlier object."""
 _SHOWN: Final = 10
 
 
 def run(options: CreateOptions) -> int:
-    """Do it; the exit status. Not to be called from a running event loop."""
+    """Run the command and return its exit status. Must not be called from a running event loop."""
     report = Report(progress=True)
     try:
         return asyncio.run(create(options, report))
@@ -58,7 +58,7 @@ def run(options: CreateOptions) -> int:
 
 
 async def create(options: CreateOptions, report: Report) -> int:
-    """Do it within a running event loop, of the main thread; the exit status."""
+    """Run the command in the event loop of the main thread. Return the exit status."""
     try:
         access = Access(lambda: load(options.client))
         printer = Printer(options.output, show_managed_fields=options.show_managed_fields)
@@ -85,7 +85,7 @@ def _failed(report: Report, errors: list[Exception], host: str) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of one object; both empty: it is under way."""
+    """What became of one object. Without a text and an error it is still under way."""
 
     found: ResourceObject | None = None
     text: str = ""
@@ -129,7 +129,7 @@ class Create:
         return query
 
     async def run(self) -> int:
-        """The exit status."""
+        """Create all objects. Return the exit status."""
         with self._interruption:
             return await self._create_all(self._objects())
 
@@ -180,7 +180,7 @@ class Create:
         return builder.stream()
 
     async def _sorted(self, builder: Builder) -> AsyncIterator[ResourceObject | Exception]:
-        """All objects are read before the first is created; then each is checked and looked up in its turn."""
+        """Read all objects before the first is created. Each is checked and mapped in its turn."""
         objects: list[tuple[ResourceObject, Sequence[str]]] = []
         async for found in builder.unprepared():
             if isinstance(found, tuple):
@@ -192,7 +192,7 @@ class Create:
             yield await builder.prepare(each, duplicates)
 
     async def _await_kind(self, group: str, kind: str) -> bool:
-        """A kind that the server does not serve may be defined by an object under way."""
+        """Wait for a kind that the server does not serve, if an object of this run defines it."""
         if self._options.dry_run is not DryRun.NONE:
             return False
         await self._drain()
@@ -224,7 +224,7 @@ class Create:
         await asyncio.sleep(0)  # the request goes out now; the next document is read while it is under way
 
     async def _any(self) -> None:
-        """Wait for one of those under way, and print what can be printed."""
+        """Wait for one of the objects under way, and print what can be printed."""
         head = self._outcomes[0][0] if self._outcomes else None
         waiting = set(self._under_way)
         if len(self._outcomes) >= _AHEAD * max(1, self._options.parallel) and head in waiting:
@@ -239,7 +239,7 @@ class Create:
         self._flush()
 
     def _flush(self) -> None:
-        """Take note of what is done, and print the lines that are next in order."""
+        """Record finished objects and print every line whose turn has come."""
         for done in [task for task in self._under_way if task.done()]:
             self._independence.end(self._under_way.pop(done))
         while self._outcomes and (self._outcomes[0][0] is None or self._outcomes[0][0].done()):
@@ -339,7 +339,7 @@ class Create:
         return 0
 
     async def _interrupted(self) -> int:
-        """Let what is under way end, then report what was created and what was not."""
+        """Let requests under way end, then report what was created and what was not."""
         if self._under_way:
             await asyncio.wait(set(self._under_way), timeout=FINISH_S)
         unknown = [found.label for task, found in self._under_way.items() if not task.done()]
@@ -361,14 +361,14 @@ class Create:
         return self._interruption.status
 
     def _rest(self) -> str:
-        """What was not created, as far as it was read, and where that ended."""
+        """Describe which objects were not created, and where reading ended."""
         where = self._last_read
         after = f"what follows {where} of {where.source}" if where is not None else "everything"
         return ", ".join([*([_some(self._not_created)] if self._not_created else []), after])
 
 
 def _is_unauthorized(error: Exception) -> bool:
-    """The credentials are no good for any object."""
+    """Return whether the server rejects the credentials, and so every object."""
     return isinstance(error, StatusError) and error.status == 401
 
 

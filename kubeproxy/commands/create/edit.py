@@ -30,8 +30,10 @@ _MOST_ATTEMPTS: Final = 20
 
 
 async def edited(builder: Builder, options: CreateOptions, report: Report) -> AsyncIterator[ResourceObject | Exception]:
-    """The objects as they come back from the editor. What cannot be read is given back to it, with the error on top;
-    unchanged or empty, nothing is created."""
+    """Yield the objects as they come back from the editor.
+
+    A text that cannot be read is opened again, with the errors at its top. An empty or unchanged text ends the command.
+    """
     objects = await builder.objects()
     if not objects:
         return
@@ -72,13 +74,13 @@ def _text(objects: list[ResourceObject], *, is_json: bool) -> str:
 
 
 def _content(text: str) -> str:
-    """Without comments, and with plain line ends."""
+    """Return a text without comments and with plain line ends."""
     lines = text.replace("\r\n", "\n").splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("#"))
 
 
 def _edit(text: str, suffix: str, windows_line_endings: bool) -> str:
-    """What an editor makes of a text. `ConfigError` where it fails."""
+    """Return what the user makes of a text in an editor. Raises ConfigError if the editor fails."""
     editor = os.environ.get("KUBE_EDITOR") or os.environ.get("EDITOR") or "vi"
     descriptor, path = tempfile.mkstemp(prefix="kubeproxy-edit-", suffix=suffix)
     try:

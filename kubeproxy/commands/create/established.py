@@ -1,4 +1,4 @@
-"""Definitions created in the same batch: their resources are waited for, until the server serves them."""
+"""Waits until the server serves the kinds that this command has defined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
 
 WAIT_S: Final = 10.0
-"""How long, in seconds, from the creation of the definition on."""
+"""The longest wait, in seconds."""
 _POLL_S: Final = 0.1
 _GROUP: Final = "apiextensions.k8s.io"
 _KIND: Final = "CustomResourceDefinition"
@@ -28,7 +28,7 @@ class Definitions:
         """By group and kind that they define: their API version and name."""
 
     def created(self, data: Data) -> None:
-        """An object has been created; remembered if it is a definition."""
+        """Remember a created object if it is a definition."""
         api_version, spec = str(data.get("apiVersion")), data.get("spec")
         if data.get("kind") != _KIND or not api_version.startswith(f"{_GROUP}/") or not isinstance(spec, dict):
             return
@@ -37,7 +37,7 @@ class Definitions:
         self._created[str(spec.get("group")), str(kind)] = api_version, str(data["metadata"].get("name"))
 
     async def wait(self, group: str, kind: str) -> bool:
-        """Wait until the kind is served, if it was defined here; whether it was."""
+        """Wait until the server serves a kind that this command has defined. Return whether it has defined the kind."""
         defined = self._created.get((group, kind))
         if defined is None:
             return False

@@ -1,4 +1,4 @@
-"""What has to be there before what. Pure."""
+"""The order in which objects are created. Pure."""
 
 from __future__ import annotations
 
@@ -37,31 +37,38 @@ _LAST: Final = (
     "MutatingWebhookConfiguration",
     "ValidatingWebhookConfiguration",
 )
-"""With ``--sort`` these come last: what they refer to has to answer."""
+"""With ``--sort`` these come last, because the Services that they refer to must answer first."""
 _LAST_RANKS: Final = {kind: len(SORTED_KINDS) + 1 + rank for rank, kind in enumerate(_LAST)}
-BARRIERS: Final = frozenset(
-    {
-        *("Namespace", "CustomResourceDefinition", "ServiceAccount", "PriorityClass", "RuntimeClass", "StorageClass"),
-        *(
-            "ResourceQuota",
-            "LimitRange",
-            "PodSecurityPolicy",
-            "Role",
-            "RoleBinding",
-            "ClusterRole",
-            "ClusterRoleBinding",
-        ),
-        *("APIService", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"),
-        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingAdmissionPolicy"),
-    }
-)
-"""Kinds that decide what becomes of objects created after them. With ``--parallel`` objects of such a kind are created
-together, but all that stands before them is created first, and what stands behind them afterwards."""
+BARRIERS: Final = {
+    "Namespace",
+    "CustomResourceDefinition",
+    "ServiceAccount",
+    "PriorityClass",
+    "RuntimeClass",
+    "StorageClass",
+    "ResourceQuota",
+    "LimitRange",
+    "PodSecurityPolicy",
+    "Role",
+    "RoleBinding",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "APIService",
+    "MutatingWebhookConfiguration",
+    "ValidatingWebhookConfiguration",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "MutatingAdmissionPolicy",
+}
+"""Objects of these kinds affect later ones, so with ``--parallel`` creation waits for them.
+
+Objects before one of these are created first, objects after it afterwards. Several of one kind are created together.
+"""
 
 
-def rank(found: ResourceObject) -> int:
-    """The place of an object's kind with ``--sort``."""
-    return _LAST_RANKS.get(found.kind, _RANKS.get(found.kind, len(SORTED_KINDS)))
+def rank(item: ResourceObject) -> int:
+    """Return the place of an object's kind with ``--sort``."""
+    return _LAST_RANKS.get(item.kind, _RANKS.get(item.kind, len(SORTED_KINDS)))
 
 
 class Independence:
@@ -72,23 +79,23 @@ class Independence:
         """The kind under way, if it is one of `BARRIERS`."""
         self._under_way: set[tuple[str, str, str, str]] = set()
 
-    def conflicts(self, found: ResourceObject) -> bool:
-        """Whether all that is under way has to be done first."""
-        return _barrier(found) != self._barrier or _identity(found) in self._under_way
+    def conflicts(self, item: ResourceObject) -> bool:
+        """Return whether all objects under way must be created before this one is begun."""
+        return _barrier(item) != self._barrier or _identity(item) in self._under_way
 
-    def begin(self, found: ResourceObject) -> None:
-        """It is under way."""
-        self._barrier = _barrier(found)
-        self._under_way.add(_identity(found))
+    def begin(self, item: ResourceObject) -> None:
+        """Note that the creation of an object has begun."""
+        self._barrier = _barrier(item)
+        self._under_way.add(_identity(item))
 
-    def end(self, found: ResourceObject) -> None:
-        """It is done."""
-        self._under_way.discard(_identity(found))
-
-
-def _barrier(found: ResourceObject) -> str:
-    return found.kind if found.kind in BARRIERS else ""
+    def end(self, item: ResourceObject) -> None:
+        """Note that the creation of an object has ended."""
+        self._under_way.discard(_identity(item))
 
 
-def _identity(found: ResourceObject) -> tuple[str, str, str, str]:
-    return found.api_version, found.kind, found.namespace, found.name or f"{found.generate_name}*"
+def _barrier(item: ResourceObject) -> str:
+    return item.kind if item.kind in BARRIERS else ""
+
+
+def _identity(item: ResourceObject) -> tuple[str, str, str, str]:
+    return item.api_version, item.kind, item.namespace, item.name or f"{item.generate_name}*"

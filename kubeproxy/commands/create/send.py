@@ -30,7 +30,7 @@ class MaybeCreated(ServerLost):
 
 
 class AlreadyThere(Exception):
-    """The object exists, and not by this command."""
+    """The object already existed; this command did not create it."""
 
     def __init__(self, error: StatusError) -> None:
         super().__init__(str(error))

@@ -32,7 +32,7 @@ _TICK_S: Final = 1.0
 
 
 def run(options: UpdateOptions) -> int:
-    """Do it; the exit status. Not to be called from a running event loop."""
+    """Run the command and return its exit status. Must not be called from a running event loop."""
     progress = ProgressOutput(options.output.partition("=")[0])
     try:
         return asyncio.run(update(options, progress))
@@ -42,7 +42,7 @@ def run(options: UpdateOptions) -> int:
 
 
 async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
-    """Do it within a running event loop, of the main thread; the exit status."""
+    """Run the command in the event loop of the main thread. Return the exit status."""
     try:
         access = Access(lambda: load(options.client))
         printer = Printer(options.output)
@@ -90,7 +90,7 @@ class Run:
         self._interruption = Interruption()
 
     async def run(self) -> int:
-        """The exit status."""
+        """Carry the update out. Return the exit status."""
         with self._interruption:
             return await self._carry_out()
 

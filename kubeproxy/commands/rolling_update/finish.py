@@ -50,21 +50,21 @@ class Finish:
         self._timeout_s = timeout_s
 
     async def delete(self, gone: Controller | None, kept: Controller) -> Controller:
-        """One controller is deleted, the other one stays under its name. `gone` None: it is deleted already."""
+        """Delete `gone` (None if already deleted); the other controller keeps its own name."""
         if gone is not None:
             self._progress.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
             await self._delete_empty(gone)
         return await self._requests.update(await self._newest(kept), without_marks)
 
     async def preserve(self, old: Controller, new: Controller) -> Controller:
-        """Both stay."""
+        """Keep both controllers, and remove the marks of the update."""
         self._progress.event("preserve", f"Update succeeded. {old.name} stays without pods", controller=old.name)
         survivor = await self._requests.update(await self._newest(new), without_marks)
         await self._requests.update(await self._newest(old), without_marks)
         return survivor
 
     async def rename(self, old: Controller | None, new: Controller, name: str) -> Controller:
-        """The old controller is deleted, and the new one gets its name. `old` None: it is deleted already."""
+        """Delete `old` (None if already deleted), and give the new controller its name."""
         if old is not None:
             self._progress.event(
                 "delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name
@@ -83,7 +83,7 @@ class Finish:
         return await self.complete_rename(successor)
 
     async def complete_rename(self, successor: Controller) -> Controller:
-        """What is left when the successor exists; also for a run that finds one."""
+        """Do the rest of a rename, once the successor exists. A later run may find one and call this, too."""
         predecessor = await self._requests.standing(successor.annotations[RENAMED_FROM])
         if predecessor is not None and predecessor.uid == successor.selector.get(RENAMED_FROM):
             if not predecessor.deleting:
@@ -92,7 +92,7 @@ class Finish:
         return await self._requests.update(successor, _take_over)
 
     async def _delete_empty(self, controller: Controller) -> None:
-        """A controller without pods; where it has got some meanwhile, it is left alone."""
+        """Delete a controller without pods. Raises UpdateError if another client has scaled it up meanwhile."""
 
         def check(found: Controller) -> None:
             if found.name == self._lock.name:
@@ -108,14 +108,14 @@ class Finish:
             await self._gone(controller)
 
     async def _newest(self, controller: Controller) -> Controller:
-        """With what other clients have changed meanwhile."""
+        """Return the controller with what other clients have changed meanwhile."""
         found = await self._requests.get(controller.name)
         if found is None or found.uid != controller.uid:
             raise DeletedError(controller.name)
         return found
 
     async def _gone(self, controller: Controller) -> None:
-        """Until the server has no such controller any more: the garbage collector has to release its pods."""
+        """Wait until the controller is gone. Before that, the garbage collector has to release its pods."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._timeout_s
         backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._poll_interval_s)
@@ -134,7 +134,7 @@ class Finish:
 
 
 def _successor(new: Controller, name: str) -> Controller:
-    """The controller under the other name: complete, but with a selector that matches no pod, and without pods."""
+    """Return the controller under the other name: complete, but of size 0 and with a selector that matches no pod."""
     successor = fresh(new, name)
     successor.annotations[RENAMED_FROM] = new.name
     successor.annotations[DESIRED_REPLICAS] = new.annotations.get(DESIRED_REPLICAS, str(new.replicas))
@@ -145,7 +145,7 @@ def _successor(new: Controller, name: str) -> Controller:
 
 
 def _take_over(successor: Controller) -> None:
-    """Selector, template, size and marks at once; nothing where that was done before."""
+    """Give the successor its selector, template and size, and remove its marks. Do nothing if that was done before."""
     if RENAMED_FROM not in successor.annotations:
         return
     size = successor.number(DESIRED_REPLICAS)

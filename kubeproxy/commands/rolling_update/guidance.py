@@ -1,4 +1,4 @@
-"""What an update that stops leaves, and the commands to go on or back. Pure."""
+"""Says how to continue or undo an update that has stopped. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _REPEATED: Final = (
     *("kubeconfig", "context", "cluster", "user", "server", "tls_server_name"),
     *("certificate_authority", "client_certificate", "client_key"),
 )
-"""Flags that lead to the server, without secrets."""
+"""Flags that choose the server and the user. Secrets are left out: these lines are printed."""
 
 
 def go_on(options: UpdateOptions) -> str:
-    """The same command again."""
+    """Return the command line that resumes this update."""
     if options.rollback:
         words = [*options.names, "--rollback"]
     elif options.filename:
@@ -33,19 +33,19 @@ def go_on(options: UpdateOptions) -> str:
 
 
 def go_back(options: UpdateOptions, new_name: str) -> str:
-    """The command that undoes it."""
+    """Return the command line that undoes this update."""
     names = options.names if len(options.names) == 2 or not new_name else (options.names[0], new_name)
     return _command(options, [*names, "--rollback", *_key(options), *_pace(options)])
 
 
 def _key(options: UpdateOptions) -> list[str]:
-    """The label by which pods differ: either way completes what was begun with it."""
+    """Return the flag of the deployment key. Resuming and undoing both need the key that the update began with."""
     key = options.deployment_label_key
     return [] if key == "deployment" else [f"--deployment-label-key={key}"]
 
 
 def _pace(options: UpdateOptions) -> list[str]:
-    """Flags by which a run would promise something else without them."""
+    """Return non-default flags that change the pace. A resumed update needs them to behave the same."""
     found = []
     if options.max_surge != 1:
         found.append(f"--max-surge={options.max_surge}")
@@ -67,7 +67,7 @@ def _command(options: UpdateOptions, words: Sequence[str]) -> str:
 
 
 def state(snapshot: Snapshot) -> str:
-    """Sizes and ready pods of both controllers."""
+    """Describe the sizes and ready pods of both controllers."""
     sides = [side for side in (snapshot.down, snapshot.up) if side is not None]
     return "; ".join(
         f"{side.controller.name} has {side.ready} of {side.controller.replicas} pods ready" for side in sides
@@ -75,7 +75,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def lines(options: UpdateOptions, snapshot: Snapshot | None, *, back: bool, new_name: str) -> list[str]:
-    """What to print after the reason. `back`: the old controller exists, so the update can be undone."""
+    """Return the lines to print after the reason. `back` says whether the update can be undone."""
     found = [f"state: {state(snapshot)}; the pods serve on"] if snapshot is not None else []
     found.append(f"to go on:   {go_on(options)}")
     if options.rollback:
