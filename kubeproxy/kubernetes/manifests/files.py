@@ -49,12 +49,14 @@ class Listing:
     faults: Mapping[str, str] = field(default_factory=dict)
     """By path, the reason why it could not be read. Files under it count as unchanged."""
     directory: Identity | None = None
-    """None: the path is a file, or does not exist."""
+    """None if the path is a file, or does not exist."""
 
 
 def look(path: str, *, recursive: bool) -> Listing:
-    """The files there now. Never raises: an unreadable path is among the faults. A path that does not exist may be a
-    pattern (``app-*.yaml``) of existing files."""
+    """List the files of a path. Never raises: an unreadable path is among the faults.
+
+    A path that does not exist may be a pattern (``app-*.yaml``) of existing files.
+    """
     try:
         found = os.stat(path)
     except OSError as error:
@@ -70,7 +72,7 @@ def look(path: str, *, recursive: bool) -> Listing:
 
 
 def _matching(pattern: str) -> Listing | None:
-    """The regular files that match a pattern; None where there are none."""
+    """List the regular files that match a pattern. Return None if there are none."""
     if not glob.has_magic(pattern):
         return None
     files: dict[str, Signature] = {}
@@ -122,15 +124,15 @@ def _reason(error: OSError) -> str:
 
 
 class ReadError(Exception):
-    """A manifest could not be read, with the reason."""
+    """Raised when a manifest cannot be read. Carries the reason."""
 
 
 class Changing(Exception):
-    """A file changed or disappeared during the read: look again."""
+    """Raised when a file changed or disappeared during the read: look again."""
 
 
 def read_file(path: str) -> tuple[bytes, Signature]:
-    """A file's bytes with its state. Raises ReadError and Changing."""
+    """Return a file's bytes with its state. Raises ReadError and Changing."""
     try:
         # O_NONBLOCK: a pipe may have replaced the file, and opening one waits for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -163,11 +165,11 @@ class PathMemory:
 
     @property
     def settling(self) -> bool:
-        """Whether a file has changed and may still be changing: look again soon."""
+        """Return whether a file may still be changing: look again soon."""
         return bool(self._unsettled)
 
     def compare(self, listing: Listing, now: float) -> tuple[list[str], list[str], dict[str, str]]:
-        """The files to read, the files that are gone, and the faults of the path.
+        """Return the files to read, the files that are gone, and the faults of the path.
 
         A missing path, or a directory replaced by an empty one (its volume was unmounted), removes nothing: deleting a
         file withdraws its objects, losing the volume does not.
@@ -203,7 +205,7 @@ class PathMemory:
         return changed, gone, faults
 
     def _settled(self, path: str, state: Signature | None, patience_s: float, now: float) -> bool:
-        """Whether a file's new state is stable."""
+        """Return whether a file's new state is stable."""
         before, since, first = self._unsettled.get(path, (state, now, now))
         if before != state:
             since = now

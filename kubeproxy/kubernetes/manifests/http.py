@@ -44,13 +44,15 @@ class Version:
 
 
 def is_url(path: str) -> bool:
-    """Whether a named path is a URL."""
+    """Return whether a named path is a URL."""
     return path.startswith(("http://", "https://"))
 
 
 async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
-    """A manifest, or None if it is still the `last` version. Raises ReadError for every other answer: an error page is
-    no manifest, and an empty body would withdraw everything."""
+    """Return a manifest, or None if it is still the `last` version.
+
+    Raises ReadError for every other answer: an error page is no manifest, and an empty body would withdraw everything.
+    """
     import aiohttp
 
     headers = {"Accept": _ACCEPT}
@@ -109,7 +111,7 @@ async def follow(
 
 
 def _server(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port. ValueError where the port is none."""
+    """Return scheme, host and port. Raises ValueError if the port is not a number."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
@@ -120,7 +122,7 @@ instead of by TLS, or from a service that answers this node alone."""
 
 
 def proxy_for(url: str) -> str | None:
-    """The environment's proxy for a URL. aiohttp's own ``trust_env`` would send what ~/.netrc holds, too."""
+    """Return the environment's proxy for a URL. aiohttp's own ``trust_env`` would send what ~/.netrc holds, too."""
     parts: SplitResult = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
@@ -147,7 +149,7 @@ class Session:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> aiohttp.ClientSession:
-        """The open client session."""
+        """Return the client session, opened at the first call."""
         import aiohttp
 
         if self._session is None:

@@ -26,7 +26,7 @@ FREE_EXPANSION = 100_000
 
 
 class SyntaxFault(Exception):
-    """The text is neither YAML nor JSON; with the line and the reason."""
+    """Raised when a text is neither YAML nor JSON. Carries the line and the reason."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -38,16 +38,16 @@ class Value(Protocol):
 
     @property
     def null(self) -> bool:
-        """Whether the value is null."""
+        """Return whether the value is null."""
 
     def to(self, kind: type[T]) -> T:
-        """Decode; msgspec.MsgspecError if the types do not fit."""
+        """Decode the value. Raises msgspec.MsgspecError if the types do not fit."""
 
     def fields(self) -> dict[str, Value]:
-        """The values of a mapping by key."""
+        """Return the values of a mapping by key."""
 
     def elements(self) -> list[Value]:
-        """The elements of a list."""
+        """Return the elements of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,15 @@ _BRACE = re.compile(rb"\s*\{")
 
 
 def is_json(text: bytes) -> bool:
-    """Whether this looks like JSON; it may still be YAML in braces."""
+    """Return whether a text looks like JSON. It may still be YAML in braces."""
     return _BRACE.match(text) is not None
 
 
 def parse(text: bytes, line: int) -> list[Value]:
-    """One document's value; several if YAML's end mark divides it further. `line` is the number of its first line.
-    Raises SyntaxFault."""
+    """Parse one document, whose first line has the number `line`. Raises SyntaxFault.
+
+    It has several values if YAML's end mark divides it further.
+    """
     decoded = text_of(text, line)
     if is_json(text):
         try:
@@ -112,7 +114,7 @@ def parse(text: bytes, line: int) -> list[Value]:
 
 
 def text_of(data: bytes, line: int) -> str:
-    """UTF-8 decoded. Raises SyntaxFault."""
+    """Decode UTF-8. Raises SyntaxFault."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -121,7 +123,10 @@ def text_of(data: bytes, line: int) -> str:
 
 
 def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], Composer] | None = None) -> list[object]:
-    """The values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raises SyntaxFault."""
+    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`).
+
+    Raises SyntaxFault.
+    """
     parser = None
     try:
         parser = yaml.CSafeLoader(text)
@@ -149,8 +154,10 @@ _INDENT = re.compile(r"[ ]*\t")
 
 
 def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
-    """The line and the cause of a syntax error that YAML's own message hides; None: another one. `at`: the error's line
-    in the text, from 0."""
+    """Explain a syntax error better than the YAML parser does. `at` is the error's line in the text, counted from 0.
+
+    Return (line, cause), or None if it is not a known case.
+    """
     lines = text.splitlines()
     for number in (at, at - 1):
         if 0 <= number < len(lines) and _INDENT.match(lines[number]):
@@ -163,7 +170,7 @@ def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
 
 
 def _template(line: str) -> str:
-    """What stands in double braces, shortened; empty: nothing does."""
+    """Return the text in double braces, shortened. Return an empty text if there is none."""
     begin = line.find("{{")
     end = line.rfind("}}", begin + 2)
     return "" if begin < 0 or end < 0 else line[begin : min(end + 2, begin + _SHOWN)]
@@ -205,7 +212,7 @@ class Composer:
         self._expanded = 0
 
     def documents(self) -> list[object]:
-        """The value of every document of the text."""
+        """Return the value of every document of the text."""
         values = []
         self._next()
         while not isinstance(self._next(), yaml.StreamEndEvent):
@@ -234,7 +241,7 @@ class Composer:
         return value
 
     def _alias(self, event: Any) -> object:
-        """The value itself, not a copy. It counts each time, because the decoder reads it each time."""
+        """Return the value itself, not a copy. It counts each time, because the decoder reads it each time."""
         if event.anchor not in self._anchors:
             raise refusal(event, f"no anchor {event.anchor!r} before this alias")
         value, size = self._anchors[event.anchor]
@@ -295,17 +302,17 @@ class Composer:
     # What another reading of YAML changes
 
     def repeated(self, event: Any, key: str) -> None:
-        """A mapping has this key a second time; that value counts unless this raises."""
+        """Handle a key that a mapping has twice. The later value counts unless this raises."""
         raise refusal(event, f"duplicate key {key!r}")
 
     def collection(self, event: Any) -> None:
-        """A mapping or a list begins; raises for a tag that is not supported."""
+        """Handle the beginning of a mapping or a list. Raises for a tag that is not supported."""
         if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
             raise refusal(event, f"tag {event.tag!r} is not supported")
 
 
 def scalar(event: Any) -> object:
-    """The value of a scalar, by YAML 1.2."""
+    """Return the value of a scalar, by YAML 1.2."""
     text: str = event.value
     plain, quoted = event.implicit
     if plain:
@@ -318,5 +325,5 @@ def scalar(event: Any) -> object:
 
 
 def refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
-    """The error of a refused text, at an event's place."""
+    """Return the error of a refused text, at an event's place."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

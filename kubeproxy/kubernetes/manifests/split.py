@@ -10,8 +10,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def split(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The documents that are not empty, each with the number of its first line. A separator is at the beginning of a
-    line, where neither YAML nor JSON allows it inside a string."""
+    """Yield the documents that are not empty, each with the number of its first line.
+
+    A separator is at the beginning of a line, where neither YAML nor JSON allows it inside a string.
+    """
     data = data.removeprefix(_BYTE_ORDER_MARK)
     line, start = 1, 0
     while start < len(data):
@@ -28,18 +30,18 @@ def split(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def body(text: bytes) -> bytes:
-    """A document without the separator before it."""
+    """Return a document without the separator before it."""
     return text[len(_SEPARATOR) :] if is_separated(text) else text
 
 
 def is_separated(data: bytes | bytearray, start: int = 0) -> bool:
-    """Whether a document separator begins here, and not a text with the same beginning."""
+    """Return whether a document separator begins here, and not a text with the same beginning."""
     end = start + len(_SEPARATOR)
     return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
 
 def is_empty(text: bytes) -> bool:
-    """Whether a document has only white space, comments, directives and end marks."""
+    """Return whether a document has only white space, comments, directives and end marks."""
     position = len(_SEPARATOR) if is_separated(text) else 0
     while position < len(text):
         end = text.find(b"\n", position)
@@ -90,8 +92,10 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int]:
-    """The positions of the pattern, searched piece by piece: one search through the whole text would block all other
-    threads for a third of a second."""
+    """Yield the positions of the pattern, searched piece by piece.
+
+    One search through the whole text would block all other threads for a third of a second.
+    """
     for piece in range(start, len(text), _PIECE):
         if found := pattern.search(text, piece, piece + _PIECE + _LONGEST):
             yield found.start()

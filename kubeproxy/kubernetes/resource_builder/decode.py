@@ -29,9 +29,9 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data, Resource
 from kubeproxy.kubernetes.resource_builder.stream import Document
 
 MAX_LIST_DEPTH: Final = 5
-"""How deep lists may lie in lists."""
+"""The deepest nesting of lists in lists."""
 LARGE: Final = 64 << 10
-"""Bytes; a shorter list is parsed as a whole."""
+"""In bytes. A shorter list is parsed as a whole."""
 _SHOWN: Final = 160
 _LONGEST_NUMBER: Final = 400
 
@@ -43,7 +43,7 @@ class Duplicates(list[str]):
 
 
 def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates]]:
-    """The objects of a document with the keys that it has twice. What cannot be used comes as an error."""
+    """Yield the objects of a document, each with the keys that are there twice. Errors are yielded, not raised."""
     lists: deque[tuple[Data, Position, int, Duplicates]] = deque()
     for value, position, text, duplicates, of_list in _values(document, source):
         if isinstance(value, ObjectError):
@@ -67,7 +67,7 @@ Item = tuple[object, Position, bytes, Duplicates, Data]
 
 
 def _values(document: Document, source: str) -> Iterator[Item]:
-    """The document's values; of a long list, its items, each with the list's own fields."""
+    """Yield the values of a document. A long list yields its items, each with the list's own fields."""
     position = Position(source, document.number, document.line + rows_without_content(document.text))
     if len(document.text) >= LARGE:
         items = _json_items(document, position) if document.is_json else _yaml_items(document, position)
@@ -90,7 +90,7 @@ def _unreadable(fault: SyntaxFault, position: Position) -> UnreadableError:
 
 
 def parse(text: bytes, line: int, *, is_json: bool) -> tuple[list[object], Duplicates]:
-    """The values in a text, as kubectl reads them, and the keys that are there twice. Raises SyntaxFault."""
+    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raises SyntaxFault."""
     duplicates = Duplicates()
     if is_json:
         return [_parse_json(text, line, duplicates)], duplicates
@@ -241,7 +241,7 @@ def _object(
 
 
 def _inherit(item: Data, of_list: Data) -> None:
-    """Items of a typed list (``ServiceList``) need not repeat its kind."""
+    """Give an item of a typed list (``ServiceList``) the kind that it need not state."""
     kind = str(of_list.get("kind") or "").removesuffix("List")
     if kind:
         item.setdefault("kind", kind)
@@ -288,7 +288,7 @@ def _path(parts: tuple[str, ...]) -> str:
 
 
 def _named(value: object) -> str:
-    """A value as a message shows it."""
+    """Describe a value for a message."""
     match value:
         case None:
             return "nothing"

@@ -22,13 +22,13 @@ from kubeproxy.kubernetes.client.client import Answer, Client
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError
 
 TTL_S: Final = 6 * 3600.0
-"""How long what is on disk counts (kubectl since 1.24: 6 h)."""
+"""How long a catalog on disk is valid, in seconds (kubectl since 1.24: 6 h)."""
 FORMAT: Final = 2
-"""Of the file; another one is not read."""
+"""The version of the file. A file of another version is not read."""
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 ACCEPT: Final = f"{_AGGREGATED.format('v2')},{_AGGREGATED.format('v2beta1')},application/json"
 _AT_ONCE: Final = 8
-"""Requests for groups under way at the same time."""
+"""Groups that are requested at the same time."""
 _MOST_RESOURCES: Final = 100_000
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -46,18 +46,18 @@ class ApiResource(msgspec.Struct, frozen=True):
 
     @property
     def group_version(self) -> str:
-        """As ``apiVersion`` has it."""
+        """Return group and version as ``apiVersion`` states them."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The path of the collection, or of one object in it."""
+        """Return the path of the collection, or of one object in it."""
         prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{_segment(namespace)}" if self.namespaced and namespace else ""
         return f"{prefix}{scope}/{self.name}" + (f"/{_segment(name)}" if name else "")
 
 
 def _segment(text: str) -> str:
-    """A name as one part of a path."""
+    """Quote a name as one part of a path."""
     from urllib.parse import quote
 
     return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
@@ -139,7 +139,7 @@ class _LegacyResources(msgspec.Struct):
 
 
 def parse_aggregated(body: bytes) -> Catalog:
-    """An APIGroupDiscoveryList. Raises `Garbage`."""
+    """Parse an APIGroupDiscoveryList. Raises Garbage."""
     try:
         document = msgspec.json.decode(body, type=_Aggregated)
     except UNDECODABLE as error:
@@ -159,7 +159,7 @@ def parse_aggregated(body: bytes) -> Catalog:
 
 
 def parse_versions(body: bytes) -> list[str]:
-    """The versions of the core group (``/api``). Raises `Garbage`."""
+    """Parse the versions of the core group (``/api``). Raises Garbage."""
     try:
         return msgspec.json.decode(body, type=_LegacyVersions).versions or []
     except UNDECODABLE as error:
@@ -167,7 +167,7 @@ def parse_versions(body: bytes) -> list[str]:
 
 
 def parse_groups(body: bytes) -> list[tuple[str, str]]:
-    """Groups and versions (``/apis``), of each group the preferred version first. Raises `Garbage`."""
+    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raises Garbage."""
     try:
         groups = msgspec.json.decode(body, type=_LegacyGroups).groups or []
     except UNDECODABLE as error:
@@ -185,7 +185,7 @@ def parse_groups(body: bytes) -> list[tuple[str, str]]:
 
 
 def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
-    """The resources of a group and version. Raises `Garbage`."""
+    """Parse the resources of a group and version. Raises Garbage."""
     try:
         resources = msgspec.json.decode(body, type=_LegacyResources).resources or []
     except UNDECODABLE as error:
@@ -198,13 +198,13 @@ def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
 
 
 _PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
-"""A group, a version or a resource; nothing else gets into a path."""
+"""A group, a version or a resource. Other texts must not get into a path."""
 
 
 def _resource(
     group: str, version: str | None, name: str | None, kind: str | None, *, namespaced: bool
 ) -> Iterator[ApiResource]:
-    """The resource; nothing for a subresource, or where something is missing."""
+    """Yield the resource. Yield nothing for a subresource, or if a part is missing."""
     if not version or not name or not kind or not _PART.fullmatch(name) or not _PART.fullmatch(version):
         return
     if group and not _PART.fullmatch(group):
@@ -216,8 +216,10 @@ def _resource(
 
 
 async def discover(client: Client) -> Catalog:
-    """Ask the server. Raises StatusError, Unreachable, `Garbage` where nothing can be had; a group that does not answer
-    is put down as failed."""
+    """Ask the server what it serves. Raises StatusError, Unreachable or Garbage.
+
+    A group that does not answer is listed as failed.
+    """
     core, groups, minor = await asyncio.gather(
         client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), server_minor(client)
     )
@@ -230,7 +232,7 @@ async def discover(client: Client) -> Catalog:
 
 
 async def server_minor(client: Client) -> int:
-    """The server's minor version; 0 where it is unknown."""
+    """Return the server's minor version, or 0 if it is unknown."""
     try:
         answer = (await client.get("/version")).decoded()
     except (StatusError, Garbage):
@@ -287,7 +289,10 @@ class _Kept(msgspec.Struct):
 
 
 class DiscoveryCache:
-    """The catalog of one server in the user's cache directory. What cannot be read or written is done without."""
+    """The catalog of one server in the user's cache directory.
+
+    The command works without it, if it cannot be read or written.
+    """
 
     def __init__(self, directory: Path, server: str, *, ttl_s: float = TTL_S) -> None:
         self._server = server
@@ -295,7 +300,7 @@ class DiscoveryCache:
         self.path = directory / "discovery" / f"{file_name(server)}.msgpack"
 
     def read(self) -> Catalog | None:
-        """What is there, unless it is too old."""
+        """Return the catalog on disk. Return None if there is none, or if it is too old."""
         try:
             kept = msgspec.msgpack.decode(self.path.read_bytes(), type=_Kept)
         except (OSError, *UNDECODABLE):
@@ -304,13 +309,13 @@ class DiscoveryCache:
         return kept.catalog if fresh and kept.format == FORMAT and kept.server == self._server else None
 
     def write(self, catalog: Catalog) -> None:
-        """Keep it for later, unless a part of it is missing."""
+        """Write a catalog to disk, unless a part of it is missing."""
         if not catalog.failed:
             write_file(self.path, msgspec.msgpack.encode(_Kept(FORMAT, self._server, time.time(), catalog)))
 
 
 def file_name(server: str) -> str:
-    """A file's name for a server's URL."""
+    """Return the file name for a server's URL."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "_", server.partition("://")[2])[:80]
     return f"{readable}-{hashlib.blake2b(server.encode(), digest_size=6).hexdigest()}"
 
@@ -332,7 +337,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def cache_directory(named: str = "") -> Path:
-    """Where caches are: what is named, else ``kubeproxy`` in the user's cache directory."""
+    """Return the cache directory: `named`, or else ``kubeproxy`` in the user's cache directory."""
     if named:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -11,7 +11,7 @@ from kubeproxy.model.errors import ConfigError
 
 
 def quoted(text: str) -> str:
-    """A text in double quotes, as Go's ``%q`` prints it."""
+    """Return a text in double quotes, as Go's ``%q`` prints it."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -24,7 +24,7 @@ class Position:
     document: int = 0
     """Counted from 1; documents without content do not count. 0: the source as a whole."""
     line: int = 0
-    """Of the source, counted from 1; 0: unknown."""
+    """The line of the source, counted from 1; 0 if it is unknown."""
     item: str = ""
     """The path within a list, like ``items[3]``."""
 
@@ -50,7 +50,7 @@ class Position:
 
 
 class ObjectError(ConfigError):
-    """One document or object cannot be used; the others can."""
+    """An error of one document or object; the others can be used."""
 
     def __init__(self, message: str, position: Position) -> None:
         where = str(position)

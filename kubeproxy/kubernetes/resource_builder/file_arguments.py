@@ -35,10 +35,10 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """As messages have it."""
+        """Return the name that messages show."""
 
     def read(self) -> AsyncIterator[bytes]:
-        """The bytes, piece by piece. Raises SourceError."""
+        """Yield the bytes, piece by piece. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class FileSource:
     name: str
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The bytes; a pipe is waited for without holding up anything else."""
+        """Yield the bytes. Waiting for a pipe does not block the event loop."""
         try:
             regular = stat.S_ISREG(os.stat(self.name).st_mode)
             descriptor = await _opened(self.name, in_time=regular)
@@ -70,7 +70,7 @@ async def _opened(path: str, *, in_time: bool) -> int:
 
 
 async def _piece(descriptor: int, *, in_time: bool) -> bytes:
-    """The next bytes. `in_time`: they are there at once; a terminal and a pipe are waited for in a thread."""
+    """Read the next bytes, in a thread unless `in_time`: a terminal or a pipe may block."""
     if not in_time:
         return await in_thread(lambda: os.read(descriptor, CHUNK))
     await asyncio.sleep(0)
@@ -84,7 +84,7 @@ class StdinSource:
     name: str = STDIN_NAME
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The bytes, as they come."""
+        """Yield the bytes as they come."""
         try:
             while data := await _piece(sys.stdin.fileno(), in_time=False):
                 yield data
@@ -100,7 +100,7 @@ class BytesSource:
     data: bytes
 
     async def read(self) -> AsyncIterator[bytes]:
-        """All of them."""
+        """Yield all bytes at once."""
         yield self.data
 
 
@@ -111,7 +111,7 @@ class UrlSource:
     name: str
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The answer's body. Network errors and answers from 500 on are tried again."""
+        """Yield the answer's body. Network errors and statuses from 500 on are retried."""
         async with Session() as web:
             for attempt in range(1, URL_ATTEMPTS + 1):
                 try:
@@ -127,7 +127,7 @@ class UrlSource:
 
 
 class _Passing(Exception):
-    """It may work the next time."""
+    """An error that the next attempt may not meet."""
 
 
 async def _fetch(web: Session, url: str) -> bytes:
@@ -160,8 +160,10 @@ async def _fetch(web: Session, url: str) -> bytes:
 
 
 def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], list[ConfigError]]:
-    """The sources that these arguments name, in their order, and what is wrong with others of them. An argument may
-    name several, separated by commas."""
+    """Return the sources that these arguments name, in their order, and the errors of arguments that name none.
+
+    An argument may name several sources, separated by commas.
+    """
     sources: list[Source] = []
     errors: list[ConfigError] = []
     for name in (part for argument in arguments for part in _parts(argument)):
@@ -177,7 +179,7 @@ def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], 
 
 
 def _parts(argument: str) -> list[str]:
-    """A comma separates, unless it is in the name of a file that exists, or in a web address."""
+    """Split an argument at its commas, unless it is an existing file or a web address."""
     if "," not in argument or is_url(argument) or os.path.lexists(argument):
         return [argument]
     return argument.split(",")

@@ -26,22 +26,22 @@ class ResourceObject:
 
     @property
     def api_version(self) -> str:
-        """Group and version, like ``apps/v1``."""
+        """Return group and version, like ``apps/v1``."""
         return str(self.data.get("apiVersion") or "")
 
     @property
     def kind(self) -> str:
-        """The kind, like ``Deployment``."""
+        """Return the kind, like ``Deployment``."""
         return str(self.data.get("kind") or "")
 
     @property
     def group(self) -> str:
-        """The API group; empty: the core group."""
+        """Return the API group. It is empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def metadata(self) -> Data:
-        """The object's metadata; made if there are none."""
+        """Return the object's metadata, created if missing."""
         found = self.data.get("metadata")
         if not isinstance(found, dict):
             found = self.data["metadata"] = {}
@@ -49,36 +49,36 @@ class ResourceObject:
 
     @property
     def name(self) -> str:
-        """Empty where the server is to choose a name."""
+        """Return the name. It is empty if the server chooses one."""
         return str(self.metadata.get("name") or "")
 
     @property
     def generate_name(self) -> str:
-        """What the server's choice of a name begins with."""
+        """Return the prefix of the name that the server chooses."""
         return str(self.metadata.get("generateName") or "")
 
     @property
     def namespace(self) -> str:
-        """Empty: none, or not known yet."""
+        """Return the namespace. It is empty if there is none, or none yet."""
         return str(self.metadata.get("namespace") or "")
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels; empty where there are none."""
+        """Return the labels."""
         return self.metadata.get("labels") or {}
 
     @property
     def resource(self) -> ApiResource:
-        """The mapping; an assertion fails where it was not looked up."""
+        """Return the resource of an object that has been mapped."""
         assert self.mapping is not None
         return self.mapping
 
     @property
     def label(self) -> str:
-        """``kind.group/name`` as output lines have it."""
+        """Return ``kind.group/name``, as output lines show it."""
         group = f".{self.group}" if self.group else ""
         return f"{self.kind.lower()}{group}/{self.name}"
 
     def encoded(self) -> bytes:
-        """The object as JSON."""
+        """Encode the object as JSON."""
         return msgspec.json.encode(self.data)

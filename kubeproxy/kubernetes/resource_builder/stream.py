@@ -19,7 +19,7 @@ from kubeproxy.kubernetes.manifests.split import body, is_empty, is_separated
 from kubeproxy.kubernetes.resource_builder.errors import Position, UnreadableError
 
 MAX_DOCUMENT: Final = 256 << 20
-"""Bytes of one document; a longer one ends the source with an error."""
+"""The largest document, in bytes. A larger one ends the source with an error."""
 _SEPARATOR: Final = b"\n---"
 _UTF8_MARK: Final = codecs.BOM_UTF8
 _UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -30,7 +30,7 @@ _QUOTE, _ESCAPE, _BRACE, _OPENING = b'"'[0], b"\\"[0], b"{"[0], b"{["
 
 
 def as_utf8(data: bytes) -> bytes:
-    """A whole text without its byte order mark, UTF-16 as UTF-8. What is no UTF-16 is left as it is."""
+    """Return a whole text as UTF-8, without its byte order mark. Invalid UTF-16 is returned unchanged."""
     decoder = _Decoder()
     try:
         return decoder.feed(data) + decoder.end()
@@ -39,8 +39,10 @@ def as_utf8(data: bytes) -> bytes:
 
 
 def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
-    """The JSON values in a document that consists of several, each with the number of its first line. Empty where it is
-    one value, or no JSON."""
+    """Return the JSON values of a document, each with the number of its first line.
+
+    Return an empty list if the document is one value, or is not JSON.
+    """
     if not is_json(text) or _valid(text):
         return []
     found: list[tuple[int, bytes]] = []
@@ -57,7 +59,7 @@ def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
 
 
 def _behind_space(text: bytes | bytearray, start: int) -> int:
-    """Where white space that begins here ends."""
+    """Return the end of the white space that begins at `start`."""
     match = _SPACES.match(text, start)
     assert match is not None  # it may be empty
     return match.end()
@@ -73,7 +75,7 @@ class Document:
     line: int
     """The number of its first line."""
     is_json: bool = False
-    """One JSON value, and nothing else."""
+    """Whether the text is one JSON value and nothing else."""
 
 
 class Splitter:
@@ -89,12 +91,12 @@ class Splitter:
         self._json: _JsonScanner | None = None
         """Where in the buffer's first JSON value the search stands; None: the document is not read as JSON."""
         self._undecided = True
-        """Whether the document is JSON is not known yet."""
+        """Whether the document may still be JSON or YAML."""
         self._number = 0
         self._line = 1
 
     def feed(self, data: bytes) -> Iterator[Document]:
-        """The documents that are complete with these bytes. Raises UnreadableError where the source has to end."""
+        """Yield the documents that these bytes complete. Raises UnreadableError if the source has to end."""
         try:
             self._buffer += self._decoder.feed(data)
         except UnicodeDecodeError as error:
@@ -104,7 +106,7 @@ class Splitter:
             raise UnreadableError(f"a document of more than {self._max_document} bytes", self._position())
 
     def end(self) -> Iterator[Document]:
-        """The documents that are complete as nothing follows."""
+        """Yield the documents that the end of the source completes."""
         try:
             self._buffer += self._decoder.end()
         except UnicodeDecodeError as error:
@@ -140,7 +142,7 @@ class Splitter:
         self._searched, self._json, self._undecided = 0, None, True
 
     def _decide(self) -> bool:
-        """Whether the buffer begins with JSON; undecided as long as it holds only white space."""
+        """Return whether the buffer begins with JSON. That stays undecided while the buffer holds only white space."""
         if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
             return False
         first = _behind_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
@@ -153,7 +155,7 @@ class Splitter:
         return True
 
     def _separator(self) -> int:
-        """Where the next document begins; -1: not in what is there."""
+        """Return where the next document begins, or -1 if the buffer does not hold its beginning."""
         position = self._searched
         while (found := self._buffer.find(_SEPARATOR, position)) >= 0:
             after = found + len(_SEPARATOR)
@@ -167,7 +169,7 @@ class Splitter:
         return -1
 
     def _next_value(self) -> Document | None:
-        """The JSON value at the buffer's beginning, once it is there to its end. What is no JSON is left to YAML."""
+        """Return the JSON value at the buffer's beginning. Return None if it is incomplete, or not JSON."""
         assert self._json is not None
         end = self._json.scan(self._buffer)
         if end is None:
@@ -183,7 +185,7 @@ class Splitter:
         return document
 
     def _skip(self, size: int) -> None:
-        """Take away what is white space or has been handed out."""
+        """Remove bytes that are white space or have been handed out."""
         self._line += self._buffer.count(b"\n", 0, size)
         del self._buffer[:size]
 
@@ -205,7 +207,7 @@ class _JsonScanner:
         self._inside = False
 
     def scan(self, buffer: bytearray | bytes) -> int | None:
-        """Where the value ends; None: not in what is there."""
+        """Return the end of the value. Return None if the buffer does not hold it."""
         position, depth = self._position, self._depth
         while True:
             found = (_INSIDE if self._inside else _OUTSIDE).search(buffer, position)
@@ -243,11 +245,11 @@ def _valid(text: bytes) -> bool:
 
 
 class _Decoder:
-    """Takes byte order marks away, and turns UTF-16 into UTF-8."""
+    """Removes byte order marks, and decodes UTF-16."""
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
-        """What came before the encoding was known; None: it is."""
+        """The bytes that arrived before the encoding was known. None once it is known."""
         self._utf16: codecs.IncrementalDecoder | None = None
 
     def feed(self, data: bytes) -> bytes:
