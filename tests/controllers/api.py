@@ -3,6 +3,10 @@
 It speaks as `kubeproxy.kubernetes.client.client.Client` does, with paths and JSON, but without a network, so that a
 test decides about every delay and failure. Its rules are those of kube-apiserver: generations, the subresource status,
 resourceVersions as preconditions, merge, strategic and JSON patches, graceful deletion of pods.
+
+It is not a mode of `tests.support.apiserver`, which listens at a socket: these tests run on `VirtualLoop`, whose clock
+jumps to the next timer whenever no task is ready. While bytes are on their way through a socket no task is ready, so
+every time limit would be over before the answer arrived.
 """
 
 from __future__ import annotations

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import uuid4
 
 from aiohttp import web
+
+from tests.support.apiserver.answers import Refusal
 
 Object = dict[str, Any]
 Fault = Callable[[web.Request, "WriteServer"], Awaitable[web.StreamResponse | None]]
@@ -325,29 +327,9 @@ def _namespace(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "status": {"phase": "Active"}}
 
 
-class Refusal(Exception):
-    """An answer with a Status."""
-
-    def __init__(self, body: Object, headers: Mapping[str, str]) -> None:
-        super().__init__(body["message"])
-        self.body = body
-        self.headers = headers
-
-
-def refusal(
-    code: int, reason: str, message: str, *, headers: Mapping[str, str] | None = None, **details: Any
-) -> Refusal:
-    """As kube-apiserver words it."""
-    status = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "details": details,
-        "code": code,
-    }
-    return Refusal(status, headers or {})
+def refusal(code: int, reason: str, message: str, **details: Any) -> Refusal:
+    """Return the refusal of a request, with the details that kube-apiserver gives."""
+    return Refusal(code, message, reason=reason, details=details)
 
 
 def status_fault(code: int, reason: str, message: str, *, retry_after: str = "", carry_out: bool = False) -> Fault:
