@@ -18,7 +18,7 @@ from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.ruleset import Rebalance, RuleSet, part
 from kubeproxy.proxier.clock import Clock
 from kubeproxy.proxier.reports import Part, Reports
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.sync_schedule import Schedule
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,9 @@ class Kernel:
 class KernelSync:
     """Netfilter transactions and the deletion of stale conntrack entries."""
 
-    def __init__(self, kernel: Kernel, rules: Rules, schedule: Schedule, clock: Clock, reports: Reports) -> None:
+    def __init__(
+        self, kernel: Kernel, rules: RuleSetBuilder, schedule: Schedule, clock: Clock, reports: Reports
+    ) -> None:
         self._netfilter = kernel.netfilter
         self._conntrack = kernel.conntrack
         self._rivals = kernel.rivals

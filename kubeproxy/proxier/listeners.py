@@ -15,7 +15,7 @@ from kubeproxy.model import Frontend, FrontendName
 from kubeproxy.proxier.availability import Availability
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 
 
@@ -37,7 +37,7 @@ class Step:
 class Listeners:
     """The existing listeners, and the frontends that may have a move."""
 
-    def __init__(self, ports: Ports, availability: Availability, rules: Rules) -> None:
+    def __init__(self, ports: Ports, availability: Availability, rules: RuleSetBuilder) -> None:
         self.existing: dict[FrontendName, ListenerState] = {}
         self.faults: dict[FrontendName, str] = {}
         """Frontends after a failed move, and its error. They wait for `retry`."""

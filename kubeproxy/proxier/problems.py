@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from kubeproxy.model import NODE_PORTS, Claim, Destination, FrontendName, ServiceName, Target
 from kubeproxy.proxier.availability import Availability
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 
 _REASONS = {
     Claim.ALLOCATED: "to which it is allocated",
@@ -19,7 +19,7 @@ def problems(
     remarks: Mapping[ServiceName, tuple[str, ...]],
     faults: Mapping[FrontendName, str],
     availability: Availability,
-    rules: Rules,
+    rules: RuleSetBuilder,
 ) -> dict[ServiceName, tuple[str, ...]]:
     """Return the Services with problems, each with its texts, those of the resolver (`remarks`) first.
 
@@ -31,7 +31,7 @@ def problems(
 
 
 def _of_frontends(
-    faults: Mapping[FrontendName, str], availability: Availability, rules: Rules
+    faults: Mapping[FrontendName, str], availability: Availability, rules: RuleSetBuilder
 ) -> Iterator[tuple[ServiceName, str]]:
     for name, fault in faults.items():
         yield name.service_port.service, f"{name}: {fault}"
@@ -42,7 +42,7 @@ def _of_frontends(
         yield name.service_port.service, f"{name}: {_looping(looping)}"
 
 
-def _of_destinations(availability: Availability, rules: Rules) -> Iterator[tuple[ServiceName, str]]:
+def _of_destinations(availability: Availability, rules: RuleSetBuilder) -> Iterator[tuple[ServiceName, str]]:
     claims = availability.claims
     for destination, text in (*claims.faults.items(), *claims.notes.items()):
         for service in sorted({name.service_port.service for name in claims.claimants(destination)}):

@@ -6,7 +6,7 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -45,37 +45,42 @@ class _Entry:
     """Of its spread; None also without one."""
 
 
-@dataclass(slots=True)
-class Rules:
+class RuleSetBuilder:
     """The rules of all serving frontends.
 
-    A destination that several service ports claim goes to the one that `claims` gives it. `generation` grows with every
-    change that the kernel has to learn of.
+    A destination that several service ports claim goes to the one that `claims` gives it.
     """
 
-    generation: int = 0
-    claims: AddressClaims = field(default_factory=AddressClaims)
-    unled: dict[FrontendName, str] = field(default_factory=dict)
-    """Frontends with endpoints to which the kernel cannot lead, and why; only where no worker serves these."""
-    _settings: ProxierSettings = DEFAULTS
-    _entries: dict[FrontendName, _Entry] = field(default_factory=dict)
-    _external: set[FrontendName] = field(default_factory=set)
-    _ever_transparent: bool = False
-    _redirects: dict[Destination, int] = field(default_factory=dict)
-    _own_redirects: dict[Destination, int] = field(default_factory=dict)
-    _allowed_sources: dict[Destination, frozenset[str]] = field(default_factory=dict)
-    _proxy_ports: set[ProxyPort] = field(default_factory=set)
-    _spread_of: dict[FrontendName, Spread] = field(default_factory=dict)
-    _frontends: dict[FrontendName, Frontend] = field(default_factory=dict)
-    _spreads: dict[Destination, Spread] = field(default_factory=dict)
-    _own_spreads: dict[Destination, Spread] = field(default_factory=dict)
-    _masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
-    _hairpins: Hairpins = field(default_factory=Hairpins)
-    _unbalanced: dict[Destination, None] = field(default_factory=dict)
-    _ever_kernel: bool = False
-    _ejected: Ejected = field(default_factory=dict)
-    _budget: SlotBudget = field(default_factory=SlotBudget)
-    _without_endpoints: dict[Verdict, set[ProxyPort]] = field(default_factory=lambda: {v: set() for v in Verdict})
+    def __init__(self) -> None:
+        self.generation = 0
+        """A number that grows with every change that the kernel has to learn of."""
+        self.claims = AddressClaims()
+        self.unled: dict[FrontendName, str] = {}
+        """Frontends with endpoints to which the kernel cannot lead, and why; only where no worker serves these."""
+        self._settings = DEFAULTS
+        self._ejected: Ejected = {}
+        self._budget = SlotBudget()
+        # By frontend.
+        self._frontends: dict[FrontendName, Frontend] = {}
+        self._entries: dict[FrontendName, _Entry] = {}
+        self._spread_of: dict[FrontendName, Spread] = {}
+        self._external: set[FrontendName] = set()
+        self._hairpins = Hairpins()
+        # By destination, for clients from anywhere and for this node itself and its pods.
+        self._redirects: dict[Destination, int] = {}
+        self._own_redirects: dict[Destination, int] = {}
+        self._spreads: dict[Destination, Spread] = {}
+        self._own_spreads: dict[Destination, Spread] = {}
+        self._allowed_sources: dict[Destination, frozenset[str]] = {}
+        self._masquerades: dict[Destination, Masquerade] = {}
+        self._unbalanced: dict[Destination, None] = {}
+        """Destinations whose spread has changed since the kernel was last given it."""
+        # By proxy port.
+        self._proxy_ports: set[ProxyPort] = set()
+        self._without_endpoints: dict[Verdict, set[ProxyPort]] = {verdict: set() for verdict in Verdict}
+        # Once true, these stay: running connections outlive the settings and frontends that they began with.
+        self._ever_transparent = False
+        self._ever_kernel = False
 
     def put(self, frontend: Frontend, port: int) -> None:
         """Add or change a frontend that serves on a proxy port."""
@@ -259,27 +264,34 @@ class Rules:
             self._set_masquerade(destination)
 
     def _set_spread(self, frontend: Frontend) -> None:
-        """Set the spread of a frontend; the same object if it is equal."""
+        """Set the spread of a frontend. An equal spread stays the same object."""
         if not self._ever_kernel:
             return
-        name, targets = frontend.name, frontend.endpoints
-        reason = why_userspace(frontend, self._settings.data_path, self._settings.facts)
-        if reason:
-            self._budget.release(name)
-            targets = ()
-        elif reason := self._budget.take(frontend):
-            targets = ()
-        elif self._ejected:
-            targets = tuple(it for it in targets if (frontend.protocol, it) not in self._ejected)
-            targets = targets or tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
-            targets = frontend.endpoints if len(targets) == len(frontend.endpoints) else targets
-        if reason and frontend.endpoints and not self._settings.data_path.fallback:
-            self.unled[name] = reason
+        name = frontend.name
+        targets, refusal = self._kernel_targets(frontend)
+        if refusal and frontend.endpoints and not self._settings.data_path.fallback:
+            self.unled[name] = refusal
         else:
             self.unled.pop(name, None)
         spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s, name.scope)
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
+
+    def _kernel_targets(self, frontend: Frontend) -> tuple[tuple[Target, ...], str]:
+        """Return the endpoints to which the kernel leads new connections of a frontend, or none and why."""
+        if refusal := why_userspace(frontend, self._settings.data_path, self._settings.facts):
+            self._budget.release(frontend.name)
+            return (), refusal
+        if refusal := self._budget.reserve(frontend):
+            return (), refusal
+        if not self._ejected:
+            return frontend.endpoints, ""
+        targets = tuple(it for it in frontend.endpoints if (frontend.protocol, it) not in self._ejected)
+        if not targets:
+            # Silent endpoints stay where there is no other: a network policy may make them silent to one client alone.
+            targets = tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
+        # The tuple itself where none is left out: most spreads share it with their frontend.
+        return (frontend.endpoints if len(targets) == len(frontend.endpoints) else targets), ""
 
     def _verdict(self, frontend: Frontend) -> Verdict | None:
         if not frontend.endpoints:

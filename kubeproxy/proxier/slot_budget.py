@@ -27,8 +27,8 @@ class SlotBudget:
         self._total = 0
         self._refused: dict[FrontendName, str] = {}
 
-    def take(self, frontend: Frontend) -> str:
-        """Count a frontend's slots; why it gets none if there are too many, otherwise empty."""
+    def reserve(self, frontend: Frontend) -> str:
+        """Count a frontend's slots. Return why it gets none if they are too many, otherwise an empty text."""
         name = frontend.name
         namespace = name.service_port.namespace
         self.release(name)
@@ -44,12 +44,12 @@ class SlotBudget:
         return ""
 
     def release(self, name: FrontendName) -> None:
-        """A frontend leaves the kernel path."""
+        """Count the slots of a frontend no more, because it leaves the kernel path."""
         self._refused.pop(name, None)
         self._count(name, name.service_port.namespace, -self._of.pop(name, 0))
 
     def why_refused(self, name: FrontendName) -> str:
-        """Why a frontend has no slots; empty if it has, or has not asked."""
+        """Return why a frontend has no slots; an empty text if it has some, or has not asked."""
         return self._refused.get(name, "")
 
     def _count(self, name: FrontendName, namespace: str, slots: int) -> None:

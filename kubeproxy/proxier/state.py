@@ -25,7 +25,7 @@ from kubeproxy.proxier.port_allocator import Ports
 from kubeproxy.proxier.port_claims import NodePortClaims
 from kubeproxy.proxier.problems import problems
 from kubeproxy.proxier.resolver import Resolution, Resolver
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.tracker import Change
 
@@ -38,7 +38,7 @@ class ProxierState:
         claims = NodePortClaims(ports, is_proxy_port=proxy_ports.holds)
         self.resolver = Resolver()
         self.availability = Availability(claims, is_proxy_port=proxy_ports.holds)
-        self.rules = Rules()
+        self.rules = RuleSetBuilder()
         self.listeners = Listeners(proxy_ports, self.availability, self.rules)
         self._facts = settings.facts
         self.use(settings)

@@ -9,7 +9,7 @@ import pytest
 
 from kubeproxy.model import Address, Service, parse_address
 from kubeproxy.proxier.frontends import resolve
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from tests.proxier.builders import destination, endpoint_slice, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 
@@ -56,7 +56,7 @@ def test_the_holder_does_not_depend_on_the_order_of_arrival(why: str, family: in
     address = STOLEN[family]
     expected = [str(it.name) for it in orders(address)[why]]
     for arrival in itertools.permutations(orders(address)[why]):
-        rules, ports = Rules(), {}
+        rules, ports = RuleSetBuilder(), {}
         for port, one in enumerate(arrival, 40001):
             for frontend in resolve(one, ()).frontends:
                 if frontend.name.family == family:

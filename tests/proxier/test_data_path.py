@@ -15,7 +15,7 @@ from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import ProxierSettings
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, service, targets
 from tests.proxier.fake_node import SOURCE, MakeNode, Node
@@ -42,9 +42,9 @@ def frontend(
     )
 
 
-def rules(*frontends: Frontend, policy: DataPathPolicy = KERNEL, facts: NodeFacts = FORWARDS) -> Rules:
+def rules(*frontends: Frontend, policy: DataPathPolicy = KERNEL, facts: NodeFacts = FORWARDS) -> RuleSetBuilder:
     """The rules of these frontends, at proxy ports from 40001."""
-    made = Rules()
+    made = RuleSetBuilder()
     made.use(ProxierSettings(facts=facts, data_path=policy))
     for number, each in enumerate(frontends):
         made.put(each, 40001 + number)

@@ -9,7 +9,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Frontend, 
 from kubeproxy.netfilter.ruleset import DirectLink, ProxyPort, RuleSet
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts, Preserve
-from kubeproxy.proxier.ruleset_builder import Rules
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import ProxierSettings
 from tests.proxier.builders import destination, frontend_name, targets
 
@@ -44,7 +44,7 @@ def apart(service: str) -> tuple[Frontend, Frontend]:
 
 def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
     cluster, external = apart("web")
-    rules = Rules()
+    rules = RuleSetBuilder()
     rules.put(cluster, 40001)
     rules.put(external, 40002)
     ruleset = rules.ruleset()
@@ -55,7 +55,7 @@ def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
 
 
 def test_refused_and_dropped_differ() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     rules.put(replace(frontend("web", VIP), endpoints=()), 40001)
     rules.put(replace(apart("shop")[1], endpoints=(), when_empty=Verdict.DROP), 40002)
     assert rules.ruleset().refused == {ProxyPort(Protocol.TCP, 40001)}
@@ -63,7 +63,7 @@ def test_refused_and_dropped_differ() -> None:
 
 
 def test_the_first_service_keeps_a_destination_in_every_scope() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     rules.put(frontend("web", VIP), 40001)
     cluster, external = apart("shop")
     rules.put(cluster, 40002)
@@ -79,7 +79,7 @@ def test_the_first_service_keeps_a_destination_in_every_scope() -> None:
 def test_the_holder_stays_when_its_policy_changes() -> None:
     cluster, external = apart("web")
     for order in itertools.permutations([(cluster, 40001), (external, 40002)]):
-        rules = Rules()
+        rules = RuleSetBuilder()
         rules.put(frontend("web", VIP), 40001)
         rules.put(frontend("shop", VIP), 40009)
         for one, port in order:
@@ -92,7 +92,7 @@ def test_the_holder_stays_when_its_policy_changes() -> None:
 
 
 def test_overlapping_node_ports_go_to_the_first() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     rules.put(frontend("web", NODE_PORT), 40001)
     rules.put(frontend("shop", NODE_PORT, VIP), 40002)
     assert rules.ruleset().redirects == {NODE_PORT: 40001, VIP: 40002}
@@ -100,7 +100,7 @@ def test_overlapping_node_ports_go_to_the_first() -> None:
 
 
 def test_source_ranges_come_and_go_with_the_holder() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     ranged = frontend("web", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))
     rules.put(ranged, 40001)
     rules.put(frontend("shop", VIP), 40002)
@@ -112,13 +112,13 @@ def test_source_ranges_come_and_go_with_the_holder() -> None:
 
 
 def test_source_ranges_hold_for_our_own_packets_alone_too() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     rules.put(frontend("web", own=(VIP,), ranged=(VIP,), ranges=("192.0.2.0/24",)), 40001)
     assert rules.ruleset().allowed_sources == {VIP: {"192.0.2.0/24"}}
 
 
 def test_the_node_is_part_of_the_rules() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     facts = NodeFacts(
         name="us", node_addresses=frozenset({Address("192.0.2.1")}), internal_sources=frozenset({"10.0.0.0/8"})
     )
@@ -148,7 +148,7 @@ def test_routing_is_there_before_a_client_address_is_preserved() -> None:
         Preserve.LOCAL: (False, True, True),
     }
     for preserve, transparent in expected.items():
-        rules = Rules()
+        rules = RuleSetBuilder()
         rules.use(ProxierSettings(facts=NodeFacts(preserve=preserve)))
         seen = [rules.ruleset().transparent]
         for one in (cluster, external):
@@ -164,7 +164,7 @@ def test_routing_is_there_before_a_client_address_is_preserved() -> None:
 
 
 def test_after_the_last_removal_nothing_is_left() -> None:
-    rules = Rules()
+    rules = RuleSetBuilder()
     all_candidates = [*apart("web"), frontend("shop", VIP, NODE_PORT, ranged=(VIP,), ranges=("192.0.2.0/24",))]
     for order in itertools.permutations(all_candidates):
         for number, one in enumerate(all_candidates):

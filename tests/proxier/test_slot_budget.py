@@ -23,21 +23,21 @@ def large(name: str, addresses: int, endpoints: int, *, namespace: str = "defaul
 def test_a_namespace_has_half_of_what_the_others_leave() -> None:
     budget = SlotBudget()
     half = large("a", 128, SLOTS_MAX // 2 // 128, namespace="greedy")
-    assert budget.take(half) == ""
-    assert budget.take(half) == "", "counted once"
+    assert budget.reserve(half) == ""
+    assert budget.reserve(half) == "", "counted once"
     more = large("b", 1, 1, namespace="greedy")
-    assert "namespace greedy" in budget.take(more)
+    assert "namespace greedy" in budget.reserve(more)
     assert budget.why_refused(more.name)
     other = large("c", 128, SLOTS_MAX // 4 // 128, namespace="other")
-    assert budget.take(other) == ""
-    assert budget.take(large("d", 2, 1000, namespace="third")) == ""
+    assert budget.reserve(other) == ""
+    assert budget.reserve(large("d", 2, 1000, namespace="third")) == ""
     budget.release(half.name)
-    assert budget.take(more) == ""
+    assert budget.reserve(more) == ""
     assert budget.why_refused(more.name) == ""
 
 
 def test_one_that_grows_too_large_gives_its_slots_back() -> None:
     budget = SlotBudget()
-    assert budget.take(large("a", 1, 4000)) == ""
-    assert budget.take(large("a", 100, 4000))
-    assert budget.take(large("b", 128, SLOTS_MAX // 2 // 128)) == ""
+    assert budget.reserve(large("a", 1, 4000)) == ""
+    assert budget.reserve(large("a", 100, 4000))
+    assert budget.reserve(large("b", 128, SLOTS_MAX // 2 // 128)) == ""
