@@ -155,12 +155,24 @@ Values = tuple[int, ...]
 """A frontend's counters, in the order of `SERIES`."""
 
 
-def _opening(family: Family, series: Series) -> tuple[str, str]:
-    """Return what stands before and after the labels of the service port in each line of a series."""
-    return f"{family.name}{{", f',{family.further_label}="{series.label}"}} ' if series.label else "} "
+class _Line(NamedTuple):
+    """What is written of a series, computed once: there are ten thousand lines of each."""
+
+    opening: str
+    """Before the labels of the service port."""
+    closing: str
+    """After them."""
+    begins_at_once: bool
+    begins_with_client: bool
 
 
-_OPENINGS: Final = tuple(_opening(family, series) for family in FAMILIES for series in family.series)
+def _line(family: Family, series: Series) -> _Line:
+    further = f',{family.further_label}="{series.label}"' if series.label else ""
+    start = series.start
+    return _Line(f"{family.name}{{", f"{further}}} ", start is Start.AT_ONCE, start is Start.FIRST_CLIENT)
+
+
+_LINES: Final = tuple(_line(family, series) for family in FAMILIES for series in family.series)
 _IS_SUM: Final = tuple(family.kind == "counter" for family in FAMILIES for series in family.series if series.counter)
 _NOTHING: Final[Values] = (0,) * len(_IS_SUM)
 _COLUMNS: Final = range(len(SERIES))
@@ -284,10 +296,9 @@ class Traffic:
         if row.sums[0] and not row.used:
             row.used, changed = True, _COLUMNS
         for column in changed:
-            start, lines, number = SERIES[column].start, self._lines[column], numbers[column]
-            begun = start is Start.AT_ONCE or (start is Start.FIRST_CLIENT and row.used)
-            if number or begun or service_port in lines:
-                opening, closing = _OPENINGS[column]
+            lines, number = self._lines[column], numbers[column]
+            opening, closing, begins_at_once, begins_with_client = _LINES[column]
+            if number or begins_at_once or (begins_with_client and row.used) or service_port in lines:
                 lines[service_port] = f"{opening}{row.labels}{closing}{number}\n"
         row.written = numbers
 
