@@ -6,63 +6,18 @@ its longest document. UTF-8 and, with a byte order mark, UTF-16 are read.
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from kubeproxy.kubernetes.manifests.parse import is_json
+from kubeproxy.kubernetes.manifests.json_text import JsonScanner, TextDecoder, after_space, is_json_object
 from kubeproxy.kubernetes.manifests.split import body, is_empty, is_separated
 from kubeproxy.kubernetes.resource_builder.errors import Position, UnreadableError
 
 MAX_DOCUMENT: Final = 256 << 20
 """The largest document, in bytes. A larger one ends the source with an error."""
 _SEPARATOR: Final = b"\n---"
-_UTF8_MARK: Final = codecs.BOM_UTF8
-_UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_OUTSIDE: Final = re.compile(rb'["{}\[\]]')
-_INSIDE: Final = re.compile(rb'["\\]')
-_SPACES: Final = re.compile(rb"[ \t\r\n]*")
-_QUOTE, _ESCAPE, _BRACE, _OPENING = b'"'[0], b"\\"[0], b"{"[0], b"{["
-
-
-def as_utf8(data: bytes) -> bytes:
-    """Return a whole text as UTF-8, without its byte order mark. Invalid UTF-16 is returned unchanged."""
-    decoder = _Decoder()
-    try:
-        return decoder.feed(data) + decoder.end()
-    except UnicodeDecodeError:
-        return data
-
-
-def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
-    """Return the JSON values of a document, each with the number of its first line.
-
-    Return an empty list if the document is one value, or is not JSON.
-    """
-    if not is_json(text) or _valid(text):
-        return []
-    found: list[tuple[int, bytes]] = []
-    position = 0
-    while (start := _behind_space(text, position)) < len(text):
-        end = _JsonScanner(start).scan(text)
-        if end is None or not _valid(text[start:end]):
-            return []
-        line += text.count(b"\n", position, start)
-        found.append((line, text[start:end]))
-        line += text.count(b"\n", start, end)
-        position = end
-    return found
-
-
-def _behind_space(text: bytes | bytearray, start: int) -> int:
-    """Return the end of the white space that begins at `start`."""
-    match = _SPACES.match(text, start)
-    assert match is not None  # it may be empty
-    return match.end()
+_BRACE: Final = b"{"[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +39,11 @@ class Splitter:
     def __init__(self, source: str, *, max_document: int = MAX_DOCUMENT) -> None:
         self._source = source
         self._max_document = max_document
-        self._decoder = _Decoder()
+        self._decoder = TextDecoder()
         self._buffer = bytearray()
         self._searched = 0
         """Up to here the buffer holds no separator."""
-        self._json: _JsonScanner | None = None
+        self._json: JsonScanner | None = None
         """Where in the buffer's first JSON value the search stands; None: the document is not read as JSON."""
         self._undecided = True
         """Whether the document may still be JSON or YAML."""
@@ -124,7 +79,7 @@ class Splitter:
     def _complete(self) -> Iterator[Document]:
         while True:
             if self._undecided and self._decide():
-                self._json = _JsonScanner()
+                self._json = JsonScanner()
             if self._json is not None:
                 document = self._next_value()
                 if document is not None:
@@ -145,7 +100,7 @@ class Splitter:
         """Return whether the buffer begins with JSON. That stays undecided while the buffer holds only white space."""
         if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
             return False
-        first = _behind_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
+        first = after_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
         if first >= len(self._buffer):
             return False
         self._undecided = False
@@ -175,7 +130,7 @@ class Splitter:
         if end is None:
             return None
         text = bytes(self._buffer[:end])
-        if not _valid(text):
+        if not is_json_object(text):
             self._json = None
             return None
         self._number += 1
@@ -196,79 +151,3 @@ class Splitter:
             return
         self._number += 1
         yield Document(body(text), self._number, line)
-
-
-class _JsonScanner:
-    """Looks for the end of a JSON value by its brackets, piece by piece."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._position = start
-        self._depth = 0
-        self._inside = False
-
-    def scan(self, buffer: bytearray | bytes) -> int | None:
-        """Return the end of the value. Return None if the buffer does not hold it."""
-        position, depth = self._position, self._depth
-        while True:
-            found = (_INSIDE if self._inside else _OUTSIDE).search(buffer, position)
-            if found is None:
-                self._position, self._depth = len(buffer), depth
-                return None
-            position = found.end()
-            character = buffer[position - 1]
-            if self._inside:
-                if character == _ESCAPE:
-                    if position == len(buffer):  # the escaped character is still to come
-                        self._position, self._depth = position - 1, depth
-                        return None
-                    position += 1
-                else:
-                    self._inside = False
-            elif character == _QUOTE:
-                self._inside = True
-            elif character in _OPENING:
-                depth += 1
-            else:
-                depth -= 1
-                if depth <= 0:
-                    return position
-
-
-def _valid(text: bytes) -> bool:
-    if not is_json(text):
-        return False
-    try:
-        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-class _Decoder:
-    """Removes byte order marks, and decodes UTF-16."""
-
-    def __init__(self) -> None:
-        self._head: bytes | None = b""
-        """The bytes that arrived before the encoding was known. None once it is known."""
-        self._utf16: codecs.IncrementalDecoder | None = None
-
-    def feed(self, data: bytes) -> bytes:
-        if self._head is None:
-            return self._convert(data)
-        self._head += data
-        if len(self._head) < len(_UTF8_MARK):
-            return b""
-        return self._begin()
-
-    def end(self) -> bytes:
-        rest = self._begin() if self._head is not None else b""
-        return rest + (self._utf16.decode(b"", final=True).encode() if self._utf16 is not None else b"")
-
-    def _begin(self) -> bytes:
-        head, self._head = self._head or b"", None
-        if head.startswith(_UTF16_MARKS):
-            self._utf16 = codecs.getincrementaldecoder("utf-16")()
-        return self._convert(head.removeprefix(_UTF8_MARK))
-
-    def _convert(self, data: bytes) -> bytes:
-        return data if self._utf16 is None else self._utf16.decode(data).encode()

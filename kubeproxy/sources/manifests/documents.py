@@ -18,10 +18,10 @@ import msgspec
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.invalid_field import MOST_FAULTS, Fault, show, type_error
+from kubeproxy.kubernetes.manifests.json_text import as_utf8, json_values
 from kubeproxy.kubernetes.manifests.lines import steps
 from kubeproxy.kubernetes.manifests.parse import JsonValue, SyntaxFault, Value, is_json, parse
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
-from kubeproxy.kubernetes.resource_builder.stream import as_utf8, json_values
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.sources import translate
 from kubeproxy.sources.manifests.known_fields import unknown_fields
@@ -200,7 +200,7 @@ def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
 
 
 def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
-    """The parts of each document, cut as by the commands (`kubernetes.resources.stream`)."""
+    """The parts of each document, cut as the commands cut them."""
     for line, text in split(as_utf8(data)):
         inside = body(text)
         for row, value in json_values(inside, line) or ((line, inside),):
