@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, frontend: Frontend, destination: Destination) -> Place:
-        """The rank of a frontend's claim on a destination."""
+        """Return the rank of a frontend's claim on a destination."""
         service = frontend.name.service_port
         return cls(
             frontend.claims.get(destination, Claim.ALLOCATED),
@@ -82,7 +82,9 @@ class AddressClaims:
         self._set(destination, tuple(claim for claim in self._of[destination] if claim.name != name))
 
     def holder(self, destination: Destination, *, own: bool) -> FrontendName | None:
-        """The frontend that has a destination; None: none has. `own`: for this node itself and pods. For any thread."""
+        """Return the frontend that has a destination, or None if none has it.
+
+        With `own`, for clients on this node and in its pods. Any thread may call it."""
         claims = self._of.get(destination, ())
         return next(
             (
@@ -94,7 +96,7 @@ class AddressClaims:
         )
 
     def contests(self) -> list[Contest]:
-        """The destinations that several service ports claim."""
+        """Return the destinations that several service ports claim."""
         found = []
         for destination in self._contested:
             first: dict[ServicePortName, Claimant] = {}

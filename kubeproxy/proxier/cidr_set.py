@@ -38,7 +38,7 @@ class CidrSet:
         object.__setattr__(self, "_networks", (four, six))
 
     def __contains__(self, address: Address) -> bool:
-        """Whether an address lies in one of the blocks."""
+        """Return whether an address lies in one of the blocks."""
         if address in self._hosts:
             return True
         six = ":" in address

@@ -52,7 +52,7 @@ _SYSCTLS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.
 
 
 def why_userspace(frontend: Frontend, policy: DataPathPolicy, facts: NodeFacts) -> str:
-    """Why new connections of a frontend cannot take the kernel path; empty: they can."""
+    """Return why new connections of a frontend cannot take the kernel path, or an empty text if they can."""
     if policy.wanted is Wanted.USERSPACE:
         return "kubeproxy.dataPath is userspace"
     if policy.refusal:

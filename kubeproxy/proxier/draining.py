@@ -19,7 +19,7 @@ from kubeproxy.model.drain_request import DrainRequests, Want
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
-    """The slices with the endpoints that are to drain as ones that do; `now` in Unix seconds."""
+    """Return the slices, in which the endpoints that are to drain do so. `now` is in Unix seconds."""
     pods = _pods_to_drain(requests, now)
 
     def after(endpoint: Endpoint) -> Endpoint:
@@ -88,7 +88,7 @@ def _serving_last(endpoint: Endpoint) -> Endpoint:
 def drain_state(
     requests: DrainRequests, now: float, *, slices: Iterable[EndpointSlice], frontends: Iterable[Frontend]
 ) -> DrainState:
-    """The state of one Service's requests, from the slices and frontends that are in effect."""
+    """Return the state of one Service's requests, from the slices and frontends that are in effect."""
     endpoints = [endpoint for it in slices for endpoint in it.endpoints]
     draining = frozenset(endpoint.address for endpoint in endpoints if endpoint.draining)
     chosen = {target.address for frontend in frontends for target in frontend.endpoints} if draining else set()
@@ -104,8 +104,9 @@ def drain_state(
 
 
 def _unused(requests: DrainRequests, now: float, endpoints: Iterable[Endpoint]) -> frozenset[Address]:
-    """The addresses of pods to be used that are no ready endpoints. Of several requests about an address the newest
-    decides: the older ones are about pods that are gone."""
+    """Return the addresses of pods to be used that are no ready endpoints.
+
+    Of several requests about an address the newest decides: the older ones are about pods that are gone."""
     to_use = sorted((it for it in requests.active(now) if it.want is Want.USE), key=lambda it: it.since)
     newest = {address: request for request in to_use for address in request.addresses}
     used = {

@@ -29,15 +29,15 @@ class Drains:
         self._requests: dict[ServiceName, DrainRequests] = {}
         """The Services with requests that count."""
         self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
-        """Of each the slices with its draining endpoints."""
+        """The slices of each of these Services, with its draining endpoints."""
         self._states: dict[ServiceName, DrainState] = {}
-        """What was last in effect of each."""
+        """What was last in effect of the requests of each Service."""
         self._undetermined: dict[ServiceName, None] = {}
-        """Those that have changed since they were last in effect."""
+        """The Services that have changed since they were last in effect."""
         self._expiries = Expiries()
 
     def use(self, on: bool) -> None:
-        """Whether requests count. The caller resolves the Services again that have any."""
+        """Set whether requests count. The caller resolves the Services again that have any."""
         self._on = on
 
     def expire(self, now: float) -> list[ServiceName]:
@@ -47,7 +47,7 @@ class Drains:
 
     @property
     def next_expiry(self) -> float | None:
-        """When `expire` finds something next; None: it does not."""
+        """When the next request expires; None if none does."""
         return self._expiries.next
 
     def note(self, name: ServiceName, service: Service | None) -> None:
@@ -63,7 +63,7 @@ class Drains:
             self._undetermined[name] = None
 
     def applied(self, name: ServiceName, slices: tuple[EndpointSlice, ...]) -> tuple[EndpointSlice, ...]:
-        """The slices of a Service that is resolved, with its draining endpoints."""
+        """Return the slices of a Service that is resolved, in which the endpoints drain that are to drain."""
         requests = self._requests.get(name)
         if requests is None:
             return slices
@@ -71,13 +71,13 @@ class Drains:
         return self._slices[name]
 
     def slices(self, name: ServiceName) -> tuple[EndpointSlice, ...] | None:
-        """The slices as `applied` has returned them last; None: the Service has no requests."""
+        """Return the slices that `applied` has returned last, or None if the Service has no requests."""
         return self._slices.get(name)
 
     def states(
         self, in_effect: Callable[[ServiceName], bool], frontends: Callable[[ServiceName], Iterable[Frontend]]
     ) -> dict[ServiceName, DrainState]:
-        """What is in effect of each Service's requests."""
+        """Return what is in effect of each Service's requests."""
         for name in [name for name in self._undetermined if in_effect(name)]:
             del self._undetermined[name]
             self._states[name] = drain_state(

@@ -53,7 +53,7 @@ class Choice:
 
 
 def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: Family) -> list[Candidate]:
-    """All endpoints of a service port, each once. An endpoint port serves the service port of the same name and
+    """Return all endpoints of a service port, each once. An endpoint port serves the service port of the same name and
     protocol, whatever its number; each slice has numbers of its own.
 
     An endpoint may be in several slices while it moves from one to another; its best conditions count.
@@ -92,7 +92,7 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
 
 
 def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
-    """The `MOST` of these that a node uses, sorted.
+    """Return the `MOST` of these targets that a node uses, sorted.
 
     Each node uses others, so that all of them have as many nodes; and where one comes or goes, at most one of a node's
     others goes or comes."""
@@ -105,7 +105,7 @@ def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
 
 
 def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
-    """Whether an endpoint is on this node."""
+    """Return whether an endpoint is on this node."""
     return endpoint.node != "" and endpoint.node == facts.name
 
 
@@ -121,7 +121,7 @@ def _serves_while_terminating(endpoint: Endpoint) -> bool:
 
 
 def _by_topology(ready: Sequence[Candidate], facts: NodeFacts) -> Sequence[Candidate]:
-    """The ready ones that the hints allot to this node; all of them if hints do not count."""
+    """Return the ready candidates that the hints allot to this node, or all ready ones if hints do not count."""
     return _hinted(ready, facts.name, _node_hints) or _hinted(ready, facts.zone, _zone_hints) or ready
 
 

@@ -115,7 +115,7 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
 
 
 def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
-    """How the Service comes by its addresses from outside. One that it has in several ways counts by the best."""
+    """Return how the Service comes by its external addresses. The best of several ways counts."""
     allocated = _destinations(service.cluster_ips, port, family)
     claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
     claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
@@ -162,7 +162,7 @@ def _without_source_range(service: Service) -> tuple[Address, ...]:
 
 
 def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """The value of `Resolved.health`.
+    """Return the value of `Resolved.health`.
 
     Counted as by kube-proxy: addresses, not ports; terminating ones do not count, although they may still serve. Each
     family is counted by itself and the greater number taken, so that a dual-stack pod is one endpoint.

@@ -38,7 +38,7 @@ class Hairpins:
 
     @property
     def addresses(self) -> set[Address]:
-        """A copy of all."""
+        """A copy of all addresses."""
         return set(self._frontends)
 
     @property
@@ -47,7 +47,7 @@ class Hairpins:
         return bool(self._moved)
 
     def moved(self, in_force: Set[Address]) -> dict[Address, bool]:
-        """Those that came or went since `settle` and are not `in_force` as they are here; whether they are here."""
+        """Return the addresses that came (true) or went (false) since `settle`, as far as `in_force` differs."""
         return {
             address: address in self._frontends
             for address in self._moved
@@ -55,5 +55,5 @@ class Hairpins:
         }
 
     def settle(self) -> None:
-        """The kernel gets the present ones."""
+        """Note that the kernel gets the present addresses."""
         self._moved.clear()

@@ -29,7 +29,7 @@ class Loops:
         """Frontends with endpoints that have begun or ceased to lead back. The caller removes processed ones."""
 
     def leading_back(self, frontend: Frontend) -> dict[Target, str]:
-        """The endpoints of a frontend that lead back here, and what they are."""
+        """Return the endpoints of a frontend that lead back here, and what they are."""
         taken, facts, protocol = self._taken, self._facts, frontend.protocol
         found: dict[Target, str] = {}
         for target in frontend.endpoints:
@@ -74,7 +74,7 @@ class Loops:
                 self._mark_affected(destination)
 
     def proxy_port_changed(self, protocol: Protocol, port: int) -> None:
-        """A proxy port was allocated or released."""
+        """Note that a proxy port was allocated or released."""
         for address in NODE_PORTS.values():
             self._mark_affected(Destination(address, protocol, port))
 
@@ -88,7 +88,7 @@ class Loops:
                     self.affected.update(dict.fromkeys(_each(names)))
 
     def frontends_at(self, target: Target) -> Iterator[FrontendName]:
-        """The frontends with this endpoint."""
+        """Return the frontends with this endpoint."""
         names = self._at.get(target)
         return iter(()) if names is None else _each(names)
 

@@ -40,7 +40,7 @@ class NodeFacts:
     preserve: Preserve = Preserve.EXTERNAL_LOCAL
 
     def is_own(self, address: Address) -> bool:
-        """Whether this host itself answers at an address."""
+        """Return whether this host itself answers at an address."""
         return (
             address in self.own_addresses
             or address in self.node_addresses

@@ -72,7 +72,7 @@ class Plan:
     moves: Mapping[Move, tuple[FrontendName, ...]]
 
     def of(self, move: Move) -> tuple[FrontendName, ...]:
-        """The frontends with this as the next move."""
+        """Return the frontends with this next move."""
         return self.moves.get(move, ())
 
 
@@ -84,7 +84,7 @@ def plan(
     bind: Mapping[Family, Address],
     applied: int,
 ) -> Plan:
-    """The next moves of the named frontends alone: an unchanged frontend costs nothing.
+    """Return the next moves of the named frontends alone: an unchanged frontend costs nothing.
 
     `bind`: where listeners listen, if not on the wildcard address; `applied`: the generation of the rules in force.
     """
@@ -98,7 +98,7 @@ def plan(
 
 
 def next_move(wanted: Frontend | None, listener: ListenerState | None, *, address: Address, applied: int) -> Move:
-    """The move of one frontend, by the table above."""
+    """Return the move of one frontend, by the table above."""
     if listener is None:
         return Move.REST if wanted is None else Move.OPEN
     known = applied >= listener.rules_generation
@@ -117,10 +117,10 @@ def next_move(wanted: Frontend | None, listener: ListenerState | None, *, addres
 
 
 def endpoints_of(frontend: Frontend) -> SetEndpoints:
-    """The message with the endpoints of a frontend."""
+    """Return the message with the endpoints of a frontend."""
     return SetEndpoints(frontend.name, frontend.endpoints, frontend.affinity_timeout_s, frontend.preserve)
 
 
 def bind_address(bind: Mapping[Family, Address], family: Family) -> Address:
-    """The address at which listeners of a family listen."""
+    """Return the address at which listeners of a family listen."""
     return bind.get(family, WILDCARD[family])

@@ -62,11 +62,11 @@ class Ports:
             self._pools.clear()
 
     def holds(self, protocol: Protocol, port: int) -> bool:
-        """Whether a port is allocated."""
+        """Return whether a port is allocated."""
         return (protocol, port) in self._held
 
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
-        """A port for a listener at `address`; NoPort with the reason when there is none."""
+        """Reserve a port for a listener at `address`; NoPort with the reason when there is none."""
         if self._range is None:
             reservation = self._from_kernel(protocol, address)
         else:

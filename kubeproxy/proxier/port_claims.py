@@ -75,7 +75,7 @@ class _Holding:
         return (self.faults.keys() - self.final) | self.notes.keys()
 
     def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
-        """The addresses that could not be bound, and their claimants."""
+        """Return the addresses that could not be bound, and their claimants."""
         return {address: self.claimants.get(address, frozenset()) for address in self.faults}
 
 
@@ -131,11 +131,11 @@ class NodePortClaims:
         }
 
     def claimants(self, destination: Destination) -> frozenset[FrontendName]:
-        """The frontends that claim a destination."""
+        """Return the frontends that claim a destination."""
         return self._places[_place(destination)].claimants[destination.address]
 
     def unavailable(self, name: FrontendName) -> frozenset[Destination]:
-        """The destinations that a frontend claims and does not get."""
+        """Return the destinations that a frontend claims and does not get."""
         return frozenset(
             destination
             for destination in self._claimed.get(name, ())
@@ -159,7 +159,7 @@ class NodePortClaims:
     def claim(
         self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
     ) -> set[FrontendName]:
-        """From now on a frontend claims these, and no others; some of them (`external`) by spec.externalIPs."""
+        """Have a frontend claim these destinations and no others, some of them (`external`) by spec.externalIPs."""
         before = self._claimed.get(name, frozenset())
         external_before = self._external.get(name, frozenset())
         by_externals = destinations & external
@@ -239,7 +239,7 @@ class NodePortClaims:
                 self._bind(place, address, holding)
 
     def _refusal(self, place: _Place, address: Address, holding: _Holding) -> str:
-        """Why a port must not be claimed, free or not; empty if it may."""
+        """Return why a port must not be claimed, free or not; an empty text if it may."""
         if reason := self._restrictions.reserved(place.protocol, place.port):
             return reason
         if place.protocol is Protocol.TCP and place.port in self._health:

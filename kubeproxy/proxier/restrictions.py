@@ -74,7 +74,7 @@ class Restrictions:
     node_port_conflict: NodePortConflict = NodePortConflict.KEEP
 
     def reserved(self, protocol: Protocol, port: int) -> str:
-        """Why no Service may have a port of this node; empty if one may."""
+        """Return why no Service may have a port of this node; an empty text if one may."""
         if protocol is Protocol.TCP and port in self.own_ports:
             return f"this proxy's own server has that port ({self.own_ports[port]})"
         if _within(port, self.reserved_ports):
@@ -82,7 +82,7 @@ class Restrictions:
         return ""
 
     def permits_external(self, port: int) -> bool:
-        """Whether spec.externalIPs may take a port at an address of this node."""
+        """Return whether spec.externalIPs may take a port at an address of this node."""
         return self.external_ports is None or _within(port, self.external_ports)
 
 
@@ -101,7 +101,7 @@ class Admitted(NamedTuple):
 def admit(
     service: Service, slices: tuple[EndpointSlice, ...], *, source: str, restrictions: Restrictions, facts: NodeFacts
 ) -> Admitted:
-    """A Service without what is withheld from it; the same objects if nothing is."""
+    """Return a Service without what is withheld from it; the same objects if nothing is."""
     remarks: list[str] = []
     service = _admit_service(service, restrictions, remarks)
     trusted = restrictions.trusted is None or source in restrictions.trusted

@@ -40,9 +40,9 @@ class _Entry:
     created: int
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What happens to clients that the kernel does not lead to an endpoint; None: a worker serves them."""
+    """What happens to clients that the kernel does not lead to an endpoint; None if a worker serves them."""
     affinity_timeout_s: int | None = None
-    """Of its spread; None also without one."""
+    """The timeout of its spread; None also without a spread."""
 
 
 class RuleSetBuilder:
@@ -192,7 +192,7 @@ class RuleSetBuilder:
         return DataPath.KERNEL, "", spread.targets
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
-        """The spreads and hairpins that changed since the last call, or since the last `ruleset`.
+        """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`.
 
         Only of destinations that the rules in force redirect to the same ports; all others need new rules anyway."""
         spreads: dict[Destination, Spread | None] = {}
@@ -215,11 +215,11 @@ class RuleSetBuilder:
         return not (self._unbalanced or self._hairpins.has_moved)
 
     def require_rules(self) -> None:
-        """The kernel did not take what `take_unbalanced` returned: it needs the rules as a whole."""
+        """Have the kernel get the rules as a whole, because it did not take what `take_unbalanced` returned."""
         self.generation += 1
 
     def ruleset(self) -> RuleSet:
-        """A copy of the present rules."""
+        """Return a copy of the present rules."""
         self._unbalanced.clear()
         self._hairpins.settle()
         return RuleSet(
@@ -329,7 +329,7 @@ class RuleSetBuilder:
             self._masquerades[destination] = masquerade
 
     def _masquerade(self, destination: Destination) -> Masquerade | None:
-        """The clients of a destination that do not keep their address, as with kube-proxy; None: all keep it."""
+        """Return which clients of a destination do not keep their address, as with kube-proxy; None if all keep it."""
         if destination in self._own_spreads:
             return Masquerade.NODE
         holder = self.claims.holder(destination, own=False)

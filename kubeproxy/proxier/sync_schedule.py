@@ -81,19 +81,20 @@ class Schedule:
         return self._backoff.failures
 
     def next_at(self, *, pending: bool, new: bool) -> float:
-        """When the next transaction is due. `pending`: the kernel lacks a change; `new`: that change has not been
-        tried yet."""
+        """Return when the next transaction is due.
+
+        `pending`: the kernel lacks a change; `new`: that change has not been tried yet."""
         due = [self._check_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
         if new or ((pending or not self._certain) and not self.failures):
             due.append(self._ended_at + max(0.0, self._debt + 1 - QUICK_ROUNDS) * self.periods.min_sync_s)
         return min(due)
 
     def full_due(self, now: float) -> bool:
-        """Whether a transaction that starts now has to read the rules in the kernel."""
+        """Return whether a transaction that starts now has to read the rules in the kernel."""
         return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._check_at)
 
     def require_full_sync(self) -> None:
-        """The state of the kernel is unknown: a full sync is due, whatever failed before."""
+        """Have a full sync made, whatever failed before, because the state of the kernel is unknown."""
         self._check_at = -math.inf
 
     def foreign_change(self, now: float) -> None:
@@ -106,14 +107,14 @@ class Schedule:
         self._check_at = max(now, self._checked_at + self._check_delay_s)
 
     def started(self, now: float, *, full: bool) -> None:
-        """A transaction begins; until it ends the state of the kernel is unknown."""
+        """Note that a transaction begins. Until its end the state of the kernel is unknown."""
         self._certain = False
         if full and now >= self._check_at:
             self._checked_at, self._check_at = now, math.inf
             self._check_delay_s = min(2 * self._check_delay_s, FOREIGN_CHANGE_LIMIT_S)
 
     def succeeded(self, now: float, *, full: bool) -> None:
-        """A transaction succeeded."""
+        """Note that a transaction succeeded."""
         self._backoff.reset()
         self._certain = True
         self._ended(now)
@@ -121,7 +122,7 @@ class Schedule:
             self._full_at = now
 
     def failed(self, now: float) -> None:
-        """A transaction failed."""
+        """Note that a transaction failed."""
         self._backoff.failed(now)
         self._ended(now)
 

@@ -49,7 +49,7 @@ class Change:
     after: View
 
     def trigger_times(self) -> list[str]:
-        """The trigger times of the new slices, as far as they have one."""
+        """Return the trigger times of the new slices, as far as they have one."""
         return [s.trigger_time for s in self.after.slices if s.trigger_time and s not in self.before.slices]
 
 
@@ -206,7 +206,9 @@ class Tracker:
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """When serving may begin: at once when all sources are complete or recalled; after the start grace, counted
+        """Return when serving may begin.
+
+        That is at once when all sources are complete or recalled; after the start grace, counted
         from the first call of this with such a source; never (infinity) while there is none."""
         complete = sum(store.complete or source in self._recalled for source, store in self._stores.items())
         if not complete:
@@ -242,11 +244,11 @@ class Tracker:
         return changes
 
     def in_effect(self) -> None:
-        """All changes are taken and in effect."""
+        """Note that all changes are taken and in effect."""
         self.service_changes.pending = 0
 
     def drain_requests(self) -> dict[ServiceName, DrainRequests]:
-        """The drain requests of all Services that have some, whether or not they were taken."""
+        """Return the drain requests of all Services that have some, whether or not they were taken."""
         return {
             name: service.drain
             for store in self._stores.values()
