@@ -142,7 +142,7 @@ class TargetRef(Wire, frozen=True):
 
 
 def pod_of(target: TargetRef | None) -> str:
-    """The UID of the pod behind an endpoint, its name where no UID is given; empty: no pod is named."""
+    """Return the UID of the pod behind an endpoint, its name where no UID is given; empty: no pod is named."""
     return (target.uid or target.name or "") if target is not None and target.kind == "Pod" else ""
 
 

@@ -1,6 +1,8 @@
 """Access to a component's own pages, decided by the API server: TokenReview and SubjectAccessReview.
 
-The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. Pure but for the requests.
+The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. The two requests are made by our own
+client:
+the daemon reviews clients, too, and the generated client of kubernetes_asyncio would cost it 35 MiB for them.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class DelegatedAccess:
     async def demand(
         self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
     ) -> User:
-        """The client that asks for a page, if it may have it; else `AccessRefusedError`.
+        """Return the client that asks for a page. Raise `AccessRefusedError` if that client may not have the page.
 
         `authorization`: the header; `certificate`: the client's, which TLS has verified, as `ssl` gives it.
         """
@@ -108,7 +110,8 @@ class DelegatedAccess:
 
     @contextmanager
     def _turn(self, *, stranger: bool) -> Iterator[None]:
-        """The time of a question; `AccessRefusedError` if it is a stranger's, and there are enough of these."""
+        """Count a question while it is asked. Raise `AccessRefusedError` if a stranger asks it while `STRANGERS` others
+        wait already."""
         if stranger and self._strangers >= STRANGERS:
             raise AccessRefusedError(429, "Too many requests of unknown clients; try again")
         self._strangers += stranger
@@ -175,7 +178,7 @@ class _AccessStatus(Wire, frozen=True):
 
 
 class _Recent(Generic[K, V]):
-    """The last answers, each in a tuple, so that None is an answer, too."""
+    """The last answers. Each is in a tuple, because None can be an answer, too."""
 
     def __init__(self, clock: Callable[[], float], *, kept_s: float = CACHE_S) -> None:
         self._clock = clock
@@ -183,14 +186,14 @@ class _Recent(Generic[K, V]):
         self._answers: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> tuple[V] | None:
-        """The answer, unless it is too old."""
+        """Return the answer in a tuple, or None if there is none or it is too old."""
         found = self._answers.get(key)
         if found is None or self._clock() - found[1] >= self._kept_s:
             return None
         return (found[0],)
 
     def put(self, key: K, answer: V) -> None:
-        """Keep an answer; the oldest makes room."""
+        """Keep an answer, in place of the oldest one if there are too many."""
         self._answers[key] = answer, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > CACHED:
@@ -198,7 +201,7 @@ class _Recent(Generic[K, V]):
 
 
 def _user_of(certificate: Mapping[str, Any]) -> User:
-    """The subject of a client certificate: its common name is the user, its organizations are the groups."""
+    """Read the subject of a client certificate: the common name is the user, the organizations are the groups."""
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
     names = [value for key, value in subject if key == "commonName"]
     groups = [value for key, value in subject if key == "organizationName"]

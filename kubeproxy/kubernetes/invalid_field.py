@@ -48,7 +48,8 @@ class FaultList(list[Fault]):
 
 
 def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
-    """What msgspec says of a value of a wrong type, and the value's path (``spec.ports[1].port``; empty: the whole)."""
+    """Return what msgspec says of a value of a wrong type, and the value's path (``spec.ports[1].port``; empty: the
+    whole)."""
     text, separator, place = str(error).rpartition(" - at `")
     if not separator:
         return str(error), ""
@@ -56,7 +57,7 @@ def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
 
 
 def show(found: object) -> str:
-    """The value found, short enough for a log line."""
+    """Return the value found, short enough for a log line."""
     if found is None:
         return "missing"
     text = repr(found)

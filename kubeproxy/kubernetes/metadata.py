@@ -72,10 +72,10 @@ def key_of(item: Object) -> str:
 
 
 def controller_of(item: Object) -> OwnerReference | None:
-    """The owner that controls an object; None for an orphan."""
+    """Return the owner that controls an object, or None for an orphan."""
     return next((reference for reference in item.metadata.owner_references if reference.controller), None)
 
 
 def to_wire(value: Any) -> Any:
-    """A typed value as plain JSON values, with the field names of the API."""
+    """Return a typed value as plain JSON values, with the field names of the API."""
     return msgspec.to_builtins(value)

@@ -23,7 +23,7 @@ class Requests(Protocol):
     """The two kinds of request that are made, as `Client` makes them."""
 
     async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
-        """The body of an answer; an `ApiError` for anything else."""
+        """Return the body of an answer. Raise `ApiError` for anything else."""
 
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
@@ -53,19 +53,19 @@ class ObjectClient(Generic[T]):
         self._written = written
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Where an object is, or without a name the collection."""
+        """Return the path of an object, or without a name the path of the collection."""
         parts = (self._group, "namespaces", quote(namespace), self._resource, quote(name), subresource)
         return "/".join(part for part in parts if part)
 
     async def get(self, namespace: str, name: str) -> T:
-        """The object as the server has it now."""
+        """Read the object as the server has it now."""
         path = self.path(namespace, name)
         body = await self._requests.get_json(path)
         with understood(path):
             return self._decode(body)
 
     async def list_namespace(self, namespace: str, *, selector: str = "") -> list[T]:
-        """All objects of a namespace that a label selector, given as text, matches."""
+        """List the objects of a namespace that a label selector, given as text, matches."""
         query = {"labelSelector": selector} if selector else {}
         path = self.path(namespace)
         body = await self._requests.get_json(path, query)
@@ -86,13 +86,14 @@ class ObjectClient(Generic[T]):
         content_type: str = MERGE,
         subresource: str = "",
     ) -> T:
-        """Change an object. With a resourceVersion in the patch a Conflict if the object has another by now."""
+        """Change an object. With a resourceVersion in the patch it is a Conflict if the object has another by now."""
         path = self.path(namespace, name, subresource)
         data = msgspec.json.encode(body)
         return self._noted(await self._requests.send_json("PATCH", path, data, content_type=content_type))
 
     async def delete(self, namespace: str, name: str, *, uid: str = "") -> None:
-        """Delete an object; with `uid` only that very one (a Conflict for another of the same name)."""
+        """Delete an object. With `uid`, an object of the same name but another UID is not deleted: that is a
+        Conflict."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -111,38 +112,38 @@ class _Items(msgspec.Struct):
 
 
 def is_not_found(error: BaseException) -> bool:
-    """Whether the object does not exist (any more)."""
+    """Return whether the object does not exist (any more)."""
     return isinstance(error, ApiError) and error.status == 404
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the object was changed by another writer since it was read."""
+    """Return whether the object was changed by another writer since it was read."""
     return isinstance(error, ApiError) and error.status == 409 and error.reason != "AlreadyExists"
 
 
 def already_exists(error: BaseException) -> bool:
-    """Whether an object of that name exists."""
+    """Return whether an object of that name exists."""
     return isinstance(error, ApiError) and error.status == 409 and error.reason == "AlreadyExists"
 
 
 def is_invalid(error: BaseException) -> bool:
-    """Whether the server refused the content."""
+    """Return whether the server refused the content."""
     return isinstance(error, ApiError) and error.status == 422
 
 
 def namespace_terminating(error: BaseException) -> bool:
-    """Whether nothing can be created because the namespace is being deleted."""
+    """Return whether nothing can be created because the namespace is being deleted."""
     return isinstance(error, ApiError) and NAMESPACE_TERMINATING in error.causes
 
 
 def server_text(error: BaseException) -> str:
-    """What the server gave as the reason, without where and how it was asked."""
+    """Return the server's reason, without the URL and the status."""
     return (isinstance(error, ApiError) and error.server_text) or str(error)
 
 
 @contextmanager
 def understood(path: str) -> Iterator[None]:
-    """Turns an object of another shape into `Garbage`. `path`: what was asked for."""
+    """Turn an object of another shape into `Garbage`. `path` is the path that was asked for."""
     try:
         yield
     except msgspec.MsgspecError as error:

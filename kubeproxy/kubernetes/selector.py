@@ -34,7 +34,7 @@ class LabelSelector(Wire, frozen=True, omit_defaults=True):
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels fit. ValueError for an operator that does not exist."""
+        """Return whether labels fit. Raise ValueError for an operator that does not exist."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             _fits(requirement, labels) for requirement in self.match_expressions
         )

@@ -41,8 +41,8 @@ class ClientSettings:
     """The in-cluster directory of the token and the CA."""
 
     def read(self) -> ClientConfig:
-        """Read the configuration that the settings name. Raise `ConfigError` if it is missing or wrong, or names no
-        server."""
+        """Read the configuration that the settings name. Raise `ConfigError` if it is missing or wrong, or names
+        no server."""
         if self.kubeconfig or self.master:
             return self._from_files()
         inside = in_cluster(os.environ, self.service_account)
@@ -84,8 +84,8 @@ class Access:
         """The shortest time between two renewals of refused credentials, in seconds."""
 
     async def configuration(self) -> ClientConfig:
-        """Read server and credentials from scratch, and run the plugin if there is one. Raise `ConfigError` if they are
-        unusable."""
+        """Read server and credentials from scratch, and run the plugin if there is one. Raise `ConfigError` if
+        they are unusable."""
         if not self._unused:
             self.config = self._read()
         self._unused = False

@@ -30,7 +30,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without line ends; `Garbage` if one is too long."""
+        """Return the lines that `data` completes, without line ends. Raise `Garbage` if a line is too long."""
         end = data.find(b"\n")
         if end < 0:
             self._keep(data)
@@ -92,9 +92,9 @@ _decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
 
 
 def parse_event(line: bytes) -> Event:
-    """The event on one line.
+    """Return the event on one line.
 
-    Raises `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that
+    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that
     is no event. An unknown type is garbage, too: skipping it could hide a change for ever.
     """
     try:
@@ -118,7 +118,7 @@ def parse_event(line: bytes) -> Event:
 
 
 def parse_page(body: bytes | bytearray) -> Page:
-    """One page of a list, its items undecoded; `Garbage` for anything else."""
+    """Return one page of a list with its items undecoded. Raise `Garbage` for anything else."""
     try:
         page = _decode_page(body)
     except api_types.UNDECODABLE as error:
@@ -137,7 +137,7 @@ def _is_version(text: str | None) -> TypeGuard[str]:
 
 
 def identity(raw: msgspec.Raw) -> api_types.ObjectMeta:
-    """An object's name and version, as far as they are readable."""
+    """Return an object's name and version, as far as they are readable."""
     try:
         return _decode_hollow(raw).metadata or api_types.ObjectMeta()
     except api_types.UNDECODABLE:

@@ -30,7 +30,7 @@ NO_SERVER: Final = "http://localhost:8080"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """The flags of a command; empty: not given."""
+    """The flags of a command; empty if not given."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -79,8 +79,8 @@ class ClientConfig:
 
 
 def load(overrides: Overrides, environment: Mapping[str, str] | None = None) -> ClientConfig:
-    """The configuration of a command: what the flags, the environment and the files amount to. `ConfigError` where
-    something that is named is missing or wrong."""
+    """Load the configuration of a command from the flags, the environment and the files. Raise `ConfigError` if
+    something that they name is missing or wrong."""
     environment = os.environ if environment is None else environment
     files = Files(_paths(overrides, environment))
     if not (files.paths or overrides.server or overrides.context or overrides.cluster or overrides.user):
@@ -104,17 +104,17 @@ def _paths(overrides: Overrides, environment: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an entry stands."""
+    """The file and the field that hold an entry."""
 
     path: str = ""
     field: str = ""
 
     def of(self, key: str) -> str:
-        """The name of one of its fields, for messages."""
+        """Return the name of one of the entry's fields, for messages."""
         return f"{self.path}: {self.field}.{key}" if self.path else f"--{key}"
 
     def resolved(self, path: str | None) -> str:
-        """A path in the file is relative to the file's directory."""
+        """Resolve a path in the file, which is relative to the file's directory."""
         return os.path.join(os.path.dirname(os.path.abspath(self.path)), os.path.expanduser(path)) if path else ""
 
 
@@ -122,7 +122,7 @@ class Files:
     """Kubeconfig files as one."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Reads the files; one that does not exist counts as empty. `ConfigError` for one that is no kubeconfig."""
+        """Read the files. A missing file counts as empty. Raise `ConfigError` if a file is no kubeconfig."""
         self.paths: list[str] = []
         self.current_context = ""
         self._clusters: dict[str, tuple[Cluster, _Place]] = {}
@@ -148,8 +148,8 @@ class Files:
             self._users.setdefault(user.name or "", (user.user or User(), place))
 
     def configuration(self, overrides: Overrides, *, server_required: bool = False) -> ClientConfig:
-        """What the files and the flags amount to. `ConfigError` where something that is named is missing or wrong.
-        Without a server it is `NO_SERVER`, or an error if one is required."""
+        """Put the files and the flags together. Raise `ConfigError` if something that they name is missing or
+        wrong. The server is `NO_SERVER` if none is named, or that is an error if one is required."""
         name = overrides.context or self.current_context
         if name and name not in self._contexts:
             if overrides.context:
@@ -206,7 +206,7 @@ class _Assembly:
             (self._user_place, user.client_key, user.client_key_data),
             key="client-key",
         )
-        found = ClientConfig(
+        config = ClientConfig(
             host=_url(flags.server or cluster.server or NO_SERVER, tls=bool(authority or certificate or skip)),
             namespace=namespace,
             namespace_enforced=bool(flags.namespace),
@@ -218,11 +218,11 @@ class _Assembly:
             proxy=cluster.proxy_url or None,
             impersonate=_impersonation(flags, user),
         )
-        if not _in_clear_text(found.host):
-            self._add_credentials(found)
+        if not _in_clear_text(config.host):
+            self._add_credentials(config)
         if self._faults:
             raise ConfigError(*self._faults)
-        return found
+        return config
 
     def _add_credentials(self, config: ClientConfig) -> None:
         flags, user, place = self._flags, self._user, self._user_place
@@ -234,12 +234,13 @@ class _Assembly:
         if flags.username:
             return
         if user.exec is not None:
-            config.plugin = {"exec": msgspec.to_builtins(self._found(user.exec))}
+            config.plugin = {"exec": msgspec.to_builtins(self._located(user.exec))}
         elif user.auth_provider is not None:
             config.plugin = {"auth-provider": msgspec.to_builtins(user.auth_provider)}
 
     def _file(self, *given: tuple[_Place, str | None, str | None], key: str) -> str | None:
-        """The path of a file that can be read: the first that is given, by its path or inline (``KEY-data``)."""
+        """Return the path of the first file that is given, by its path or inline (``KEY-data``). Return None if none is
+        given, or if the file cannot be read, which is noted as a fault."""
         for place, path, data in given:
             if data:
                 try:
@@ -257,8 +258,8 @@ class _Assembly:
                     return None
         return None
 
-    def _found(self, plugin: ExecPlugin) -> ExecPlugin:
-        """The plugin with the path of its program, which is relative to the file if it has a slash."""
+    def _located(self, plugin: ExecPlugin) -> ExecPlugin:
+        """Return the plugin with the path of its program, which is relative to the file if it has a slash."""
         place, command = self._user_place, plugin.command or ""
         command = place.resolved(command) if "/" in command else command
         if shutil.which(command) is None:
@@ -287,7 +288,8 @@ def _impersonation(overrides: Overrides, user: User) -> Mapping[str, Any]:
 
 
 def in_cluster(environment: Mapping[str, str], directory: Path) -> ClientConfig | None:
-    """As a pod's service account, whose files are in `directory`; None outside of pods."""
+    """Return the configuration of a pod's service account, whose files are in `directory`. Return None outside of
+    pods."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     token, authority = directory / "token", directory / "ca.crt"
     if not host or not port or not token.is_file() or not authority.is_file():
@@ -313,7 +315,8 @@ def _with_flags(inside: ClientConfig, overrides: Overrides) -> ClientConfig:
 
 
 def _url(host: str, *, tls: bool) -> str:
-    """`host` as a base URL; without a scheme it is https where certificates are configured, else http (client-go)."""
+    """Return `host` as a base URL. Without a scheme it is https if certificates are configured, else http (client-
+    go)."""
     if "://" not in host:
         host = f"{'https' if tls else 'http'}://{host}"
     if not host.startswith(("http://", "https://")) or host.count("://") > 1:
@@ -322,7 +325,7 @@ def _url(host: str, *, tls: bool) -> str:
 
 
 def _in_clear_text(host: str) -> bool:
-    """Whether credentials would cross a network unencrypted: then they are not sent, as by kubectl."""
+    """Return whether credentials would cross a network unencrypted. kubectl does not send them then either."""
     name = urlsplit(host).hostname or ""
     return host.startswith("http://") and name not in ("localhost", "::1") and not name.startswith("127.")
 

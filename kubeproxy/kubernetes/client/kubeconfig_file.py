@@ -123,7 +123,7 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def read(path: str) -> Kubeconfig:
-    """The file's contents. FileNotFoundError if there is none; `ConfigError` if it is no kubeconfig."""
+    """Read the file. Raise FileNotFoundError if there is none, and `ConfigError` if it is no kubeconfig."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -161,8 +161,9 @@ _FOUND: Final = _ALLOWED | {"int": "a number", "float": "a number", "null": "not
 
 
 def _explained(problem: str, document: object, field: str) -> str:
-    """What was found and what is allowed. Values are not shown, because they may be secrets; but for a text where true
-    or false should be, since its quotes are what has to go."""
+    """Say what was found and what is allowed. Values are not shown, because they may be secrets. The exception is a
+    text
+    in place of true or false, because the quotes around the text are the mistake."""
     if missing := _MISSING.match(problem):
         return f"found no {missing[1]}; allowed: a mapping with name and value"
     match = _MISMATCH.match(problem)

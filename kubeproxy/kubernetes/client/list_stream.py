@@ -41,8 +41,8 @@ class ListSplitter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Page | None:
-        """The items that have arrived whole, once there is a piece of them, undecoded. The page's kind as far as it is
-        known, and nothing else of it. `Garbage` when one object is longer than allowed."""
+        """Return the items that have arrived whole, undecoded, once there is a piece of them. Of the page only the kind
+        is filled in, as far as it is known. Raise `Garbage` if one object is longer than allowed."""
         self._rest += data
         if len(self._rest) < self._look_at:
             return None
@@ -54,7 +54,7 @@ class ListSplitter:
         return page
 
     def end(self) -> Page:
-        """The page's last items, and all that it says of itself; `Garbage` where it is no page of a list."""
+        """Return the page's last items, and its version and token. Raise `Garbage` if it is no page of a list."""
         page = parse_page(self._head + self._rest)
         self._rest.clear()
         return page
@@ -75,7 +75,7 @@ class ListSplitter:
         return None
 
     def _find_head(self) -> bool:
-        """Whether it has come. Where it cannot be found the page is decoded in one piece at its end."""
+        """Return whether the head has come. If it cannot be found, the page is decoded in one piece at its end."""
         for end in [found.end() for found in islice(_HEAD.finditer(self._rest), _TRIES)]:
             head = bytes(self._rest[:end])
             with suppress(*api_types.UNDECODABLE):

@@ -1,4 +1,4 @@
-"""Files that have no name on any disk: a client's key stays nowhere, however this process ends."""
+"""Files that are on no disk, so that a client's key is left nowhere, however this process ends."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 from typing import Final
 
 MAX_FILES: Final = 16
-"""How many are kept; one configuration has three (authority, certificate, key)."""
+"""How many files are kept. One configuration has three: authority, certificate, key."""
 _kept: dict[bytes, int] = {}
 """Descriptors by content, the one used last at the end."""
 
 
 def path_of(data: bytes) -> str:
-    """A path under which this process reads the data. It holds until `MAX_FILES` others have been asked for."""
+    """Return a path from which this process can read the data. The path holds until `MAX_FILES` others have been asked
+    for."""
     descriptor = _kept.pop(data, None)
     if descriptor is None:
         descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)

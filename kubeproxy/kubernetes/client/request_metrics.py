@@ -25,6 +25,6 @@ class Requests:
     """By method."""
 
     def answered(self, method: str, status: int | None, seconds: float) -> None:
-        """Count one request that took `seconds`; `status` None: no answer came."""
+        """Count one request that took `seconds`. `status` is None if no answer came."""
         self.answers[method, NO_ANSWER if status is None else str(status)] += 1
         self.latency.setdefault(method, Histogram(LATENCY_BUCKETS_S)).add(seconds)

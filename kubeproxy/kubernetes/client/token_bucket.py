@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Admits `qps` requests a second on average, `burst` at once; ``qps <= 0``: no limit."""
+    """Admits `qps` requests a second on average, `burst` at once; without a limit if ``qps <= 0``."""
 
     def __init__(self, *, qps: float, burst: int) -> None:
         self._qps = qps
@@ -13,7 +13,8 @@ class TokenBucket:
         self._at: float | None = None
 
     def take(self, now: float) -> float:
-        """Take a token; returns the seconds until it is available. Waiters get tokens in the order of their calls."""
+        """Take a token, and return the seconds until it is available. Waiters get tokens in the order of their
+        calls."""
         if self._qps <= 0:
             return 0.0
         self._refill(now)
@@ -21,7 +22,7 @@ class TokenBucket:
         return max(0.0, -self._tokens / self._qps)
 
     def try_take(self, now: float) -> bool:
-        """Take a token if one is available; whether it was."""
+        """Take a token if one is available. Return whether it was."""
         if self._qps <= 0:
             return True
         self._refill(now)

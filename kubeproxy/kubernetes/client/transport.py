@@ -50,7 +50,7 @@ class Link:
     """A session that closes once it is retired and its last request has ended."""
 
     def __init__(self, configuration: ClientConfig) -> None:
-        """`ConfigError` if the certificates are unusable."""
+        """Raise `ConfigError` if the certificates are unusable."""
         self.configuration = configuration
         self.base: str = configuration.host.rstrip("/")
         try:
@@ -79,8 +79,8 @@ class Link:
         silence_s: float | None = None,
         head_s: float | None = None,
     ) -> aiohttp.ClientResponse:
-        """A response with its body unread; redirects are returned like any answer. `head_s`: time limit for the
-        answer's head."""
+        """Send a request, and return the response with its body unread. Redirects are returned like any answer. The
+        answer's head must come within `head_s`."""
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
@@ -124,7 +124,7 @@ class Link:
 
 
 async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """A whole body; `Garbage` if it is longer than `max_bytes`."""
+    """Read a whole body. Raise `Garbage` if the body is longer than `max_bytes`."""
     body = await read_beginning(response, max_bytes=max_bytes + 1)
     if len(body) > max_bytes:
         raise Garbage(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
@@ -132,7 +132,8 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 
 
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """A body, or its first `max_bytes`. It grows in place: joining pieces at the end would hold them twice."""
+    """Read a body, or its first `max_bytes`. The result grows in place, because joining pieces at the end would hold
+    them twice."""
     body = bytearray()
     async with aclosing(pieces(response)) as found:
         async for data in found:
@@ -143,7 +144,8 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The lines of a body as they arrive, without their ends; `Unreachable` where it ends within one."""
+    """Yield the lines of a body as they arrive, without their ends. Raise `Unreachable` if the body ends within a
+    line."""
     splitter = LineSplitter()
     where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
     async for data in pieces(response, where=where):
@@ -154,8 +156,9 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
-    """A body as it arrives, unpacked, in pieces of at most PIECE_BYTES. Errors name `where`, by default of the URL.
-    Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may be."""
+    """Yield a body as it arrives, unpacked, in pieces of at most PIECE_BYTES. Errors name `where`, by default of the
+    URL. Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may
+    be."""
     where = where or str(response.url)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("gzip", "identity"):
@@ -203,7 +206,7 @@ class _Gzip:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turns network errors inside the block into an `Unreachable` that names them."""
+    """Turn network errors inside the block into an `Unreachable` that names them."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -212,8 +215,8 @@ def explained(where: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """The error's text on one line; empty if it adds nothing. For an answer that ended too early the library's text is
-    "400", which no server sent."""
+    """Return the error's text on one line; empty if it adds nothing. For an answer that ended too early the library's
+    text is "400", which no server sent."""
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
@@ -242,8 +245,8 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 
 def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str]]:
-    """The proxy that the configuration names, else that of the environment, and the header with the credentials in its
-    URL. Found once: aiohttp's own search (trust_env) takes two threads for every request."""
+    """Return the proxy that the configuration names, else that of the environment, and the header with the credentials
+    in its URL. Found once: aiohttp's own search (trust_env) takes two threads for every request."""
     url = urlsplit(base)
     found = configured
     if found is None and not proxy_bypass(url.hostname or ""):

@@ -29,7 +29,7 @@ async def claim(
     live: Callable[[], Awaitable[Meta]],
     patch: Patch,
 ) -> list[T]:
-    """The candidates that belong to the controller, after adopting and releasing.
+    """Return the candidates that belong to the controller, after adopting and releasing.
 
     Before the first adoption the controller is read from the server by `live`, once: a cache that is behind must not
     adopt for a controller that was deleted. ApiError or `ClaimError` when something failed.

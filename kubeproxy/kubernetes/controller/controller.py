@@ -23,7 +23,7 @@ back-off a key would wait as long again as the server was away."""
 
 
 def monotonic() -> float:
-    """The clock of queues and expectations: that of the running event loop."""
+    """Return the clock of queues and expectations: that of the running event loop."""
     return asyncio.get_running_loop().time()
 
 

@@ -46,7 +46,7 @@ def decide_claims(controller: Meta, candidates: Iterable[T], matches: Callable[[
 
 
 def controller_reference(api_version: str, kind: str, controller: Meta) -> OwnerReference:
-    """The reference that an object of this controller carries."""
+    """Return the reference that an object of this controller carries."""
     return OwnerReference(
         api_version=api_version,
         kind=kind,
@@ -58,10 +58,10 @@ def controller_reference(api_version: str, kind: str, controller: Meta) -> Owner
 
 
 def adoption_patch(item: Meta, reference: OwnerReference) -> dict[str, Any]:
-    """A strategic merge patch that adds the owner. The UID makes it fail for another object of the same name."""
+    """Return a strategic merge patch that adds the owner. The UID makes it fail for another object of the same name."""
     return {"metadata": {"uid": item.uid, "ownerReferences": [to_wire(reference)]}}
 
 
 def release_patch(item: Meta, owner_uid: str) -> dict[str, Any]:
-    """A strategic merge patch that removes the owner."""
+    """Return a strategic merge patch that removes the owner."""
     return {"metadata": {"uid": item.uid, "ownerReferences": [{"$patch": "delete", "uid": owner_uid}]}}

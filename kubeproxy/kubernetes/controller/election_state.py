@@ -75,11 +75,11 @@ class LeaderElection:
         return self._record
 
     def leading(self, now: float) -> bool:
-        """Whether this candidate may write: its last renewal is younger than the renew deadline."""
+        """Return whether this candidate may write: its last renewal is younger than the renew deadline."""
         return self._renewed_at is not None and now - self._renewed_at < self.renew_s
 
     def lost(self, now: float) -> bool:
-        """Whether this candidate was the leader and is so no more."""
+        """Return whether this candidate was the leader and is so no more."""
         return self._renewed_at is not None and not self.leading(now)
 
     def next_step(self, record: LeaseRecord | None, now: float) -> Step:
@@ -100,11 +100,11 @@ class LeaderElection:
         return Step.WAIT
 
     def _believed_s(self, record: LeaseRecord) -> float:
-        """How long another holder's record keeps this candidate from the Lease."""
+        """Return how long another holder's record keeps this candidate from the Lease."""
         return max(self.lease_s, min(record.duration_s, BELIEVED_LEASES * self.lease_s))
 
     def proposal(self, unix_s: float) -> LeaseRecord:
-        """The record to be written now."""
+        """Return the record to be written now."""
         before = self._record
         mine = LeaseRecord(
             holder=self.identity, duration_s=int(self.lease_s), acquired=unix_s, renewed=unix_s, transitions=0
@@ -122,7 +122,7 @@ class LeaderElection:
         self._renewed_at = asked_at
 
     def release(self, unix_s: float) -> LeaseRecord | None:
-        """The record that gives the Lease up early; None when this candidate does not hold it."""
+        """Return the record that gives the Lease up early, or None if this candidate does not hold it."""
         if self._renewed_at is None or self._record is None or self._record.holder != self.identity:
             return None
         return replace(self._record, holder="", duration_s=1, renewed=unix_s, acquired=unix_s)

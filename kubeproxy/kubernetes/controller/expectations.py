@@ -57,7 +57,7 @@ class Expectations:
             expected.deletions.discard(object_key)
 
     def satisfied(self, key: str, now: float, includes: Callable[[str], bool] = lambda version: False) -> bool:
-        """Whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for.
+        """Return whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for.
 
         `includes` returns whether the cache has reached a resourceVersion. A creation up to there that was not observed
         never will be: the object was deleted, or lost its owner, before the cache saw it. Ask only while no request is
@@ -69,7 +69,7 @@ class Expectations:
         return not expected.deletions and (expected.creations <= 0 or includes(expected.newest))
 
     def expires_in(self, key: str, now: float) -> float:
-        """Seconds until the expectations count as satisfied, whatever is seen."""
+        """Return the seconds until the expectations count as satisfied, whatever is seen."""
         expected = self._expected.get(key)
         return 0.0 if expected is None else max(0.0, expected.since + self._expiry_s - now) + 0.001
 
@@ -79,7 +79,7 @@ class Expectations:
         return (0, 0) if expected is None else (expected.creations, len(expected.deletions))
 
     def unfulfilled(self) -> list[str]:
-        """The controllers for which something is still expected."""
+        """Return the controllers for which something is still expected."""
         return [key for key in self._expected if self.outstanding(key) > (0, 0)]
 
     def forget(self, key: str) -> None:

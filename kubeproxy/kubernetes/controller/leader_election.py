@@ -69,7 +69,7 @@ class Lease(Wire, frozen=True):
 
 
 def boot_time() -> float:
-    """Seconds since the machine started, those included in which it or the process was suspended."""
+    """Return the seconds since the machine started, those included in which it or the process was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -112,7 +112,7 @@ class Leadership:
         self._leader_seen = ""
 
     def is_leading(self) -> bool:
-        """Whether this process may write now."""
+        """Return whether this process may write now."""
         return self._election.leading(self._clock())
 
     @property

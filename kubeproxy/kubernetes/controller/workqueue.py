@@ -46,7 +46,7 @@ class ItemBackoff:
         self._failures.pop(key, None)
 
     def failures(self, key: str) -> int:
-        """Failures of `key` since it was forgotten."""
+        """Return the number of failures of `key` since it was forgotten."""
         return self._failures.get(key, 0)
 
 
@@ -132,7 +132,7 @@ class WorkQueue:
         return self._backoff.failures(key)
 
     def take(self, now: float) -> str | None:
-        """The next key, which from now on is being processed; None when no key is ready."""
+        """Return the next key, which from now on is being processed, or None if no key is ready."""
         self._promote(now)
         if not self._queue:
             return None
@@ -149,13 +149,13 @@ class WorkQueue:
             self._queue[key] = None
 
     def next_due(self) -> float | None:
-        """When the next delayed key becomes ready; None when no key is delayed."""
+        """Return when the next delayed key becomes ready, or None if no key is delayed."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def unfinished_s(self, now: float) -> tuple[float, float]:
-        """Seconds of work under way: of all keys together, and of the longest."""
+        """Return the seconds of work under way: of all keys together, and of the longest."""
         ages = [max(0.0, now - started) for started in self._processing.values()]
         return sum(ages), max(ages, default=0.0)
 

@@ -56,7 +56,7 @@ class CorrelatedEvent:
     """The newest message of combined events; empty for others."""
 
     def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
-        """The sum of both."""
+        """Return the sum of both."""
         return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
 
 
@@ -67,8 +67,8 @@ class SimilarEvents:
         self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
 
     def too_many(self, what: Occurrence, now: float) -> bool:
-        """Whether this one is to be combined with others: the tenth message, or a later one, within ten minutes of the
-        one before."""
+        """Return whether this one is to be combined with others: the tenth message, or a later one, within ten minutes
+        of the one before."""
         kind = replace(what, message="")
         messages, last = self._messages.get(kind, (set(), now))
         if now - last > SIMILAR_S:
@@ -111,7 +111,7 @@ class EventCorrelator:
         return True
 
     def take(self) -> tuple[Occurrence, CorrelatedEvent] | None:
-        """Remove and return the oldest event; None: the queue is empty."""
+        """Remove and return the oldest event, or None if the queue is empty."""
         return self._waiting.popitem(last=False) if self._waiting else None
 
     def __len__(self) -> int:

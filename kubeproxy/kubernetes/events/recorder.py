@@ -197,7 +197,7 @@ class EventRecorder:
             self._sent.popitem(last=False)
 
     def _event(self, happened: Occurrence, counted: CorrelatedEvent) -> dict[str, Any]:
-        """A v1 Event. Events of objects without a namespace belong to ``default``."""
+        """Return a v1 Event. Events of objects without a namespace belong to ``default``."""
         involved = {"kind": happened.kind, "namespace": happened.namespace, "name": happened.name, "uid": happened.uid}
         return {
             "kind": "Event",

@@ -27,7 +27,7 @@ class DecodeCache(Generic[T]):
         return len(self._known)
 
     def meaning(self, name: str, raw: msgspec.Raw) -> list[T] | None:
-        """The translation of this text; None if the object's last text differs."""
+        """Return the translation of this text, or None if the object's last text differs."""
         digest, found = self._known.get(name, (b"", None))
         return found if digest == _digest(raw) else None
 

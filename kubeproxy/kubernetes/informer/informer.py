@@ -89,7 +89,7 @@ class Informer(Generic[T]):
         self._list_handlers.append(handler)
 
     def includes(self, version: str) -> bool:
-        """Whether the store has a write that got this resourceVersion, or what came after it.
+        """Return whether the store has a write that got this resourceVersion, or what came after it.
 
         Events come in the order of their versions: what is not reported by then is never reported.
         """
@@ -140,7 +140,7 @@ class Informer(Generic[T]):
     # What the reflector reports
 
     def decode(self, raw: msgspec.Raw) -> T:
-        """An object from its JSON; ``msgspec.ValidationError`` where a type is wrong."""
+        """Return an object from its JSON; ``msgspec.ValidationError`` where a type is wrong."""
         return self._decode(raw)
 
     def replace(self, items: Iterable[T]) -> None:
@@ -222,5 +222,5 @@ class _InformerResource(Resource[Any]):
 
 
 def _number(version: str) -> int:
-    """A resourceVersion that can be compared; 0 for one that is no number."""
+    """Return a resourceVersion that can be compared; 0 for one that is no number."""
     return int(version) if version.isdecimal() else 0

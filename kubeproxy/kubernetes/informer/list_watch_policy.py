@@ -83,7 +83,7 @@ class ListWatchPolicy:
         older versions; it does not refuse a watch from a future version, but is silent until it reaches it."""
 
     def list_query(self) -> dict[str, str]:
-        """The query of a list.
+        """Return the query of a list.
 
         The first list takes the contents of the server's cache (``resourceVersion=0``, as kube-proxy): a thousand nodes
         that start together cost etcd nothing, and it works without etcd. Later lists ask the cache for nothing older
@@ -97,12 +97,12 @@ class ListWatchPolicy:
         return {"resourceVersion": self.version}
 
     def next_page_query(self, token: str) -> dict[str, str]:
-        """The query of the page after the one with `token`."""
+        """Return the query of the page after the one with `token`."""
         return {"limit": str(self._page), "continue": token}
 
     def probe_query(self) -> dict[str, str]:
-        """The query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older version
-        answers 504 (`Ahead`) after three seconds."""
+        """Return the query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older
+        version answers 504 (`Ahead`) after three seconds."""
         return {"resourceVersion": self.version, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
 
     def known(self) -> None:
@@ -110,7 +110,7 @@ class ListWatchPolicy:
         self.doubtful = False
 
     def watch_query(self) -> tuple[dict[str, str], float]:
-        """The query of the next watch, and the longest silence of its stream in seconds."""
+        """Return the query of the next watch, and the longest silence of its stream in seconds."""
         timeout_s = max(1, round(self._random.uniform(*self._pace.watch_s)))
         query = {
             "watch": "true",
@@ -121,8 +121,8 @@ class ListWatchPolicy:
         return query, timeout_s + self._pace.margin_s
 
     def patience_s(self) -> float:
-        """The time limit for the head of the next answer, in seconds. It doubles with each timeout, so that a slow
-        server can answer at last."""
+        """Return the time limit for the head of the next answer, in seconds. It doubles with each timeout, so that a
+        slow server can answer at last."""
         return min(self._patience_s, self._pace.patience_s[2 if self.must_list else 1])
 
     def listed(self, version: str) -> None:
@@ -158,8 +158,8 @@ class ListWatchPolicy:
         self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
-        """The delay before the next try, in seconds. If the cache cannot give a list, storage may, and the reverse. An
-        unreachable or overloaded server gets the same request again."""
+        """Return the delay before the next try, in seconds. If the cache cannot give a list, storage may, and the
+        reverse. An unreachable or overloaded server gets the same request again."""
         if isinstance(error, Ahead):
             self._from_storage = True
         elif not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
@@ -167,7 +167,7 @@ class ListWatchPolicy:
         return self._delay(error)
 
     def watch_failed(self, error: ApiError) -> float:
-        """The delay before the next try, in seconds: a watch from the same version if that can work."""
+        """Return the delay before the next try, in seconds: a watch from the same version if that can work."""
         delay_s = self._delay(error)
         match error:
             case Expired():

@@ -51,8 +51,8 @@ class MemoryBound:
         return max(self._namespaces, key=self._namespaces.__getitem__, default="")
 
     def admit(self, name: str, size: int) -> bool:
-        """Whether an object (``namespace/name``) that means so much may be kept. One that may not is forgotten, even if
-        it was known: what it was is not what it is."""
+        """Return whether an object (``namespace/name``) of this size may be kept. A refused object is also dropped,
+        because its old version is no longer valid."""
         size += OBJECT_BYTES
         namespace = name.partition("/")[0]
         known = self._sizes.get(name, 0)

@@ -31,11 +31,11 @@ class MutationCache(Generic[T]):
             self._written[key_of(item)] = item
 
     def get(self, key: str) -> T | None:
-        """The newest known state of an object."""
+        """Return the newest known state of an object."""
         return self._newest(key) or self._store.get(key)
 
     def indexed(self, index: str, value: str) -> list[T]:
-        """The objects that an index lists under a value, by their newest known state."""
+        """Return the objects that an index lists under a value, by their newest known state."""
         found = {key_of(item): item for item in self._store.indexed(index, value)}
         indexer: Indexer[T] = self._store.indexer(index)
         for key in list(self._written):
@@ -76,8 +76,8 @@ class MutationCache(Generic[T]):
 
 
 def _newer(item: Object, known: Object | None) -> bool:
-    """Whether `item` is a later state than what the store has. Versions that are no numbers cannot be compared: then
-    the store counts."""
+    """Return whether `item` is a later state than what the store has. Versions that are no numbers cannot be compared:
+    then the store counts."""
     version = item.metadata.resource_version
     if not version.isdecimal():
         return False

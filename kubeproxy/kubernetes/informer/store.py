@@ -17,7 +17,7 @@ ORPHANS = "orphans"
 
 
 def by_namespace(item: Object) -> Iterable[str]:
-    """The index function for lookups by namespace."""
+    """Return the index function for lookups by namespace."""
     return (item.metadata.namespace,)
 
 
@@ -55,19 +55,19 @@ class Store(Generic[T]):
         return iter(list(self._items.values()))
 
     def get(self, key: str) -> T | None:
-        """The object of a key."""
+        """Return the object of a key."""
         return self._items.get(key)
 
     def keys(self) -> set[str]:
-        """All keys."""
+        """Return all keys."""
         return set(self._items)
 
     def indexed(self, index: str, value: str) -> list[T]:
-        """The objects that an index lists under a value, in the order in which they came."""
+        """Return the objects that an index lists under a value, in the order in which they came."""
         return list(self._indexes[index].get(value, {}).values())
 
     def indexer(self, index: str) -> Indexer[T]:
-        """How an index lists objects."""
+        """Return how an index lists objects."""
         return self._indexers[index]
 
     def put(self, item: T) -> T | None:
