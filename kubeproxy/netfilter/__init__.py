@@ -13,7 +13,6 @@ forwarding             whether this node forwards packets, as the kernel path ne
 netlink                netlink messages, requests and subscriptions
 local_addresses, cidr  the node's own addresses; address ranges
 reentry                a device by which a client's packet enters this node once more, at the client's interface
-socket_filter          programs of classic BPF
 direct_links           links on which an endpoint's answer would not come back by this node
 cleanup                removes what proxies left on a node; `kube_proxy_rules` finds rules that are not ours to remove
 port_holders           finds the processes that have a port

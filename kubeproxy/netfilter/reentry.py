@@ -29,7 +29,7 @@ from kubeproxy.netfilter.netlink.messages import (
     request,
 )
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
-from kubeproxy.netfilter.socket_filter import IS_EQUAL, LOAD_WORD, RETURN, assembled, attach
+from kubeproxy.runtime.classic_bpf import JEQ, LD_ABS, RET, SO_ATTACH_FILTER, SO_LOCK_FILTER, assemble, attach
 
 # linux/rtnetlink.h
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
@@ -194,14 +194,14 @@ def _delete(netlink: socket.socket, name: str) -> None:
 
 def _redirection(link: int) -> bytes:
     """The options of a filter: which frames it takes, and to which interface they go."""
-    steps = [(LOAD_WORD, 0, 0, _NUMBER_AT), (IS_EQUAL, 0, 1, link), (RETURN, 0, 0, 0xFFFF_FFFF), (RETURN, 0, 0, 0)]
+    steps = [(LD_ABS, 0, 0, _NUMBER_AT), (JEQ, 0, 1, link), (RET, 0, 0, 0xFFFF_FFFF), (RET, 0, 0, 0)]
     parameters = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _INGRESS_REDIRECT, link)
     action = [(_TCA_ACT_KIND, b"mirred\0"), (_TCA_ACT_OPTIONS, encode([(_TCA_MIRRED_PARMS, parameters)]))]
     return encode(
         [
             (_TCA_BPF_ACT, encode([(1, encode(action))])),
             (_TCA_BPF_OPS_LEN, struct.pack("=H", len(steps))),
-            (_TCA_BPF_OPS, assembled(steps)),
+            (_TCA_BPF_OPS, assemble(steps)),
         ]
     )
 
@@ -210,7 +210,8 @@ def _open(name: str) -> socket.socket:
     """A packet socket that sends by a device and receives nothing, even if it were bound anew."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
     try:
-        attach(sock, assembled([(RETURN, 0, 0, 0)]), lock=True)
+        attach(sock, SO_ATTACH_FILTER, assemble([(RET, 0, 0, 0)]))
+        sock.setsockopt(socket.SOL_SOCKET, SO_LOCK_FILTER, 1)  # for good, whoever has the socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         sock.bind((name, 0))
     except BaseException:

@@ -12,5 +12,6 @@ histogram         durations by bucket
 privileges        drops capabilities
 sandbox           gives up files and processes: by `landlock`, and by `seccomp`, a filter of `system_calls`
 abstract_sockets  abstract Unix sockets of our user
+classic_bpf       programs of classic BPF, and their attachment to sockets
 peer_capability   proof that a peer has CAP_NET_ADMIN
 """

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from kubeproxy.runtime.classic_bpf import AND, JEQ, JGE, LD_ABS, RET, Step, assemble, fprog
 from kubeproxy.runtime.system_calls import FILES, INSPECTED, KERNEL, PAIRS, PROCESSES, SOCKETS, UNKNOWN_FROM, Numbers
 
 
@@ -39,11 +40,6 @@ class Machine(NamedTuple):
 MACHINES: Final = {"x86_64": Machine(0xC000003E, 0), "aarch64": Machine(0xC00000B7, 1)}
 """By the name in uname(2); linux/audit.h."""
 
-Step = tuple[int, int, int, int]
-"""An instruction: operation, how many to skip if true and if false, constant (struct sock_filter)."""
-
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-"""linux/bpf_common.h: BPF_LD|W|ABS, BPF_ALU|AND|K, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K."""
 _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Offsets in struct seccomp_data; an argument has 64 bits, and these are of its low half."""
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -80,51 +76,51 @@ def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
     if sockets:
         rules["socket"] = _plain_socket()
     steps: list[Step] = [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 1, 0, machine.arch),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, UNKNOWN_FROM),  # the x32 ABI's numbers of the same calls, too
-        (_RETURN, 0, 0, _UNKNOWN),
+        (LD_ABS, 0, 0, _ARCH),
+        (JEQ, 1, 0, machine.arch),
+        (RET, 0, 0, _KILL),
+        (LD_ABS, 0, 0, _NUMBER),
+        (JGE, 0, 1, UNKNOWN_FROM),  # the x32 ABI's numbers of the same calls, too
+        (RET, 0, 0, _UNKNOWN),
     ]
     for name, rule in rules.items():
-        steps += [(_EQUAL, 0, len(rule), inspected[name]), *rule]
+        steps += [(JEQ, 0, len(rule), inspected[name]), *rule]
     for first, last in _ranges(refused(machine, sockets=sockets).values()):
         steps += [
-            (_AT_LEAST, 1, 0, first),
-            (_RETURN, 0, 0, _ALLOW),
-            (_AT_LEAST, 1, 0, last + 1),
-            (_RETURN, 0, 0, _REFUSE),
+            (JGE, 1, 0, first),
+            (RET, 0, 0, _ALLOW),
+            (JGE, 1, 0, last + 1),
+            (RET, 0, 0, _REFUSE),
         ]
-    steps.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+    steps.append((RET, 0, 0, _ALLOW))
+    return assemble(steps)
 
 
 def _require(argument: int, *allowed: int) -> list[Step]:
-    return [(_LOAD, 0, 0, argument), *_unless(*allowed), (_RETURN, 0, 0, _ALLOW)]
+    return [(LD_ABS, 0, 0, argument), *_unless(*allowed), (RET, 0, 0, _ALLOW)]
 
 
 def _forbid(argument: int, *values: int) -> list[Step]:
-    tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-    return [(_LOAD, 0, 0, argument), *tests, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    tests = [(JEQ, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [(LD_ABS, 0, 0, argument), *tests, (RET, 0, 0, _ALLOW), (RET, 0, 0, _REFUSE)]
 
 
 def _unless(*allowed: int) -> list[Step]:
     """Refuse all but these values, and go on with the others."""
-    tests = [(_EQUAL, len(allowed) - place, 0, value) for place, value in enumerate(allowed)]
-    return [*tests, (_RETURN, 0, 0, _REFUSE)]
+    tests = [(JEQ, len(allowed) - place, 0, value) for place, value in enumerate(allowed)]
+    return [*tests, (RET, 0, 0, _REFUSE)]
 
 
 def _plain_socket() -> list[Step]:
     """Allow TCP, UDP and Unix sockets by their own protocols, and of netlink the list of sockets."""
     listing = _require(_THIRD, _NETLINK_SOCK_DIAG)
     return [
-        (_LOAD, 0, 0, _FIRST),
-        (_EQUAL, 0, len(listing), socket.AF_NETLINK),
+        (LD_ABS, 0, 0, _FIRST),
+        (JEQ, 0, len(listing), socket.AF_NETLINK),
         *listing,
         *_unless(socket.AF_UNIX, socket.AF_INET, socket.AF_INET6),
-        (_LOAD, 0, 0, _SECOND),
-        (_AND, 0, 0, _TYPE_MASK),
+        (LD_ABS, 0, 0, _SECOND),
+        (AND, 0, 0, _TYPE_MASK),
         *_unless(socket.SOCK_STREAM, socket.SOCK_DGRAM),
         *_require(_THIRD, 0, socket.IPPROTO_TCP, socket.IPPROTO_UDP),
     ]
@@ -148,8 +144,8 @@ def confine(*, sockets: bool = True) -> str | None:
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return f"no filter for this architecture ({platform.machine()})"
     code = program(machine, os.getpid(), sockets=sockets)
-    filters = ctypes.create_string_buffer(code, len(code))
-    header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(filters)))
+    packed, _filters = fprog(code)
+    header = ctypes.create_string_buffer(packed)
     libc = ctypes.CDLL(None, use_errno=True)
     prctl = libc.prctl
     prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)

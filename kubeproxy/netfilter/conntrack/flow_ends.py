@@ -20,7 +20,19 @@ from typing import Final
 from kubeproxy.netfilter.conntrack.flow_records import DELETE, DST_NAT, NFGEN, STATUS, FlowRecord, records
 from kubeproxy.netfilter.netlink.messages import HEADER, NETLINK_NETFILTER
 from kubeproxy.netfilter.netlink.multicast import received, subscribe
-from kubeproxy.netfilter.socket_filter import assembled, attach
+from kubeproxy.runtime.classic_bpf import (
+    JEQ,
+    JSET,
+    LD_ABS,
+    LD_IMM,
+    LD_IND,
+    LDX_IMM,
+    RET,
+    SO_ATTACH_FILTER,
+    TAX,
+    assemble,
+    attach,
+)
 
 BUFFER_BYTES: Final = 8 << 20
 """The room for events asked for; the kernel grants twice as much, for what it needs beside them: some 10,000 events."""
@@ -70,7 +82,7 @@ class FlowEnds:
 def _attach(sock: socket.socket) -> None:
     """Have the kernel leave out events of flows without a translated destination."""
     try:
-        attach(sock, filter_program())
+        attach(sock, SO_ATTACH_FILTER, filter_program())
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOPROTOOPT):
             raise  # a kernel without the extension sends all events, and `records` leaves the others out
@@ -78,18 +90,16 @@ def _attach(sock: socket.socket) -> None:
 
 def filter_program() -> bytes:
     """The filter: events with DST_NAT in their status, and those without a status."""
-    load, load_x, find, to_x, at_x = 0x00, 0x01, 0x20, 0x07, 0x40  # BPF_LD|IMM, LDX|IMM, LD|W|ABS, MISC|TAX, LD|W|IND
-    equal, has_bit, end = 0x15, 0x45, 0x06  # BPF_JMP|JEQ|K, JMP|JSET|K, RET|K
     next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
     steps = [
-        (load, 0, 0, HEADER.size + NFGEN.size),
-        (load_x, 0, 0, STATUS),
-        (find, 0, 0, next_attribute),
-        (equal, 3, 0, 0),
-        (to_x, 0, 0, 0),
-        (at_x, 0, 0, 4),
-        (has_bit, 0, 1, DST_NAT),
-        (end, 0, 0, 0xFFFFFFFF),
-        (end, 0, 0, 0),
+        (LD_IMM, 0, 0, HEADER.size + NFGEN.size),
+        (LDX_IMM, 0, 0, STATUS),
+        (LD_ABS, 0, 0, next_attribute),
+        (JEQ, 3, 0, 0),
+        (TAX, 0, 0, 0),
+        (LD_IND, 0, 0, 4),
+        (JSET, 0, 1, DST_NAT),
+        (RET, 0, 0, 0xFFFFFFFF),
+        (RET, 0, 0, 0),
     ]
-    return assembled(steps)
+    return assemble(steps)

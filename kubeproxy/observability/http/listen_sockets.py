@@ -9,29 +9,35 @@ worse than one.
 
 from __future__ import annotations
 
-import ctypes
 import socket
-import struct
 from contextlib import suppress
 from typing import Final
+
+from kubeproxy.runtime.classic_bpf import (
+    ADD,
+    AND,
+    JEQ,
+    JEQ_X,
+    LD_ABS,
+    LD_ABS_BYTE,
+    NETWORK_HEADER,
+    RET,
+    RET_A,
+    RSH,
+    SO_ATTACH_REUSEPORT_CBPF,
+    TAX,
+    TXA,
+    Step,
+    assemble,
+    attach,
+)
 
 OTHERS: Final = 4
 """Queues for clients of other hosts; a power of two."""
 BACKLOG: Final = 1024
 """Connections that wait in each queue."""
 
-SO_ATTACH_REUSEPORT_CBPF: Final = 51
-"""From asm-generic/socket.h; Python has no constant for it."""
-_HEADER: Final = 0x1_0000_0000 - 0x100000
-"""SKF_NET_OFF (-0x100000): offsets from the start of the IP header."""
-_WORD, _BYTE, _TAX, _TXA = 0x20, 0x30, 0x07, 0x87
-_SHIFT, _AND, _ADD, _IF, _IF_X, _RETURN, _RETURN_A = 0x74, 0x54, 0x04, 0x15, 0x1D, 0x06, 0x16
-"""linux/bpf_common.h: load word and byte, to and from the index register, operations with a constant, jumps if equal to
-a constant and to the index register, returns."""
-_LOCAL: Final = (_RETURN, 0, 0, 0)
-
-Step = tuple[int, int, int, int]
-"""Code, steps to skip if true and if false, constant."""
+_LOCAL: Final = (RET, 0, 0, 0)
 
 
 def program() -> tuple[Step, ...]:
@@ -41,32 +47,32 @@ def program() -> tuple[Step, ...]:
     others, by the last byte of the IPv4 address or of the IPv6 network (/64).
     """
     ipv4: list[Step] = [
-        (_WORD, 0, 0, _HEADER + 12),
-        (_TAX, 0, 0, 0),
-        (_WORD, 0, 0, _HEADER + 16),
-        (_IF_X, 0, 1, 0),
+        (LD_ABS, 0, 0, NETWORK_HEADER + 12),
+        (TAX, 0, 0, 0),
+        (LD_ABS, 0, 0, NETWORK_HEADER + 16),
+        (JEQ_X, 0, 1, 0),
         _LOCAL,
-        (_TXA, 0, 0, 0),
-        (_SHIFT, 0, 0, 24),
-        (_IF, 0, 1, 127),
+        (TXA, 0, 0, 0),
+        (RSH, 0, 0, 24),
+        (JEQ, 0, 1, 127),
         _LOCAL,
-        *_spread(_HEADER + 15),
+        *_spread(NETWORK_HEADER + 15),
     ]
     ipv6: list[Step] = []
-    other = _spread(_HEADER + 15)  # 8 bytes into the source address, which begins at 8
+    other = _spread(NETWORK_HEADER + 15)  # 8 bytes into the source address, which begins at 8
     for word in range(4):
         left = 4 * (3 - word) + 1  # remaining steps of the comparison, and its return
         ipv6 += [
-            (_WORD, 0, 0, _HEADER + 8 + 4 * word),
-            (_TAX, 0, 0, 0),
-            (_WORD, 0, 0, _HEADER + 24 + 4 * word),
-            (_IF_X, 0, left, 0),
+            (LD_ABS, 0, 0, NETWORK_HEADER + 8 + 4 * word),
+            (TAX, 0, 0, 0),
+            (LD_ABS, 0, 0, NETWORK_HEADER + 24 + 4 * word),
+            (JEQ_X, 0, left, 0),
         ]
-    return ((_BYTE, 0, 0, _HEADER), (_SHIFT, 0, 0, 4), (_IF, len(ipv4), 0, 6), *ipv4, *ipv6, _LOCAL, *other)
+    return ((LD_ABS_BYTE, 0, 0, NETWORK_HEADER), (RSH, 0, 0, 4), (JEQ, len(ipv4), 0, 6), *ipv4, *ipv6, _LOCAL, *other)
 
 
 def _spread(byte: int) -> tuple[Step, ...]:
-    return ((_BYTE, 0, 0, byte), (_AND, 0, 0, OTHERS - 1), (_ADD, 0, 0, 1), (_RETURN_A, 0, 0, 0))
+    return ((LD_ABS_BYTE, 0, 0, byte), (AND, 0, 0, OTHERS - 1), (ADD, 0, 0, 1), (RET_A, 0, 0, 0))
 
 
 def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -> list[socket.socket]:
@@ -93,17 +99,9 @@ def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -
             queue.listen(BACKLOG)
         if not alone:
             with suppress(OSError):
-                _attach(queues[0], program())
+                attach(queues[0], SO_ATTACH_REUSEPORT_CBPF, assemble(program()))
     except BaseException:
         for queue in queues:
             queue.close()
         raise
     return queues
-
-
-def _attach(queue: socket.socket, steps: tuple[Step, ...]) -> None:
-    text = b"".join(struct.pack("=HBBI", *step) for step in steps)
-    buffer = ctypes.create_string_buffer(text, len(text))
-    queue.setsockopt(
-        socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, struct.pack("@HP", len(steps), ctypes.addressof(buffer))
-    )
