@@ -34,7 +34,7 @@ TUPLE_ORIG, TUPLE_REPLY, STATUS, PROTOINFO, TIMEOUT = 1, 2, 3, 4, 7  # CTA_*
 COUNTERS_ORIG, COUNTERS_REPLY, ID, TIMESTAMP, STATUS_MASK = 9, 10, 12, 20, 26
 SEEN_REPLY, DST_NAT = 1 << 1, 1 << 5
 """IPS_SEEN_REPLY, IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)."""
-_NESTED = 0x8000
+NESTED = 0x8000
 _PROTOINFO_TCP, _TCP_STATE = 1, 1
 _BYTES, _START, _STOP = 2, 1, 2  # CTA_COUNTERS_BYTES, CTA_TIMESTAMP_*
 _TUPLE_IP, _TUPLE_PROTO, _PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 1, 2, 3
@@ -140,15 +140,15 @@ def walked(body: bytes) -> FlowRecord | None:
     """The flow in a message's body, whatever attributes it has; None: it is not TCP or UDP, or it is of a zone."""
     if len(body) < NFGEN.size or body[0] not in _IP:
         return None
-    found = _inside(body[NFGEN.size :])
+    found = inside(body[NFGEN.size :])
     original, reply = _tuple(found.get(TUPLE_ORIG, b""), body[0]), _tuple(found.get(TUPLE_REPLY, b""), body[0])
     if original is None or reply is None or len(found.get(STATUS, b"")) != 4:
         return None
     number, source, address, source_port, port = original
     _, target, _, target_port, _ = reply
     big = int.from_bytes
-    state = _inside(_inside(found.get(PROTOINFO, b"")).get(_PROTOINFO_TCP, b"")).get(_TCP_STATE, b"")
-    times = _inside(found.get(TIMESTAMP, b""))
+    state = inside(inside(found.get(PROTOINFO, b"")).get(_PROTOINFO_TCP, b"")).get(_TCP_STATE, b"")
+    times = inside(found.get(TIMESTAMP, b""))
     return FlowRecord(
         (number, address, port, target, target_port),
         source,
@@ -157,8 +157,8 @@ def walked(body: bytes) -> FlowRecord | None:
         big(found[STATUS], "big"),
         state[0] if state else None,
         big(found.get(TIMEOUT, b""), "big"),
-        _number(_inside(found.get(COUNTERS_ORIG, b"")).get(_BYTES)),
-        _number(_inside(found.get(COUNTERS_REPLY, b"")).get(_BYTES)),
+        _number(inside(found.get(COUNTERS_ORIG, b"")).get(_BYTES)),
+        _number(inside(found.get(COUNTERS_REPLY, b"")).get(_BYTES)),
         _number(times.get(_START)),
         _number(times.get(_STOP)),
     )
@@ -168,16 +168,17 @@ def _number(value: bytes | None) -> int | None:
     return None if value is None else int.from_bytes(value[:8], "big")
 
 
-def _inside(data: bytes) -> dict[int, bytes]:
-    return {kind & ~_NESTED: value for kind, value in attributes(data)}
+def inside(data: bytes) -> dict[int, bytes]:
+    """Return the attributes by type, without the flag of those that hold others."""
+    return {kind & ~NESTED: value for kind, value in attributes(data)}
 
 
 def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
     """Protocol, source, destination, source port, destination port; None: another protocol, or of a zone."""
-    found = _inside(data)
+    found = inside(data)
     if found.keys() != {_TUPLE_IP, _TUPLE_PROTO}:
         return None
-    addresses, ports = _inside(found[_TUPLE_IP]), _inside(found[_TUPLE_PROTO])
+    addresses, ports = inside(found[_TUPLE_IP]), inside(found[_TUPLE_PROTO])
     src, dst, size = _IP[family]
     values = tuple(
         part.get(kind, b"")
@@ -260,7 +261,7 @@ def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
             return
         value_at, end = at + ATTRIBUTE_HEADER.size, at + length
         yield _Part(f"{ATTRIBUTE_HEADER.size}s", data[at:value_at])
-        match tree.get(kind & ~_NESTED):
+        match tree.get(kind & ~NESTED):
             case dict() as below:
                 yield from _parts(data[value_at:end], below)
             case field, form if struct.calcsize(f">{form}") == end - value_at:
