@@ -21,6 +21,7 @@ from kubeproxy.model.printable import printable
 from kubeproxy.observability.status.document import Status
 from tests.observability.status.observation import shop
 from tests.observability.status.test_build import whole
+from tests.support.places import places, replaced
 
 EVIL = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202eright to left\u2066\nforged line\r\x00\x7f\u2028"
 """OSC, CSI, C1, changes of the writing direction, line breaks, NUL, DEL."""
@@ -277,32 +278,15 @@ def test_everything_else_is_escaped_as_json_would() -> None:
 ODD = [None, True, -1, 10**30, "x", [], {}, [1], {"a": 1}, [None], "9" * 5000, "A" * 300_000]
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        yield from _places(part, (*path, key))
-
-
-def _with(value: Any, path: tuple[Any, ...], new: object) -> Any:
-    """A copy of the value with something else in one place."""
-    if not path:
-        return new
-    key, *rest = path
-    found = value.copy()
-    found[key] = _with(value[key], tuple(rest), new)
-    return found
-
-
 @pytest.mark.parametrize("verb", ["explain", "history", "undo"])
 def test_rollout_with_objects_of_odd_shapes(verb: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends with an exit status; none with a traceback."""
     numbers = iter(range(10**6))
     for place, (pattern, answer) in enumerate(ANSWERS):
         whole = answer["items"][0] if "items" in answer else answer
-        for path in _places(whole):
+        for path in places(whole):
             odd = ODD[next(numbers) % len(ODD)]  # a kind in each place; all kinds in the course of it
-            changed = _with(whole, path, odd)
+            changed = replaced(whole, path, odd)
             changed = answer | {"items": [changed]} if "items" in answer else changed
             answers = [*ANSWERS[:place], (pattern, changed), *ANSWERS[place + 1 :]]
             monkeypatch.setattr(Hostile, "answers", answers)

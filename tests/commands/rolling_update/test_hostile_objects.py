@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,26 +20,9 @@ from kubeproxy.commands.rolling_update.controller import (
 from kubeproxy.commands.rolling_update.requests import checked
 from kubeproxy.kubernetes.client.errors import Garbage
 from tests.commands.rolling_update.stage import Stage, controller, play
+from tests.support.places import places, replaced
 
 ODD = [None, True, -1, 10**30, 1.5, "x", "", [], {}, [1], {"a": 1}, [None], "9" * 5000, "A" * 300_000, "\x1b]0;x\x07"]
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        yield from _places(part, (*path, key))
-
-
-def _with(value: Any, path: tuple[Any, ...], new: object) -> Any:
-    if not path:
-        return new
-    found = copy.deepcopy(value)
-    at = found
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = new
-    return found
 
 
 def _read(it: Controller) -> None:
@@ -61,9 +43,9 @@ def test_every_field_of_every_type() -> None:
     }
     whole["metadata"] |= {"uid": "u", "generation": 1, "annotations": dict.fromkeys(MARKS, "2")}
     _read(checked(copy.deepcopy(whole)))
-    for path in _places(whole):
+    for path in places(whole):
         for odd in ODD:
-            _survives(_with(whole, path, copy.deepcopy(odd)))
+            _survives(replaced(whole, path, copy.deepcopy(odd)))
 
 
 def _survives(answer: Any) -> None:
@@ -74,7 +56,7 @@ def _survives(answer: Any) -> None:
 @pytest.mark.parametrize("text", ["9" * 5000, "99999999999", "-1", "x" * 300_000, "٣"])
 def test_a_mark_that_a_tenant_has_written(text: str) -> None:
     with pytest.raises(UpdateError, match="Unable to parse annotation") as raised:
-        checked(_with(controller(replicas=1), ("metadata", "annotations"), {DESIRED_REPLICAS: text})).number(
+        checked(replaced(controller(replicas=1), ("metadata", "annotations"), {DESIRED_REPLICAS: text})).number(
             DESIRED_REPLICAS
         )
     assert len(str(raised.value)) < 300

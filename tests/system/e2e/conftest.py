@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e import kernel_state
-from tests.system.e2e.full_services import Whole
-from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage
+from tests.system.e2e.full_services import Whole, start_mirrors
+from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage, until
 
 ADAPTERS = ("nftables", "iptables")
 PATHS = (*ADAPTERS, KERNEL)
@@ -41,27 +41,52 @@ def stage(theatre: Stage) -> Iterator[Stage]:
         kernel_state.reset_rules(theatre.node)
 
 
+@pytest.fixture(scope="module")
+def mirrored(theatre: Stage) -> Stage:
+    """The theatre with pods that answer by both families and protocols, with their names and the client's address."""
+    start_mirrors(theatre)
+    return theatre
+
+
+@pytest.fixture
+def mirrors(mirrored: Stage, stage: Stage) -> Stage:
+    """A stage with such pods."""
+    return stage
+
+
+@pytest.fixture
+def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
+    """The stage without any Service, beside a module's `daemon`."""
+    kernel_state.forget_connections(theatre.node)
+    yield theatre
+    for manifest in theatre.manifests.iterdir():
+        manifest.unlink()
+    until(lambda: not kernel_state.redirects(theatre.node), "no service left")
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The path of a configuration file."""
     return tmp_path / "config.yaml"
 
 
-def lasting(mirrors: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
-    """A daemon and a permanent Service for all tests of a module, with one adapter.
-
-    A fixture yields from it.
-    """
-    kernel_state.forget_connections(mirrors.node)
-    mirrors.write(whole.name, *whole.objects(0, 1))
-    daemon = mirrors.daemon(QUICK, netfilter=netfilter)
-    if netfilter == KERNEL:
-        await_rescue(daemon)
+def for_a_module(stage: Stage, daemon: Daemon) -> Iterator[Daemon]:
+    """Keep a daemon for all tests of a module, and assert that it has had no error; a fixture yields from it."""
     yield daemon
     try:
         assert daemon.process.poll() is None, daemon.log()
         assert " error " not in daemon.log(), daemon.log()
         assert "Traceback" not in daemon.log(), daemon.log()
     finally:
-        mirrors.clear()
-        kernel_state.reset_rules(mirrors.node)
+        stage.clear()
+        kernel_state.reset_rules(stage.node)
+
+
+def lasting(stage: Stage, whole: Whole, netfilter: str) -> Iterator[Daemon]:
+    """Keep a daemon and a permanent Service for all tests of a module, with one adapter; a fixture yields from it."""
+    kernel_state.forget_connections(stage.node)
+    stage.write(whole.name, *whole.objects(0, 1))
+    daemon = stage.daemon(QUICK, netfilter=netfilter)
+    if netfilter == KERNEL:
+        await_rescue(daemon)
+    yield from for_a_module(stage, daemon)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.lab import Daemon, get
 from tests.support.lab.daemon import KUBEPROXY
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import PATHS
+from tests.system.e2e.conftest import PATHS, for_a_module
 from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
@@ -49,12 +49,7 @@ def daemon(request: pytest.FixtureRequest, theatre: Stage) -> Iterator[Daemon]:
     daemon = theatre.daemon(QUICK, "--preserve-client-address=never", netfilter=request.param)
     if request.param == KERNEL:
         await_rescue(daemon)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    theatre.clear()
-    kernel_state.reset_rules(theatre.node)
+    yield from for_a_module(theatre, daemon)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from tests.system.e2e.full_services import (
     await_all,
     hear,
     rules,
-    start_mirrors,
 )
 from tests.system.e2e.stage import KERNEL, Stage, until
 
@@ -27,34 +26,27 @@ LASTING = Whole(1)
 PASSING = Whole(2)
 
 
-@pytest.fixture(scope="module")
-def mirrors(theatre: Stage) -> Stage:
-    """With pods that answer with the client's address."""
-    start_mirrors(theatre)
-    return theatre
-
-
 @pytest.fixture(scope="module", params=PATHS)
-def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, mirrored: Stage) -> Iterator[Daemon]:
     """One for all tests with an adapter, and a Service that stays."""
-    yield from lasting(mirrors, LASTING, request.param)
+    yield from lasting(mirrored, LASTING, request.param)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_it_is_served(request: pytest.FixtureRequest, mirrors: Stage, daemon: Daemon, cell: Cell) -> None:
-    said = hear(cell.host(mirrors), LASTING.address(cell.kind, cell.family), cell.protocol)
+def test_it_is_served(request: pytest.FixtureRequest, mirrored: Stage, daemon: Daemon, cell: Cell) -> None:
+    said = hear(cell.host(mirrored), LASTING.address(cell.kind, cell.family), cell.protocol)
     assert said.pod in ("pod-0", "pod-1")
     # The kernel path masquerades traffic to external addresses under the Cluster policy, and no other.
     is_seen = KERNEL in request.node.callspec.id and cell.origin == "client" and cell.kind == "cluster IP"
     assert (said.client == CLIENT[cell.family]) is is_seen
 
 
-def test_deleted_it_is_gone(mirrors: Stage, daemon: Daemon) -> None:
-    before = rules(mirrors.node)
-    mirrors.write(PASSING.name, *PASSING.objects(2, 3))
-    await_all(mirrors, PASSING, 2, 3)
-    assert rules(mirrors.node) != before
-    mirrors.remove(PASSING.name)
-    until(lambda: rules(mirrors.node) == before, "the rules are as they were")
-    assert not any(answers(mirrors, PASSING).values())
-    assert all(answers(mirrors, LASTING, timeout_s=5.0).values())
+def test_deleted_it_is_gone(mirrored: Stage, daemon: Daemon) -> None:
+    before = rules(mirrored.node)
+    mirrored.write(PASSING.name, *PASSING.objects(2, 3))
+    await_all(mirrored, PASSING, 2, 3)
+    assert rules(mirrored.node) != before
+    mirrored.remove(PASSING.name)
+    until(lambda: rules(mirrored.node) == before, "the rules are as they were")
+    assert not any(answers(mirrored, PASSING).values())
+    assert all(answers(mirrored, LASTING, timeout_s=5.0).values())

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.lab import Daemon, Host, Network, PodLinks
 from tests.support.lab.daemon import KUBEPROXY
-from tests.system.e2e import kernel_state
+from tests.system.e2e.conftest import for_a_module
 from tests.system.e2e.full_services import (
     ELSEWHERE,
     FAMILIES,
@@ -26,7 +26,6 @@ from tests.system.e2e.full_services import (
     Whole,
     hear,
     pod,
-    start_mirrors,
 )
 from tests.system.e2e.stage import KERNEL, QUICK, VIP, Object, Stage, ask, endpoints, service, until
 
@@ -98,13 +97,6 @@ def links(request: pytest.FixtureRequest) -> PodLinks:
     return found
 
 
-@pytest.fixture(scope="module")
-def mirrors(theatre: Stage) -> Stage:
-    """Pods that answer with the client's address."""
-    start_mirrors(theatre)
-    return theatre
-
-
 @pytest.fixture(scope="module", params=["nftables", KERNEL])
 def path(request: pytest.FixtureRequest) -> str:
     """Each data path."""
@@ -112,25 +104,10 @@ def path(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def daemon(path: str, mirrors: Stage) -> Iterator[Daemon]:
+def daemon(path: str, mirrored: Stage) -> Iterator[Daemon]:
     """A daemon for all tests of a data path, on a node with a name."""
-    daemon = mirrors.daemon(QUICK, f"--hostname-override={NODE_NAME}", netfilter=path)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel_state.reset_rules(mirrors.node)
-
-
-@pytest.fixture
-def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """The stage without any Service."""
-    kernel_state.forget_connections(theatre.node)
-    yield theatre
-    for manifest in theatre.manifests.iterdir():
-        manifest.unlink()
-    until(lambda: not kernel_state.redirects(theatre.node), "no service left")
+    daemon = mirrored.daemon(QUICK, f"--hostname-override={NODE_NAME}", netfilter=path)
+    yield from for_a_module(mirrored, daemon)
 
 
 def test_every_client_reaches_every_address(served: Stage, path: str, links: PodLinks) -> None:

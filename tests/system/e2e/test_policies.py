@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.support.lab import Daemon, get
-from tests.system.e2e import kernel_state
+from tests.system.e2e.conftest import for_a_module
 from tests.system.e2e.full_services import (
     CELLS,
     ELSEWHERE,
@@ -28,7 +28,6 @@ from tests.system.e2e.full_services import (
     of_cells,
     pod,
     quiet,
-    start_mirrors,
 )
 from tests.system.e2e.stage import KERNEL, QUICK, Object, Stage, until
 
@@ -40,34 +39,12 @@ WITHIN = [cell for cell in CELLS if cell.kind == "cluster IP"]
 AROUND = [cell for cell in CELLS if cell.kind != "cluster IP"]
 
 
-@pytest.fixture(scope="module")
-def mirrors(theatre: Stage) -> Stage:
-    """Pods that answer with the client's address."""
-    start_mirrors(theatre)
-    return theatre
-
-
 @pytest.fixture(scope="module", params=["nftables", KERNEL])
-def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, mirrored: Stage) -> Iterator[Daemon]:
     """A daemon for all tests of a data path, on a node with name and zone."""
     options = (QUICK, f"--hostname-override={NODE_NAME}", "--node-zone=here")
-    daemon = mirrors.daemon(*options, netfilter=request.param)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel_state.reset_rules(mirrors.node)
-
-
-@pytest.fixture
-def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
-    """The stage without any Service."""
-    kernel_state.forget_connections(theatre.node)
-    yield theatre
-    for path in theatre.manifests.iterdir():
-        path.unlink()
-    until(lambda: not kernel_state.redirects(theatre.node), "no service left")
+    daemon = mirrored.daemon(*options, netfilter=request.param)
+    yield from for_a_module(mirrored, daemon)
 
 
 def pods_by(stage: Stage, cells: Sequence[Cell]) -> dict[str, set[str]]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.lab import Daemon, Host
-from tests.system.e2e.full_services import CLIENT, FAMILIES, MIRROR, Whole, hear, start_mirrors
+from tests.system.e2e.full_services import CLIENT, FAMILIES, MIRROR, Whole, hear
 from tests.system.e2e.stage import KERNEL, QUICK, Stage, until
 from tests.system.e2e.test_rescue import alive, rescue_pids
 from tests.system.e2e.test_security_kernel_path import IP, pods_of, policy, targets
@@ -29,17 +29,6 @@ ATTEMPTS = 8
 """Of them seven reached the forbidden pod when what is sent again passed the output hook."""
 BOTH = pytest.mark.parametrize("family", FAMILIES, ids=["IPv4", "IPv6"])
 PROTOCOLS = pytest.mark.parametrize("protocol", ["TCP", "UDP"])
-
-
-@pytest.fixture(scope="module")
-def mirrored(theatre: Stage) -> None:
-    start_mirrors(theatre)
-
-
-@pytest.fixture
-def mirrors(mirrored: None, stage: Stage) -> Stage:
-    """A stage with pods that answer with their names."""
-    return stage
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from tests.system.e2e.full_services import (
     Whole,
     await_all,
     hear,
-    start_mirrors,
     udp,
 )
 from tests.system.e2e.stage import KERNEL, QUICK, VIP, Stage, ask, until
@@ -74,18 +73,6 @@ def knock(host: Host, family: int, timeout_s: float = 2.0) -> str:
 def ejections(daemon: Daemon) -> int:
     """How often the rescue has ejected an endpoint."""
     return daemon.log().count("endpoint ejected")
-
-
-@pytest.fixture(scope="module")
-def mirrored(theatre: Stage) -> None:
-    """Pods that answer by both families and protocols with their names and the client's address."""
-    start_mirrors(theatre)
-
-
-@pytest.fixture
-def mirrors(mirrored: None, stage: Stage) -> Stage:
-    """A stage with them."""
-    return stage
 
 
 def start_whole(stage: Stage, *pods: int) -> Daemon:

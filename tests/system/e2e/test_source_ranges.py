@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.lab import Daemon
 from tests.system.e2e import kernel_state
-from tests.system.e2e.conftest import PATHS
+from tests.system.e2e.conftest import PATHS, for_a_module
 from tests.system.e2e.full_services import (
     CELLS,
     CLIENT,
@@ -55,12 +55,7 @@ def daemon(request: pytest.FixtureRequest, mirrors: Stage) -> Iterator[Daemon]:
     """A daemon for all tests with an adapter."""
     kernel_state.forget_connections(mirrors.node)
     daemon = mirrors.daemon(QUICK, NAMED, netfilter=request.param)
-    yield daemon
-    assert daemon.process.poll() is None, daemon.log()
-    assert " error " not in daemon.log(), daemon.log()
-    assert "Traceback" not in daemon.log(), daemon.log()
-    mirrors.clear()
-    kernel_state.reset_rules(mirrors.node)
+    yield from for_a_module(mirrors, daemon)
 
 
 def by(cell: Cell, stage: Stage, source: dict[int, str]) -> Said | None:

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.lab import Daemon
 from tests.support.lab.daemon import METRICS
-from tests.system.e2e.full_services import CLIENT, FAMILIES, MIRROR, V4, Whole, hear, start_mirrors
+from tests.system.e2e.full_services import CLIENT, FAMILIES, MIRROR, V4, Whole, hear
 from tests.system.e2e.stage import KERNEL, QUICK, VIP, Stage, endpoints, refused, service, until
 from tests.system.e2e.test_observability import Scrape
 from tests.system.e2e.test_rescue import (
@@ -36,17 +36,6 @@ pytestmark = pytest.mark.netns
 STRICT = (QUICK, "--data-path=kernel", "--userspace-fallback=never")
 WHOLE, LOCAL = Whole(1), Whole(2)
 BOTH = pytest.mark.parametrize("family", FAMILIES, ids=["IPv4", "IPv6"])
-
-
-@pytest.fixture(scope="module")
-def mirrored(theatre: Stage) -> None:
-    start_mirrors(theatre)
-
-
-@pytest.fixture
-def mirrors(mirrored: None, stage: Stage) -> Stage:
-    """A stage with pods that answer by both families and protocols."""
-    return stage
 
 
 def strict(stage: Stage, *options: str) -> Daemon:
