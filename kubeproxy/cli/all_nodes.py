@@ -67,7 +67,7 @@ class Node:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """The order in which nodes are shown: the worst first."""
+        """Return the place of this node in the list, which shows the worst first."""
         if self.status is None:
             return 0, self.name
         return (1 if not self.status.healthy else 2 if self.status.problems else 3), self.name
@@ -90,7 +90,7 @@ class Cluster:
 
     @property
     def well(self) -> bool:
-        """Whether every node has answered and is healthy."""
+        """Return whether every node has answered and is healthy."""
         return all(node.status is not None and node.status.healthy for node in self.nodes)
 
     def lines(self) -> Iterator[str]:

@@ -60,7 +60,7 @@ def _text_option(name: str, metavar: str, text: str) -> Callable[[Command], Comm
 
 
 def overrides(given: Mapping[str, Any]) -> Any:
-    """The flags, as `load` takes them."""
+    """Return the flags as `load` takes them."""
     from kubeproxy.kubernetes.client.kubeconfig import Overrides
 
     names = (
@@ -76,7 +76,7 @@ def overrides(given: Mapping[str, Any]) -> Any:
 
 
 def seconds(text: str, flag: str) -> float:
-    """A duration as Go writes it (``1m30s``), or a number of seconds. `ConfigError` for anything else."""
+    """Parse a duration as Go writes it (``1m30s``), or a number of seconds. Raise ConfigError for anything else."""
     if re.fullmatch(r"\d{1,9}", text):
         return float(text)
     parts = _PARTS.findall(text)

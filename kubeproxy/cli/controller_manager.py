@@ -22,7 +22,7 @@ _ALIASES: Final = {"replication": "replicationcontroller", "replicationcontrolle
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> Duration:
-    """A duration in Go's notation."""
+    """Return a duration in Go's notation."""
     try:
         return Duration.parse(value)
     except ValueError:
@@ -108,7 +108,7 @@ def _parameters() -> list[click.Parameter]:
 
 
 def enabled(text: str) -> frozenset[str]:
-    """The controllers that ``--controllers`` names. ConfigError for names that do not exist."""
+    """Return the controllers that ``--controllers`` names. Raise ConfigError for names that do not exist."""
     from kubeproxy.controllers.manager.manager import CONTROLLERS
 
     on: set[str] = set()

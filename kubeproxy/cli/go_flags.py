@@ -97,7 +97,7 @@ _IGNORED_WITH_FILE: Final = "Settings of kube-proxy (ignored with --config)"
 
 
 def grouped(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]], list[str]]:
-    """The flags by heading, each with its help text, and the names of those without effect."""
+    """Return the flags by heading, each with its help text, and the names of the flags without effect."""
     sections: dict[str, list[tuple[Flag, str]]] = {
         name: [] for name in (_ACTIONS, _OVERRIDES, _LOGGING, _IGNORED_WITH_FILE)
     }
@@ -123,5 +123,5 @@ def _heading(flag: Flag) -> str:
 
 
 def usage(flag: Flag) -> str:
-    """The flag with the notation of its value."""
+    """Return the flag with the notation of its value."""
     return f"{flag.dashed}[={notation(flag.kind)}]" if flag.switch else f"{flag.dashed} {notation(flag.kind)}"

@@ -67,7 +67,7 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
 
 
 def has_visible_listener(port: int, *, proc: Path = Path("/proc")) -> bool:
-    """Whether a visible process of this PID namespace listens on a TCP port of this network namespace."""
+    """Return whether a visible process of this PID namespace listens on a TCP port of this network namespace."""
     sockets = {f"socket:[{inode}]" for inode in _listeners(port, proc)}
     return bool(sockets) and any(
         target in sockets for pid in proc.iterdir() if pid.name.isdecimal() for target in _descriptors(pid / "fd")
@@ -75,7 +75,7 @@ def has_visible_listener(port: int, *, proc: Path = Path("/proc")) -> bool:
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:
-    """The inodes of the sockets that listen on the port."""
+    """Return the inodes of the sockets that listen on the port."""
     for table in ("tcp", "tcp6"):
         try:
             _, *lines = (proc / "net" / table).read_text().splitlines()
@@ -89,7 +89,8 @@ def _listeners(port: int, proc: Path) -> Iterator[str]:
 
 
 def _descriptors(directory: Path) -> Iterator[str]:
-    """The targets of a process's descriptors; none if it has ended or belongs to another user."""
+    """Return the targets of a process's descriptors. There are none if the process has ended or belongs to another
+    user."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:

@@ -86,7 +86,7 @@ class KubectlCommand(click.Command):
 
 
 def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None]:
-    """A flag's name and value; the value None where it is not in the same argument."""
+    """Return a flag's name and value. The value is None if it is not in the same argument."""
     if arg.startswith("--"):
         name, equals, value = arg.partition("=")
         return name.replace("_", "-"), value if equals else None
@@ -100,7 +100,7 @@ def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None
 
 
 def filename_option(text: str) -> Callable[[_Command], _Command]:
-    """The option ``-f`` for manifests. `text`: its help."""
+    """Return the option ``-f`` for manifests, with `text` as its help."""
     return click.option(
         "--filename",
         "-f",

@@ -89,13 +89,13 @@ def version() -> int:
 
 
 def main() -> None:
-    """The console script ``kubeproxy``."""
+    """Run the console script ``kubeproxy``."""
     _open_standard_streams()
     sys.exit(status_of(sys.argv[1:]))
 
 
 def main_run() -> None:
-    """The console script ``kube-proxy``: the same as ``kubeproxy run``."""
+    """Run the console script ``kube-proxy``, which does the same as ``kubeproxy run``."""
     _open_standard_streams()
     sys.exit(status_of(["run", *sys.argv[1:]]))
 

@@ -27,7 +27,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name(target: tuple[str, ...]) -> str:
-    """The name of the Deployment: TYPE/NAME or TYPE NAME."""
+    """Return the name of the Deployment, given as TYPE/NAME or TYPE NAME."""
     words = tuple(target[0].split("/")) if len(target) == 1 else target
     if len(words) != 2 or not words[1] or words[0].lower() not in _TYPES:
         found = f"found {' '.join(target)!r}" if target else "found nothing"

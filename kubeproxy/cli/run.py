@@ -77,7 +77,7 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
         return lifecycle.refuse(error)
 
     def reload() -> Configuration:
-        """The configuration of the same command line and the present file; ConfigError if it is faulty."""
+        """Read the configuration from the same command line and the present file. Raise ConfigError if it is faulty."""
         again = load(given)
         require_source(again.configuration, os.environ)
         check_files.require(again.configuration, os.environ)

@@ -152,11 +152,11 @@ class Selection:
 
     @property
     def service(self) -> str:
-        """The one that is named; empty: none is."""
+        """Return the Service that is named, or an empty text if none is."""
         return self.query.get("service", "")
 
     def path(self, *, most: int | None) -> str:
-        """The path of the page; `most`: the limit where none is given and no Service is named."""
+        """Return the path of the page. `most` is the limit if none is given and no Service is named."""
         limit = self.limit if self.limit is not None else None if self.service else most
         query = {"format": "json", **self.query, **({} if limit is None else {"limit": str(limit)})}
         return f"/statusz?{urlencode(query)}"
@@ -238,7 +238,7 @@ class _Keys:
         self._present = present
 
     def pressed(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds for q or Ctrl-C; whether it was pressed."""
+        """Wait up to `within_s` seconds for q or Ctrl-C. Return whether one of them was pressed."""
         end = time.monotonic() + within_s
         try:
             while (left := end - time.monotonic()) > 0:
@@ -253,7 +253,7 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """The keyboard in unbuffered mode without echo, if there is one; restores the terminal at the end."""
+    """Yield the keyboard in unbuffered mode without echo, if there is one, and restore the terminal at the end."""
     if not sys.stdin.isatty():
         yield _Keys(False)
         return

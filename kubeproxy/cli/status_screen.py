@@ -91,7 +91,7 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
 
 
 def _warnings(status: Status, most: int) -> Iterator[RenderableType]:
-    """The recent warnings and errors under a rule."""
+    """Return the recent warnings and errors under a rule."""
     if status.recent_warnings:
         yield Rule("recent warnings and errors", style="dim", align="left")
     for one in status.recent_warnings[:most]:
@@ -118,7 +118,7 @@ def _head(status: Status, *, in_short: bool) -> Iterator[RenderableType]:
 def _table(
     services: Sequence[ServiceStatus], width: int, room: int | None, glyphs: Glyphs
 ) -> tuple[int, list[RenderableType]]:
-    """How many Services fit, and the lines of the table; colours repeat what the words say."""
+    """Return how many Services fit, and the lines of the table. Colours only repeat what the words say."""
     trend = Column(
         "TREND", lambda it: sparkline(it.trend.connections[-TREND:], glyphs.bars) if it.trend else "", drop=9
     )
@@ -145,7 +145,7 @@ def _table(
 
 
 def sparkline(points: Iterable[float], bars: str = _BARS) -> str:
-    """One character per point, scaled to the highest; any value above 0 is visible."""
+    """Draw one character per point, scaled to the highest. Any value above 0 is visible."""
     points = list(points)
     most = max(points, default=0.0)
     return "".join(bars[max(1, round(8 * point / most))] if point > 0 else " " for point in points)

@@ -56,7 +56,7 @@ def _open(path: str) -> None:
 
 
 def _credentials(configuration: Configuration, *, service_account: bool) -> Iterator[str]:
-    """What is wrong with the kubeconfig and the files that its current context names, or with a pod's."""
+    """Return what is wrong with the kubeconfig and the files that its current context names, or with a pod's files."""
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.kubernetes.client.kubeconfig import SERVICE_ACCOUNT
 
@@ -76,7 +76,8 @@ def _credentials(configuration: Configuration, *, service_account: bool) -> Iter
 
 
 def _unwritable(setting: str, path: str) -> Iterator[str]:
-    """A log that cannot be appended to. It is not made here: `check` changes nothing."""
+    """Return what is wrong with a log that cannot be appended to. The file is not created here, because `check` changes
+    nothing."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError as error:

@@ -70,14 +70,14 @@ class Client:
 
     @property
     def hook(self) -> str:
-        """The first hook that its packet meets."""
+        """Return the first hook that the client's packet meets."""
         return "output" if self.is_this_node else "prerouting"
 
 
 def client_of(
     asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
 ) -> Client:
-    """The client of a question; without an address, this node.
+    """Return the client of a question: this node if the question names no address.
 
     The node's packet comes from the destination address if that is its own, else from its landing address.
     """
@@ -93,7 +93,7 @@ def client_of(
 
 
 def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
-    """What the kernel does with the first packet. Pure."""
+    """Return what the kernel does with the first packet. Pure."""
     return trace(
         rules,
         asked.to,
@@ -127,7 +127,7 @@ class Tracer:
         self._facts = facts
 
     async def __call__(self, asked: TraceRequest) -> TraceReport:
-        """The trace of this connection, as of now."""
+        """Trace this connection as it would go now."""
         snapshot, facts = self._proxier.view.snapshot(), self._facts()
         in_force = self._proxier.kernel.in_force
         rules = in_force or RuleSet()
@@ -179,7 +179,7 @@ class Tracer:
             return None
 
     def _troubled(self, snapshot: Snapshot) -> list[Service]:
-        """The Services with problems."""
+        """Return the Services with problems."""
         services = (self._proxier.view.service(name) for name in snapshot.problems)
         return [service for service in services if service is not None]
 
@@ -201,7 +201,7 @@ class Tracer:
 
 
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
-    """The frontend to which the packet belongs; for one dropped by its source, the frontend of its destination."""
+    """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
     for it in snapshot.frontends:
         if met.spread is not None:
             asked = it.frontend.own_destinations if met.why is Why.OWN_SPREAD else it.frontend.destinations
@@ -295,7 +295,7 @@ def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview]) -> Iterator
 
 
 def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
-    """Whether a destination belongs to a Service that were served completely."""
+    """Return whether a destination would belong to a Service if that Service were served completely."""
     ports = [port for port in service.ports if port.protocol is to.protocol]
     if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
         return any(port.port == to.port for port in ports)
@@ -336,7 +336,7 @@ def _because(
 
 
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
-    """Why no rule takes it, with the nearest rule."""
+    """Return why no rule takes the packet, with the nearest rule."""
     for it in snapshot.frontends:
         if to in it.frontend.destinations | it.frontend.own_destinations:
             service = it.frontend.name.service_port

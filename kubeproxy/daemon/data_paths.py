@@ -35,8 +35,8 @@ class DataPaths:
         self._on_change = on_change
 
     async def use(self, configuration: Configuration) -> None:
-        """Use this configuration from now on. The kernel is asked before the first one with a kernel path. KernelError
-        when it refuses, and nothing else is to serve."""
+        """Use this configuration from now on. Probe the kernel the first time a configuration wants the kernel path.
+        Raise KernelError when the kernel refuses and nothing else is to serve."""
         wanted = Wanted(configuration.kubeproxy.data_path)
         if wanted is not Wanted.USERSPACE and self._refusal is None:
             reason = await self._netfilter.why_not(Feature.SPREADS)
@@ -77,11 +77,11 @@ class DataPaths:
         )
 
     def use_rescue(self, works: bool) -> None:
-        """Failed connections of the kernel path are rescued from now on, or are not any more."""
+        """Take note that failed connections of the kernel path are rescued from now on, or no longer."""
         self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
 
     def cease_waiting(self) -> None:
-        """The rescue does not work in time, or never will: the kernel path does not wait for it any longer."""
+        """Let the kernel path serve without the rescue, which does not work in time, or never will."""
         self._set(replace(self.policy, rescue_starts=False))
 
     def _set(self, policy: DataPathPolicy) -> None:

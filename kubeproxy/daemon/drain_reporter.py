@@ -91,12 +91,12 @@ class DrainReporter:
         """Open connections to the endpoints that drain, and those that rollouts ask for, as last counted."""
 
     def use(self, on: bool) -> None:
-        """Whether to report from now on."""
+        """Switch the reports on or off."""
         self._on = on
         self._changed.set()
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """What is in effect of the drain requests has changed."""
+        """Take note of the drain requests that are in effect now."""
         before, sizes = self._drains, self._sizes
         self._sizes = {
             name: sizes[name] if before.get(name) is state else size_of(name, state) for name, state in drains.items()
@@ -106,7 +106,7 @@ class DrainReporter:
 
     @property
     def draining(self) -> frozenset[Address]:
-        """The endpoints that drain now."""
+        """Return the endpoints that drain now."""
         return frozenset(address for state in self._drains.values() for address in state.draining)
 
     async def run(self, client: Client, translated_to: Count) -> None:
@@ -174,7 +174,7 @@ class DrainReporter:
     async def _write_if_due(
         self, client: Client, schedule: ReportSchedule, report: NodeReport, *, last: bool = False
     ) -> float:
-        """Write the report if it is time; when to come again."""
+        """Write the report if it is time. Return when to come again."""
         clock, text = asyncio.get_running_loop().time, encode_report(report)
         due = schedule.due(report, pause_s(self._size.nodes, len(text)), clock())
         if due <= clock():
@@ -185,7 +185,7 @@ class DrainReporter:
         return due
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait so long, or for a change."""
+        """Wait this long, or until a change."""
         try:
             async with asyncio.timeout(pause_s):
                 await self._changed.wait()
@@ -193,7 +193,7 @@ class DrainReporter:
             return
 
     def _fitting(self) -> tuple[Mapping[ServiceName, DrainState], Mapping[str, int]]:
-        """The Services that have room in a report, and by namespace the number of the others."""
+        """Return the Services that have room in a report, and the number of the other Services by namespace."""
         if (now := room(self._size.nodes)) != self._room:
             self._fits, self._room = fitting(self._sizes, now), now
         return {name: self._drains[name] for name in self._fits.services}, self._fits.omitted
@@ -219,7 +219,7 @@ class DrainReporter:
 
 
 def _leaving(requests: DrainRequests, now: float) -> DrainState:
-    """What is reported of requests by an instance that another has replaced."""
+    """Return what an instance reports of drain requests after another instance has replaced it."""
     counted = requests.addresses(now, Want.DRAIN, Want.COUNT)
     return DrainState(ServiceReport(requests.generation), counted=counted, draining=frozenset())
 
@@ -229,7 +229,7 @@ def _addresses(states: Mapping[ServiceName, DrainState]) -> frozenset[Address]:
 
 
 def reports(states: Mapping[ServiceName, DrainState], open_: Mapping[Address, int]) -> dict[ServiceName, ServiceReport]:
-    """What is reported of Services, with these connections."""
+    """Return the reports of Services, with these open connections."""
     return {
         name: replace(state.report, open={a: open_[a] for a in state.counted if open_.get(a)})
         for name, state in states.items()

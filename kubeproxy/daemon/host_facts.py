@@ -58,7 +58,7 @@ class HostFacts:
         self.bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
 
     def facts(self) -> NodeFacts:
-        """The facts for the proxier, as of now."""
+        """Return the facts for the proxier as they are now."""
         node = node_of(self._configuration, self.node_name, self._tracker.node)
         return node_facts(
             self._configuration,
@@ -71,7 +71,7 @@ class HostFacts:
         )
 
     def _reasons_not_to_preserve(self) -> list[str]:
-        """Why privileges do not allow preserving client addresses.
+        """Return why privileges do not allow preserving client addresses.
 
         Workers dial, and may keep only CAP_NET_RAW for it; without workers this process may use CAP_NET_ADMIN.
         """
@@ -122,11 +122,11 @@ class HostFacts:
 
     @property
     def complaints(self) -> Mapping[Reason, Callable[[], str | None]]:
-        """The functions that report problems of this host."""
+        """Return the functions that report problems of this host."""
         return {Reason.CONNTRACK: self._complain_of_conntrack, Reason.LEFTOVERS: lambda: self._leftovers_complaint}
 
     def _complain_of_conntrack(self) -> str | None:
-        """Problems of connection tracking since the last call."""
+        """Return the problems of connection tracking since the last call."""
         before, now = self.conntrack_room, usage.look()
         self.conntrack_room = now
         return None if now is None else now.complaint(before)
@@ -157,7 +157,7 @@ class HostFacts:
 
 
 def _families() -> tuple[Family, ...]:
-    """The families of this kernel: IPv6 may be missing, or disabled at boot."""
+    """Return the families of this kernel. IPv6 may be missing, or disabled at boot."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:

@@ -107,7 +107,7 @@ class KernelFlows:
         self._log = RateLimitedLog(log, interval_s=math.inf)
 
     def expect(self) -> None:
-        """The kernel path is wanted from now on."""
+        """Follow the kernel path, which is wanted from now on."""
         self._wanted.set()
         self._follow_ends()
 
@@ -122,7 +122,7 @@ class KernelFlows:
             await asyncio.sleep(BASE_LOOK_S)
 
     def use_ends(self, on: bool) -> None:
-        """Whether there is an access log from now on."""
+        """Follow the ends of connections for the access log, or no longer."""
         self._ends_wanted = on
         self._follow_ends()
 
@@ -146,9 +146,10 @@ class KernelFlows:
             await self.read()
 
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """The number of open TCP connections that the kernel leads to each of these, without zeros.
+        """Return the number of open TCP connections that the kernel leads to each of these addresses, without zeros.
 
-        As of a reading that began after this call: it waits for its turn. KernelError when the flows cannot be read."""
+        The counts come from a reading that began after this call. Raise KernelError when the conntrack entries cannot
+        be read."""
         asked = time.monotonic()
         while self.has_spread() and self._rules() is not None and self._read_at < asked:
             await asyncio.sleep(self._next_at - time.monotonic())
@@ -176,7 +177,8 @@ class KernelFlows:
         self._report_losses()
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
-        """Those of these frontends with flows since this process began; the sums of all others are forgotten."""
+        """Return the counts of those frontends that have had connections since this process began. Forget all other
+        frontends."""
         totals = self._totals
         totals.keep(names)
         found = totals.open.keys() | totals.bytes_in.keys() | totals.bytes_out.keys()
@@ -187,7 +189,8 @@ class KernelFlows:
         }
 
     async def ended(self) -> Sequence[Ended]:
-        """The connections that have ended since the last call, as far as the kernel has forgotten them."""
+        """Return the connections that have ended since the last call, as far as the kernel has deleted their conntrack
+        entries."""
         if not self._ends_wanted or not self._wanted.is_set():
             return ()
         rules = self._rules()
@@ -202,7 +205,8 @@ class KernelFlows:
         return [self._ended.popleft() for _ in range(len(self._ended))]  # a thread that reads may add one meanwhile
 
     def state(self) -> KernelFlowsState | None:
-        """For the status and metrics; None: no rule of this process has led a connection by the kernel path."""
+        """Return the state for the status and metrics, or None if no rule of this process has led a connection by the
+        kernel path."""
         if not self.has_spread():
             return None
         return KernelFlowsState(
@@ -215,7 +219,8 @@ class KernelFlows:
         )
 
     def has_spread(self) -> bool:
-        """Whether rules of this process have spread connections. Those go on without such rules, too."""
+        """Return whether rules of this process have ever led connections by the kernel path. Such connections outlive
+        the rules."""
         if not self._spread and (rules := self._rules()) is not None:
             self._spread = bool(rules.spreads or rules.own_spreads)
         return self._spread
@@ -310,7 +315,8 @@ class KernelFlows:
 
 
 def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int], *, now: float) -> Ended:
-    """The flow for the access log. Pure. `now`: the time of its end, if the kernel has none; Unix seconds."""
+    """Return the conntrack entry as a line of the access log. `now` is the time of its end, in Unix seconds, if the
+    kernel recorded none. Pure."""
     number, _, _, target, target_port = flow.route
     began, ended = span(flow, lingering) or (now, None)
     return Ended(

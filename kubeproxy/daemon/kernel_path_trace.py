@@ -27,7 +27,7 @@ def forwarding(
     *,
     client: Address | None,
 ) -> Iterator[str]:
-    """The steps after the Service is known. `endpoints`: of the frontend, by address with port."""
+    """Yield the steps after the Service is known. `endpoints` are those of the frontend, by address with port."""
     assert met.matched is not None
     count = len(spread.targets)
     yield f"the kernel leads it to one of {count} endpoints, at random with equal shares"
@@ -43,7 +43,7 @@ def forwarding(
 
 
 def _slots(destination: Destination, count: int, *, own: bool) -> str:
-    """The names by which ``nft list table inet kubeproxy`` shows them."""
+    """Return the names by which ``nft list table inet kubeproxy`` shows the slots."""
     spreads, chain = place(destination, "spreads", own=own), spread_chain(destination, count, own=own)
     slots = place(destination, f"{destination.protocol.lower()}_slots", own=own)
     return f"map {spreads}, chain {chain}, slots 0 to {count - 1} of map {slots}"

@@ -62,7 +62,7 @@ class KernelTraffic:
         self._log = RateLimitedLog(log)
 
     async def added_to(self, counters: Mapping[FrontendName, Counters]) -> Mapping[FrontendName, Counters]:
-        """The counters with `by_kernel`; the same object while there is no kernel path."""
+        """Return the counters with `by_kernel` added, or the same object while there is no kernel path."""
         async with self._one_at_a_time:
             loop = asyncio.get_running_loop()
             if (began := loop.time()) >= self._next_at:

@@ -15,7 +15,7 @@ LOCALHOST = (Address("127.0.0.1"), Address("::1"))
 
 
 def node_of(configuration: Configuration, name: str, described: Node | None) -> Node:
-    """The Node object, completed by the configuration for hosts without one."""
+    """Return the Node object, completed by the configuration for hosts without one."""
     own = configuration.kubeproxy
     node = described or Node(name)
     return Node(
@@ -55,7 +55,8 @@ def node_facts(
 
 
 def uplinks(known: Container[Address], local: Iterable[LocalAddress], pods: Iterable[str]) -> frozenset[str]:
-    """The interfaces with an address by which other hosts know this node: only pods of other nodes come by them.
+    """Return the interfaces whose addresses other hosts know this node by. Only pods of other nodes come through
+    them.
 
     Where pods have addresses of the node's own network nothing tells them apart, and there is none."""
     cidrs = [ipaddress.ip_network(cidr) for cidr in pods]
@@ -72,7 +73,7 @@ def _overlaps(network: str, cidrs: Iterable[ipaddress.IPv4Network | ipaddress.IP
 
 
 def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:
-    """The addresses of this host that serve node ports (kube-proxy's nodePortAddresses)."""
+    """Return the addresses of this host that serve node ports (kube-proxy's nodePortAddresses)."""
     own = list(own)
     taken: set[Address] = set()
     for word in configuration.node_port_addresses or ("all",):
@@ -91,7 +92,7 @@ def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[
 
 
 def _primary(addresses: Iterable[Address]) -> Iterable[Address]:
-    """The first of each family."""
+    """Return the first address of each family."""
     first: dict[Family, Address] = {}
     for address in addresses:
         if not _is_loopback(address):

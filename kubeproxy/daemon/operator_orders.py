@@ -94,7 +94,7 @@ class OperatorOrders:
         self._changed.set()
 
     def complaint(self) -> str | None:
-        """Say which endpoints are out by hand; None: none is."""
+        """Return which endpoints are out by hand. Return None if none is."""
         if not self._aside:
             return None
         texts = [it.text for it in self._aside.values()]

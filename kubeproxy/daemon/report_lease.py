@@ -44,8 +44,9 @@ class ReportLease:
         """Whether the Lease was written, and was not written to end."""
 
     async def write(self, client: Client, report: str, *, last: bool = False) -> bool:
-        """Write the report; whether the API server took it. `last`: it expires at once. Without its Node object nothing
-        is written: rollouts believe only what goes with a Node, or anybody could make up nodes for them to wait for."""
+        """Write the report, and return whether the API server took it. With `last` it expires at once. Without its Node
+        object nothing is written: rollouts believe only what goes with a Node, or anybody could make up nodes for
+        them to wait for."""
         from kubeproxy.kubernetes.client.errors import ApiError
         from kubeproxy.kubernetes.object_client import is_not_found
 
@@ -93,7 +94,7 @@ class ReportLease:
         await client.send_json("POST", PATH, msgspec.json.encode(lease))
 
     def _lease(self, node: Node, report: str, lease_s: int) -> dict[str, Any]:
-        """The fields that this node sets. The Node owns the Lease, so it is deleted with it."""
+        """Return the fields that this node sets. The Node owns the Lease, so both are deleted together."""
         from kubeproxy.kubernetes import timestamps
 
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}

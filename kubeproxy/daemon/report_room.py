@@ -34,12 +34,12 @@ NOTES: Final = 8
 
 
 def pause_s(nodes: int, size: int) -> float:
-    """The shortest time between two reports of a node, of which one has so many bytes."""
+    """Return the shortest time between two reports of this size from one node."""
     return max(PAUSE_S, nodes / WRITES_PER_S, nodes * (size + LEASE_BYTES) / BYTES_PER_S)
 
 
 def room(nodes: int) -> int:
-    """The bytes that a report may have in a cluster of so many nodes."""
+    """Return how many bytes a report may have in a cluster of this size."""
     return min(REPORT_BYTES, max(LEAST_BYTES, int(PAUSE_LIMIT_S * BYTES_PER_S / nodes) - LEASE_BYTES))
 
 
@@ -53,7 +53,7 @@ class Fitting:
 
 
 def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
-    """The Services that fit into so many bytes. `sizes`: see `size_of`."""
+    """Return the Services that fit into this many bytes. `sizes` come from `size_of`."""
     by_namespace: dict[str, list[tuple[int, ServiceName]]] = {}
     for name, size in sizes.items():
         by_namespace.setdefault(name.namespace, []).append((size, name))
@@ -93,7 +93,7 @@ _NOTE_BYTES: Final = 12
 
 
 def size_of(name: ServiceName, state: DrainState) -> int:
-    """The bytes of a Service in a report, whatever is counted for it."""
+    """Return the most bytes that a Service takes in a report, whatever is counted for it."""
     listed = sum(len(address) + 3 for address in (*state.report.unused, *state.report.kept))
     counts = sum(len(address) + 12 for address in state.counted)
     return len(str(name)) + 72 + listed + counts

@@ -38,8 +38,8 @@ class ReportSchedule:
         self._retry_at = -math.inf
 
     def due(self, report: NodeReport, pause_s: float, now: float) -> float:
-        """When to write this report. `pause_s`: the shortest time between two writes, and the one over which all nodes
-        spread theirs."""
+        """Return when to write this report. `pause_s` is the shortest time between two writes, and the one over which
+        all nodes spread theirs."""
         if self._written is None:
             return self._retry_at
         found = news(self._written, report)
@@ -50,7 +50,7 @@ class ReportSchedule:
         return max(self._retry_at, min(max(at, self._written_at + pause_s), self._beat_at))
 
     def written(self, report: NodeReport, now: float) -> None:
-        """The API server has taken a report."""
+        """Record that the API server has taken a report."""
         self._written, self._written_at = report, now
         self._beat_at = now + HEARTBEAT_S * (0.8 + 0.2 * self._random())
         paid = {each: until for each, until in self._paid_until.items() if until > now}
@@ -59,7 +59,7 @@ class ReportSchedule:
         self._failures, self._retry_at = 0, -math.inf
 
     def failed(self, now: float) -> None:
-        """The API server has not taken it: try again later, and later each time."""
+        """Record that the API server has not taken a report. The next try comes later each time."""
         limit_s = min(RETRY_LIMIT_S, RETRY_FIRST_S * 2**self._failures)
         self._failures += 1
         self._retry_at = now + limit_s * (0.5 + 0.5 * self._random())
@@ -69,7 +69,8 @@ class ReportSchedule:
 
 
 def news(before: NodeReport, now: NodeReport) -> set[str]:
-    """The namespaces in which a rollout may wait for what is new: everything but other numbers of open connections.
+    """Return the namespaces in which a rollout may wait for this change: any change but that of the number of open
+    connections.
 
     A Service without requests any more is no news."""
     return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}

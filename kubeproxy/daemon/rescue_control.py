@@ -134,7 +134,8 @@ class Rescue:
             self._worked, self._changed_at = working, _now()
 
     def complaint(self) -> str | None:
-        """Why failed connections of the kernel path are not rescued; None: they are, or there is no kernel path."""
+        """Return why failed connections of the kernel path are not rescued. Return None if they are, or if there is no
+        kernel path."""
         if not self._wanted:
             return None
         if self._why_not is not None:

@@ -118,7 +118,8 @@ class StateFile:
             os.utime(self._path)
 
     def read(self) -> SavedState | None:
-        """The state in the file, `since` of each source given; None: there is none. UnusableStateError otherwise."""
+        """Return the state in the file, with `since` of each source, or None if there is no file. Raise
+        UnusableStateError otherwise."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._remove_unfinished()
@@ -137,13 +138,13 @@ class StateFile:
             raise UnusableStateError(f"{self}: not a state: {error}") from error
 
     def is_of_here(self) -> bool:
-        """Whether there is a file of this network namespace."""
+        """Return whether there is a file of this network namespace."""
         with contextlib.suppress(OSError, ValueError, zlib.error, struct.error), self._path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC and _header(file).place == _place()
         return False
 
     def remove(self) -> bool:
-        """Remove the file if it is of this network namespace; whether it was."""
+        """Remove the file if it belongs to this network namespace, and return whether it did."""
         with contextlib.suppress(OSError):
             if self.is_of_here():
                 self._path.unlink()
@@ -215,7 +216,7 @@ def _objects(file: BinaryIO, decoder: msgspec.msgpack.Decoder[list[Any]], count:
 
 
 def _part(file: BinaryIO) -> bytes:
-    """The next part; zlib's checksum notices if a bit is wrong."""
+    """Read the next part. The checksum of zlib detects a damaged file."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     unpacking = zlib.decompressobj()
     part = unpacking.decompress(file.read(min(length, SIZE_MAX)), _PART_MAX)
@@ -234,7 +235,7 @@ def _place() -> str:
 
 
 def _shape() -> str:
-    """A digest of the fields of the model: a version with others does not understand what is written here."""
+    """Return a digest of the model's fields. A version of this program with other fields cannot read the file."""
     kinds: Iterable[type[Any]] = (Service, ServicePort, EndpointSlice, EndpointPort, Endpoint, Node)
     fields = [(kind.__name__, [(it.name, str(it.type)) for it in dataclasses.fields(kind)]) for kind in kinds]
     return hashlib.sha256(repr(fields).encode()).hexdigest()

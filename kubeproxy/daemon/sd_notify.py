@@ -53,7 +53,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, pid: int) -> Notifier:
-        """The notifier of these variables, read as sd_notify(3) and sd_watchdog_enabled(3) do.
+        """Return the notifier of these variables, read as sd_notify(3) and sd_watchdog_enabled(3) do.
 
         A watchdog of another process (``WATCHDOG_PID``) is ignored; an unreadable value is logged and ignored.
         """
@@ -66,21 +66,21 @@ class Notifier:
     # Events
 
     def starting(self, status: str) -> None:
-        """The process starts. From now on every beat extends the timeout."""
+        """Report that the process starts. From now on every beat extends the timeout."""
         self._extending = True
         self._send(f"STATUS={_line(status)}", _extend(PATIENCE_S))
 
     def ready(self, status: str) -> None:
-        """The process serves, for the first time or again after `reloading`."""
+        """Report that the process serves, for the first time or again after `reloading`."""
         self._extending = False
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """A reload or re-exec begins; `ready` must follow, even if it fails."""
+        """Report that a reload or re-exec begins. `ready` must follow, even if it fails."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str, *, takes_s: float) -> None:
-        """The process stops, which may take so long."""
+        """Report that the process stops, which may take this long."""
         self._extending = True
         self._send("STOPPING=1", f"STATUS={_line(status)}", _extend(takes_s + PATIENCE_S))
 
@@ -147,10 +147,10 @@ def _extend(seconds: float) -> str:
 
 
 def _line(text: str) -> str:
-    """The text in one line: a name or an error must not add lines."""
+    """Return the text in one line, because a name or an error must not add lines."""
     return " ".join(text.split())
 
 
 def own_notifier() -> Notifier:
-    """The notifier of this process."""
+    """Return the notifier of this process."""
     return Notifier.from_environment(os.environ, pid=os.getpid())

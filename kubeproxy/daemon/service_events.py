@@ -38,7 +38,7 @@ class Events:
 
     @property
     def recorder(self) -> EventRecorder | None:
-        """Sends the Events; None: not yet, or never."""
+        """Return what sends the Events, or None if there is nothing yet, or ever."""
         return self._recorder
 
     @recorder.setter

@@ -19,7 +19,7 @@ from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 
 
 def tune(configuration: Configuration) -> Tune:
-    """The settings of the data plane."""
+    """Return the settings of the data plane."""
     own = configuration.kubeproxy
     return Tune(
         dial_steps_s=tuple(step.seconds for step in own.dial_timeouts),
@@ -34,7 +34,7 @@ def tune(configuration: Configuration) -> Tune:
 
 
 def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
-    """The settings of the kernel's connection tracking."""
+    """Return the settings of the kernel's connection tracking."""
     wanted = configuration.conntrack
     return ConntrackLimits(
         max_per_core=wanted.max_per_core,
@@ -48,7 +48,7 @@ def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
 
 
 def proxier_settings(configuration: Configuration, before: ProxierSettings) -> ProxierSettings:
-    """The settings of the proxier; what does not come from the configuration is as `before`."""
+    """Return the settings of the proxier. Those that do not come from the configuration stay as in `before`."""
     ports = configuration.port_range
     return replace(
         before,
@@ -60,7 +60,7 @@ def proxier_settings(configuration: Configuration, before: ProxierSettings) -> P
 
 
 def restrictions(configuration: Configuration) -> Restrictions:
-    """The limits of what Services may have."""
+    """Return the limits of what Services may have."""
     own = configuration.kubeproxy
     denied = own.denied_endpoint_cidrs
     blocks = CidrSet(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
@@ -86,7 +86,7 @@ def restrictions(configuration: Configuration) -> Restrictions:
 
 
 def manifest_terms(configuration: Configuration) -> Terms:
-    """What is demanded of the objects of manifests."""
+    """Return what is demanded of the objects of manifests."""
     wanted = configuration.kubeproxy.manifests
     return Terms(
         # Plain str: names cross to the workers, and a subclass of str cannot be encoded.

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def source_names(configuration: Configuration) -> list[str]:
-    """The names of the configured sources; the tracker needs them before they start."""
+    """Return the names of the configured sources. The tracker needs the names before the sources start."""
     names = ["manifests"] if configuration.kubeproxy.manifests.paths else []
     return [*names, "kubernetes"] if uses_kubernetes(configuration, os.environ) else names
 
 
 def source_texts(configuration: Configuration) -> tuple[str, ...]:
-    """The configured sources in words, without secrets, to be compared with those of another instance.
+    """Return the configured sources in words, without secrets, to be compared with those of another instance.
 
     Paths are absolute. An API server is named by its setting: a pod's own one has another address after a change of
     the network, and is the same.
@@ -161,7 +161,8 @@ class Sources:
             await self._manifests.reload()
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Why a Service that a source has is none of this proxy's (namespace empty: any); empty: no source has it."""
+        """Return why this proxy does not serve a Service that a source has, or an empty text if no source has it. An
+        empty namespace stands for any."""
         for source in (self._manifests, self._kubernetes):
             if source is not None and (reason := source.why_not_served(namespace, name)):
                 return reason
@@ -173,17 +174,17 @@ class Sources:
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 
     def complaint(self) -> str | None:
-        """What is wrong with the API server's objects; None: nothing."""
+        """Return what is wrong with the API server's objects. Return None if nothing is."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None
 
     def behind_s(self, source: str) -> float:
-        """For how long changes of a source may be missing, in seconds; 0: it is in step."""
+        """Return for how many seconds changes of a source may be missing. Return 0 if the source is in step."""
         if source != "kubernetes" or self._kubernetes is None:
             return 0.0
         return max(reflector.behind_s for reflector in self._kubernetes.state())
 
     def picture(self, proxier: Snapshot) -> Picture:
-        """The state of the proxier and of the sources."""
+        """Return the state of the proxier and of the sources."""
         recorder = self._events.recorder
         return Picture(
             proxier=proxier,

@@ -31,7 +31,7 @@ _ERASE: Final = "\r\x1b[K"
 
 
 def words(summary: Summary) -> str:
-    """The progress, in words. Pure."""
+    """Return the progress in words. Pure."""
     known = summary.services + summary.waiting
     if summary.failing:
         return summary.failing
@@ -44,7 +44,7 @@ def words(summary: Summary) -> str:
 
 
 def status(summary: Summary, *, connections: int, serving: bool, stopping: bool) -> str:
-    """The state of the daemon, in one line for `systemctl status`. Pure."""
+    """Return the state of the daemon in one line for `systemctl status`. Pure."""
     if stopping:
         return f"draining; open connections: {connections}"
     if not serving:
@@ -91,7 +91,8 @@ async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
 
 @contextlib.contextmanager
 def _line(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """A function that draws a line over the last one. Log lines replace it; the next drawing puts it below them."""
+    """Yield a function that draws a line over the last one. Log lines replace the drawn line, and the next drawing
+    comes below them."""
 
     def erase(record: logging.LogRecord) -> bool:
         stream.write(_ERASE)

@@ -68,8 +68,8 @@ class StateKeeper:
         self._problem = ""
 
     async def recall(self, *, at_once: bool = False) -> bool:
-        """Serve the state in the file for every source that is not complete; whether there is one. `at_once`: unless it
-        is too old for that."""
+        """Serve the state in the file for every source that is not complete, and return whether there is a state. With
+        `at_once` it must not be too old for that."""
         if self._file is None or self._recalled_at is not None or all(self._tracker.sources().values()):
             return False
         try:
@@ -96,7 +96,7 @@ class StateKeeper:
         return {name: since for name, since in self._since.items() if not complete[name]}
 
     def complaint(self) -> str | None:
-        """That the sources are not listed though they have had time for it; None if they are, or may still be."""
+        """Return which sources are not listed though they have had time for it. Return None if there are none."""
         stale = self.stale
         if not stale or self._recalled_at is None or time.monotonic() - self._recalled_at < START_GRACE_S:
             return None
@@ -116,7 +116,7 @@ class StateKeeper:
             stale = self.stale
 
     async def write(self) -> float:
-        """Write the file if there is anything new; the processor time that it took, in seconds."""
+        """Write the file if there is anything new. Return the processor time that it took, in seconds."""
         file, version = self._file, self._version()
         if file is None or not self._owns_rules():
             return 0.0
@@ -163,7 +163,7 @@ class StateKeeper:
 
 
 def state_file(configuration: Configuration) -> StateFile | None:
-    """The file that the configuration asks for."""
+    """Return the file that the configuration asks for. Return None if it asks for none."""
     wanted = configuration.kubeproxy.state_directory
     if wanted == NONE:
         return None
@@ -171,13 +171,13 @@ def state_file(configuration: Configuration) -> StateFile | None:
 
 
 def default_directory() -> Path:
-    """The directory that systemd has made for this process, else one of our name."""
+    """Return the directory that systemd has made for this process, or else the default."""
     return Path(os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or "/run/kubeproxy")
 
 
 def identity(configuration: Configuration) -> str:
-    """A digest of what a state depends on: this node's name, and the sources with all that selects and names their
-    objects. An API server counts by its address, since a kubeconfig may have come to name another cluster."""
+    """Return a digest of what a state depends on: this node's name, and the sources with all that selects and names
+    their objects. An API server counts by its address, since a kubeconfig may have come to name another cluster."""
     manifests = configuration.kubeproxy.manifests
     parts = (
         node_name_of(configuration),

@@ -52,11 +52,12 @@ class ControlSocket:
 
     @property
     def open(self) -> bool:
-        """Whether the name is bound."""
+        """Return whether the name is bound."""
         return self._sock is not None
 
     def others(self) -> list[str]:
-        """The names of other control processes of our user, the newest first. OSError: the kernel cannot list them."""
+        """Return the names of other control processes of our user, the newest first. Raise OSError when the kernel
+        cannot list them."""
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
 
     def prove(self, challenge: int, purpose: peer_capability.Purpose) -> bool:
@@ -114,7 +115,7 @@ class FullError(Exception):
 
 
 async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
-    """A non-blocking connection to a name. FullError when its queue is full; OSError when it refuses."""
+    """Open a non-blocking connection to a name. Raise FullError when its queue is full, and OSError when it refuses."""
     if waits_for_room:
         return await in_thread(lambda: _connect_waiting(name))
     return _connect(name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))

@@ -35,7 +35,7 @@ class Instance:
 
 
 def running(prefix: str = control_socket.PREFIX) -> list[Instance]:
-    """The control processes of this host, of any user that could be one.
+    """Return the control processes of this host, of every user that may run one.
 
     Any user may bind such a name, so a name of another user counts only if its process has CAP_NET_ADMIN here.
     """
@@ -45,14 +45,15 @@ def running(prefix: str = control_socket.PREFIX) -> list[Instance]:
 
 
 def of_other_users(prefix: str = control_socket.PREFIX) -> list[Instance]:
-    """Those of them that belong to another user than this process."""
+    """Return the control processes of this host that belong to another user than this process."""
     others = {name: uid for name, uid in users(prefix).items() if uid != os.geteuid()}
     instances = [Instance(listener(name), uid) for name, uid in others.items()]
     return [one for one in instances if one.pid and _may_administer(one.pid)]
 
 
 def _may_administer(pid: int) -> bool:
-    """Whether a process has CAP_NET_ADMIN in our own user namespace, which is where the map of users is ours."""
+    """Return whether a process has CAP_NET_ADMIN in our own user namespace, which is where its map of users equals
+    ours."""
     process = Path("/proc") / str(pid)
     try:
         if (process / "uid_map").read_text() != Path("/proc/self/uid_map").read_text():
@@ -75,11 +76,11 @@ class InstanceMarker:
         self._sock.listen(0)  # no process accepts: the kernel shows the user of listening sockets only
 
     def fileno(self) -> int:
-        """The descriptor that workers inherit."""
+        """Return the descriptor that workers inherit."""
         return self._sock.fileno()
 
     def others(self) -> bool:
-        """Whether another run lives. OSError when the kernel cannot list the names."""
+        """Return whether another run lives. Raise OSError when the kernel cannot list the names."""
         return bool(listening(self._prefix) - {f"{self._prefix}{self.run}"})
 
     def close(self) -> None:

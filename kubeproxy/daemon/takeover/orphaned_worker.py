@@ -60,7 +60,8 @@ class OrphanedWorker:
             self._answered.set()
 
     async def recall(self) -> list[RestoreBindings]:
-        """The clients of session affinity, as far as the answer comes in time; none from another protocol version."""
+        """Return the clients of session affinity, as far as the answer comes in time. A worker of another protocol
+        version gives none."""
         if self._same_protocol:
             self._answered.clear()
             self._bindings.clear()

@@ -52,7 +52,7 @@ class HoldTime:
 
     @property
     def lasts(self) -> bool:
-        """Whether it has begun, and not ended."""
+        """Return whether the hold has begun, and has not ended."""
         return self._patience.when() is not None
 
     def begin(self) -> None:

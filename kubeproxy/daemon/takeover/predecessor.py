@@ -139,7 +139,7 @@ class Predecessor:
         return f"the running kubeproxy (pid {self.pid}, version {self.version})"
 
     async def recall(self) -> list[RestoreBindings]:
-        """The clients of session affinity, as far as the answer comes in time."""
+        """Return the clients of session affinity, as far as the answer comes in time."""
         bindings: list[RestoreBindings] = []
         await self._ask(Recall(), bindings)
         return bindings
@@ -153,11 +153,12 @@ class Predecessor:
         await self._ask(Resume())
 
     async def take(self) -> str | None:
-        """The rules are ours: have it release the ports and its name. The reason of a refusal, or None."""
+        """Have it release the ports and its name, because the rules are ours. Return why it refuses, or None."""
         return await self._ask(Take())
 
     async def stop(self) -> float:
-        """Have it stop as after SIGTERM; its grace period in seconds. OSError, ValueError: it does not."""
+        """Have it stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError if it does
+        not."""
         async with asyncio.timeout(ANSWER_S):
             await send(self._writer, Stop())
             match await receive(self._reader, ANSWERS):
@@ -170,11 +171,11 @@ class Predecessor:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the predecessor has ended."""
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def _ask(self, request: TakeoverMessage, bindings: list[RestoreBindings] | None = None) -> str | None:
-        """Send a request and wait for its end: the reason of a refusal, or None. Fills `bindings` meanwhile."""
+        """Send a request and wait for its end. Return why it was refused, or None. Fill `bindings` meanwhile."""
         word = type_of(request)
         known = 0
         try:

@@ -153,12 +153,12 @@ ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 def type_of(message: TakeoverMessage) -> str:
-    """The value of ``type``."""
+    """Return the value of ``type``."""
     return str(message.__struct_config__.tag)
 
 
 def hello(version: str) -> Hello:
-    """The first message of this process."""
+    """Return the first message of this process."""
     return Hello(PROTOCOL, os.getpid(), version)
 
 
@@ -171,7 +171,7 @@ async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
 
 
 async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """The next message; None at the end. ValueError for any other text."""
+    """Return the next message, or None at the end. Raise ValueError for any other text."""
     line = await reader.readline()
     return decode(line, decoder) if line.endswith(b"\n") else None
 
@@ -184,7 +184,7 @@ def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Seque
 
 
 async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[int]]:
-    """The first message over a socket that has no stream yet, and its descriptors, which the caller closes.
+    """Return the first message over a socket that has no stream yet, and its descriptors, which the caller closes.
 
     OSError, at the end too; ValueError for any other text.
     """

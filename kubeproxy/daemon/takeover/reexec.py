@@ -21,21 +21,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 def command() -> list[str]:
-    """The command line of this process."""
+    """Return the command line of this process."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
-    """Why this process cannot re-exec now; None: it can. Pure.
+    """Return why this process cannot re-exec now. Return None if it can. Pure.
 
-    `holds_connections`: it serves clients itself, without workers. `settled`: the rules lead to it alone."""
+    `holds_connections` tells that it serves clients itself, without workers; `settled`, that the rules lead to it
+    alone."""
     if holds_connections:
         return "without workers every connection would be lost; restart it, or start a new instance"
     return None if settled else "a takeover is under way"
 
 
 async def why_not(words: Sequence[str]) -> str | None:
-    """Why the code on disk does not start so; None: it does."""
+    """Return why the code on disk does not start by this command. Return None if it does."""
     for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon.lifecycle")):
         if (complaint := await _complaint(check)) is not None:
             return complaint

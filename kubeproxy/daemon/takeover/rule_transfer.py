@@ -144,9 +144,10 @@ class RuleTransfer(Netfilter, Conntrack):
         self._on_taken()
 
     async def _send_take(self, predecessor: Predecessor) -> str | None:
-        """Why the predecessor refuses `Take`, or None.
+        """Send `Take`. Return why the predecessor refuses it, or None.
 
-        It refuses while rules lead to it. With the other adapter its rules are still there: they are removed first.
+        It refuses while rules lead to it. If it uses the other adapter, its rules are still there and are removed
+        first.
         """
         if await predecessor.take() is None:
             return None

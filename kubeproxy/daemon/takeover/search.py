@@ -76,10 +76,11 @@ class Search:
         self._warnings = 0
 
     async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        """The owner; None: the node is ours (or `given_up` says so). TakeoverRefusedError: `obstacle` forbids it.
+        """Return the owner, or None if the node is ours (or `given_up` says so). Raise TakeoverRefusedError if
+        `obstacle` forbids it.
 
-        An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly
-        from then on, and must not await anything in between.
+        An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly from
+        then on, and must not await anything in between.
         """
         logged = False
         self._asked_until = _now() + ANSWER_S
@@ -112,7 +113,7 @@ class Search:
         return None
 
     def _names(self) -> list[str]:
-        """Those that may own the node and are still waited for, the newest first."""
+        """Return the names of processes that may own the node and are still waited for, the newest first."""
         done = self.passed_over | self._unproven | self._stopping.keys()
         names = [name for name in self._control.others() if name not in done]
         early = _now() < self._asked_until
@@ -122,7 +123,8 @@ class Search:
         return name in self._states and self._states[name][0] is _State.FULL
 
     def _to_ask(self) -> list[str]:
-        """Those to ask in this round: all. If these are too many, processes take turns, however many names each has."""
+        """Return the names to ask in this round: all, or, if they are too many, some of each process, however many
+        names it has."""
         names = self._names()
         full = list(filter(self._is_full, names))
         waiting = set(full) - set(random.sample(full, min(len(full), THREADS)))
@@ -141,12 +143,8 @@ class Search:
         within_s = ANSWER_S if full or name in self._proven else max(0.0, self._asked_until - _now())
         return await greet(name, self._hello, within_s=within_s, waits_for_room=full)
 
-    async def greet(self, name: str) -> Predecessor:
-        """See `predecessor.greet`."""
-        return await greet(name, self._hello)
-
     def _note(self, name: str, error: BaseException) -> bool:
-        """Record a failed greeting; whether to try again."""
+        """Record a failed greeting. Return whether to try again."""
         match error:
             case BusyError(looking=True):
                 self._proven.add(name)
@@ -173,7 +171,8 @@ class Search:
                 raise error
 
     def _lasts(self, name: str, state: _State) -> bool:
-        """Whether a process may be in that state any longer; one that was for too long is passed over."""
+        """Return whether a process may be in that state any longer. A process that was in it for too long is passed
+        over."""
         if name not in self._states or self._states[name][0] is not state:
             self._states[name] = state, _now()
         if _now() < self._states[name][1] + _LAST_S[state]:
@@ -192,7 +191,8 @@ class Search:
             )
 
     def _may_warn(self) -> bool:
-        """Whether one more process gets a line: anybody of our user can bind names."""
+        """Return whether one more process gets a log line. Their number is limited, because any process of our user can
+        bind names."""
         self._warnings += 1
         if self._warnings == WARNINGS:
             log.warning("many processes have names of kubeproxy", remedy="ss -xlp | grep kubeproxy/control")
@@ -220,7 +220,7 @@ class Search:
         log.warning("predecessor: other takeover protocol, stops first", **seen, within_s=grace_s)
 
     def _waits_for_stopping(self) -> bool:
-        """Whether a process that was asked to stop is still there; one that takes too long is passed over."""
+        """Return whether a process that was asked to stop is still there. One that takes too long is passed over."""
         now, left = _now(), set(self._control.others())
         for name, until in list(self._stopping.items()):
             if name not in left or now >= until:

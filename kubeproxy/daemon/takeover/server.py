@@ -114,7 +114,7 @@ class TakeoverServer:
         self._control.listen(self._on_connection)
 
     def found(self, predecessor: Predecessor | None) -> None:
-        """The search for a predecessor has ended."""
+        """End the search for a predecessor, with this result."""
         self._predecessor = predecessor
         self._looking = False
 
@@ -123,11 +123,11 @@ class TakeoverServer:
         self._answering = True
 
     def own(self) -> None:
-        """The node is ours, and no longer our predecessor's."""
+        """Own the node, which is no longer our predecessor's."""
         self._owns = True
 
     def in_force(self) -> None:
-        """Our rules lead clients to us: retire the orphaned workers, those that come later, too."""
+        """Retire the orphaned workers, also those that connect later, because our rules lead clients to us."""
         self._in_force = True
         for orphan in self._orphans:
             self._tasks.start(orphan.retire(), name="takeover: retire")
@@ -138,7 +138,7 @@ class TakeoverServer:
         return len(self._orphans)
 
     async def recall_orphans(self) -> list[list[RestoreBindings]]:
-        """The clients of session affinity of each orphaned worker."""
+        """Return the clients of session affinity of each orphaned worker."""
         return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
 
     async def between(self) -> None:
@@ -148,7 +148,8 @@ class TakeoverServer:
                 await self._steady.wait()
 
     def rival_lives(self) -> bool:
-        """Whether a younger control process lives, and none is connected. OSError when the kernel cannot list them."""
+        """Return whether a younger control process lives while none is connected. Raise OSError when the kernel cannot
+        list them."""
         return (
             self._control.open
             and not self._has_new_instance
@@ -180,7 +181,7 @@ class TakeoverServer:
 
     @property
     def _follows(self) -> bool:
-        """Whether the node is still our predecessor's."""
+        """Return whether the node is still our predecessor's."""
         return self._predecessor is not None and not self._predecessor.gone and not self._owns
 
     def _on_connection(self, sock: socket.socket) -> None:
@@ -189,7 +190,7 @@ class TakeoverServer:
         self._unproven[sock] = self._tasks.start(self._serve(sock), name="takeover: connection")
 
     async def _serve(self, sock: socket.socket) -> None:
-        """One connection: an orphaned worker's, or a new instance's."""
+        """Serve one connection: of an orphaned worker, of a new instance, or of a person's command."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -241,7 +242,7 @@ class TakeoverServer:
                 sock.close()
 
     def _busy(self) -> Busy | None:
-        """The answer to a new instance that has to wait; None: it may follow us."""
+        """Return the answer to a new instance that has to wait. Return None if the instance may follow us."""
         if self._looking:
             return Busy(PROTOCOL, looking=True)
         if self._follows or not self._answering or self._has_new_instance or not self._control.open:
@@ -251,7 +252,7 @@ class TakeoverServer:
     async def _proven(
         self, sock: socket.socket, purpose: Purpose, pid: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The stream of a peer that has proven CAP_NET_ADMIN. UnprovenError for one that has not."""
+        """Return the stream of a peer that has proven CAP_NET_ADMIN. Raise UnprovenError for a peer that has not."""
         challenge = peer_capability.Challenge(purpose, self._control.name)
         try:
             send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
@@ -290,7 +291,7 @@ class TakeoverServer:
     async def _serve_other_protocol(
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """An instance of another protocol version can only have this process stop."""
+        """Serve an instance of another protocol version, which can only have this process stop."""
         async with asyncio.timeout(ANSWER_S):
             await send(writer, self._accepted())
             request: Request | None = await receive(reader, REQUESTS)
@@ -335,7 +336,7 @@ class TakeoverServer:
                     await self._owner.hold(False)
 
     async def _obey(self, request: Request, hold: HoldTime) -> str | None:
-        """Carry out a request of a new instance; the reason of a refusal, or None."""
+        """Carry out a request of a new instance. Return why it is refused, or None."""
         match request:
             case Hold():
                 hold.begin()
@@ -362,7 +363,7 @@ class TakeoverServer:
         return Accepted(services=offer.services, sources=in_message(offer.sources))
 
     async def _obstacle(self) -> str | None:
-        """Why the rules do not allow `Take`; None: they do."""
+        """Return why the rules do not allow `Take`. Return None if they do."""
         try:
             return "the kernel's rules still lead to this process" if await self._owner.leads_here() else None
         except KernelError as error:

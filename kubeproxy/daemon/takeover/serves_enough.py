@@ -38,7 +38,7 @@ class TakeoverRefusedError(KubeproxyError):
 
 
 def in_message(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources as a message holds them: sorted, and if they are too long, a digest of all."""
+    """Return the sources as a message holds them: sorted, or, if they are too long, as one digest."""
     texts = tuple(sorted(sources))
     if sum(map(len, texts)) <= _LENGTH:
         return texts
@@ -47,12 +47,12 @@ def in_message(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def offer_in(message: Accepted) -> Offer:
-    """What the owner serves, by its own words."""
+    """Return what the owner serves, as its message says."""
     return Offer(message.services, message.sources)
 
 
 def other_sources(owner: Offer, own: Offer) -> str | None:
-    """Why the sources forbid a takeover; None: they do not. Further sources of our own do no harm."""
+    """Return why the sources forbid a takeover. Return None if they do not. Further sources of our own do no harm."""
     missing = [source for source in owner.sources if source not in in_message(own.sources)]
     if not missing:
         return None
@@ -60,7 +60,7 @@ def other_sources(owner: Offer, own: Offer) -> str | None:
 
 
 def fewer_services(owner: Offer, own: Offer) -> str | None:
-    """Why the number of Services forbids a takeover; None: it does not."""
+    """Return why the number of Services forbids a takeover. Return None if it does not."""
     if owner.services <= 0 or own.services >= owner.services * LEAST_SHARE:
         return None
     noun = "Service" if owner.services == 1 else "Services"

@@ -36,7 +36,7 @@ import structlog
 
 from kubeproxy.daemon.takeover.control_socket import PREFIX, ControlSocket, FullError
 from kubeproxy.daemon.takeover.owner import Owner
-from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError
+from kubeproxy.daemon.takeover.predecessor import ANSWER_S, BusyError, Predecessor, UnprovenError, greet
 from kubeproxy.daemon.takeover.protocol import hello
 from kubeproxy.daemon.takeover.search import Search
 from kubeproxy.daemon.takeover.server import TakeoverServer
@@ -72,7 +72,8 @@ class Takeover:
         self._others = others
         self._control = ControlSocket(prefix)
         self._forced = forced
-        self._search = Search(self._control, hello(version), self._obstacle)
+        self._hello = hello(version)
+        self._search = Search(self._control, self._hello, self._obstacle)
         self._tasks = TaskSet(self._crashed)
         self.server = TakeoverServer(self._control, owner, version=version)
         self._listens_since = -math.inf
@@ -82,8 +83,8 @@ class Takeover:
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Bind our name, and find the owner of the node.
 
-        None: there is none, or none that answers, or `given_up` says so. TakeoverRefusedError: it serves from other
-        sources.
+        Return None if there is none, or none that answers, or if `given_up` says so. Raise TakeoverRefusedError if it
+        serves from other sources.
         """
         self.server.listen()
         self._listens_since = asyncio.get_running_loop().time()
@@ -95,7 +96,8 @@ class Takeover:
         return None if self._forced else other_sources(owner, self._owner.offer())
 
     def require_enough_services(self) -> None:
-        """TakeoverRefusedError if we would serve much less than our predecessor. Call it when all sources are known."""
+        """Raise TakeoverRefusedError if we would serve much less than our predecessor. Call it when all sources are
+        known."""
         owner = self.predecessor
         if owner is None or owner.gone or self._forced:
             return
@@ -103,7 +105,8 @@ class Takeover:
             raise TakeoverRefusedError(str(owner), reason)
 
     async def recall(self) -> list[RestoreBindings]:
-        """The clients of session affinity of the predecessor and of orphaned workers, as far as they answer in time."""
+        """Return the clients of session affinity of the predecessor and of orphaned workers, as far as they answer in
+        time."""
         if self._others():
             # Without a predecessor the others are orphaned workers, which serve while we wait for their connections.
             await asyncio.sleep(self._listens_since + GATHER_S - asyncio.get_running_loop().time())
@@ -114,7 +117,7 @@ class Takeover:
         return merged(chain.from_iterable([ours, *theirs]))
 
     def in_force(self) -> None:
-        """Our rules lead clients to us: retire orphaned workers, and displace an owner that did not answer."""
+        """Retire orphaned workers, and displace an owner that did not answer, because our rules lead clients to us."""
         silent = self._search.passed_over.copy()
         if self.predecessor is not None and self.predecessor.silent:
             silent.add(self.predecessor.name)
@@ -135,13 +138,13 @@ class Takeover:
             await asyncio.sleep(ANSWER_S)
 
     async def _has_yielded(self, name: str) -> bool:
-        """Have one process yield, and repair the rules after it; whether it answered.
+        """Have one process yield, and repair the rules after it. Return whether the process answered.
 
         One of another protocol version yields by itself when it sees our rules: if it stopped, it would take the rules
         away once more.
         """
         try:
-            owner = await self._search.greet(name)
+            owner = await greet(name, self._hello)
         except (BusyError, FullError, UnprovenError, OSError, ValueError):
             return False
         if owner.same_protocol:

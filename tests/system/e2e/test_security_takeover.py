@@ -48,13 +48,13 @@ PEER = """if True:
 
 DEAF = """if True:
     import sys
-    from kubeproxy.daemon.takeover import search
+    from kubeproxy.daemon.takeover import search, takeover
     from kubeproxy.cli.main import main
 
     async def greet(name, hello, **_):
         raise TimeoutError("no connection to it")
 
-    search.greet = greet
+    search.greet = takeover.greet = greet
     sys.exit(main())
 """
 """The daemon, without the ability to communicate with another."""
