@@ -48,7 +48,7 @@ class Check(msgspec.Struct, kw_only=True):
     client: str
     """``node`` or ``pod``."""
     expected: str
-    """By the daemon's trace; empty: nothing."""
+    """What the daemon's trace says; empty if it says nothing."""
     seen: str
     ms: float
     """How long that took, in milliseconds."""

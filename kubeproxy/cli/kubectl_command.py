@@ -25,7 +25,7 @@ class KubectlCommand(click.Command):
     """A click command. ``_`` in flags is ``-``, switches take ``=true`` and ``=false``, ``-f=x`` is ``-f x``."""
 
     def __init__(self, *args: Any, bare: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """`bare`: by flag, the value that it has when it is given without one."""
+        """`bare` has, by flag, the value of a flag that is given without one."""
         super().__init__(*args, **kwargs)
         self._bare = dict(bare or {})
 

@@ -148,7 +148,7 @@ class Selection:
 
     query: Mapping[str, str]
     limit: int | None
-    """The most Services; None: not given."""
+    """The most Services; None if no limit is given."""
 
     @property
     def service(self) -> str:

@@ -66,7 +66,7 @@ _ASCII: Final = Glyphs(dict(zip(Standing, "*x!~%-.", strict=True)), " .:-=+*#@",
 
 
 def draw(status: Status, *, detailed: bool, height: int | None, console: Console | None = None) -> None:
-    """Draw on the console (standard output); `height`: the maximum number of lines."""
+    """Draw on the console (standard output); `height` is the maximum number of lines."""
     console = console or Console(highlight=False, markup=False)
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII
     head = list(_head(status, in_short=height is not None and height < FULL_HEAD))

@@ -25,9 +25,9 @@ def require(configuration: Configuration, environ: Mapping[str, str]) -> None:
 
 
 def faults(configuration: Configuration, environ: Mapping[str, str], *, service_account: bool = False) -> Iterator[str]:
-    """One line for each file that is missing or cannot be used by this process.
+    """Yield one line for each file that is missing or that this process cannot use.
 
-    `service_account`: also for the files of a pod, which no configuration names.
+    With `service_account` also for the files of a pod, which no configuration names.
     """
     yield from _manifests(configuration.kubeproxy.manifests.paths)
     if uses_kubernetes(configuration, environ):

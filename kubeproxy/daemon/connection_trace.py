@@ -59,7 +59,7 @@ class Client:
     """The client, as netfilter sees it."""
 
     address: Address | None
-    """None: this node, by an address that is not known."""
+    """None if the client is this node, by an address that is not known."""
     is_this_node: bool
     is_pod: bool
 

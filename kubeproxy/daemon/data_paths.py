@@ -24,7 +24,7 @@ class DataPaths:
     def __init__(self, netfilter: Netfilter) -> None:
         self._netfilter = netfilter
         self._refusal: str | None = None
-        """Why this host does not support the kernel path; None: it has not been asked."""
+        """Why this host does not support the kernel path: empty if it does, None if the kernel has not been asked."""
         self._used = False
         """Whether there was a configuration before."""
         self.policy: DataPathPolicy = USERSPACE_ONLY

@@ -81,7 +81,7 @@ class DrainReporter:
         """What each of them takes in a report. They may be many, so each is measured once."""
         self._fits = Fitting()
         self._room = 0
-        """The room for which `_fits` was made; 0: the drains have changed since."""
+        """The room for which `_fits` was made; 0 if the drains have changed since."""
         self._changed = asyncio.Event()
         self._uncounted = False
         """Whether the last count failed."""
@@ -140,7 +140,8 @@ class DrainReporter:
     async def leave(self, client: Client, requests: Callable[[], Mapping[ServiceName, DrainRequests]]) -> None:
         """Count the connections that this instance still has, after another has taken over, until cancelled.
 
-        It reports in a Lease of its own, and only what rollouts may wait for. `requests`: those of all Services."""
+        It reports in a Lease of its own, and only what rollouts may wait for. `requests` returns those of all Services.
+        """
         self._lease, schedule, before = self._make_lease(LEAVING), ReportSchedule(random.random), NodeReport()
         while self._on:
             await self._size.refresh(client, asyncio.get_running_loop().time())

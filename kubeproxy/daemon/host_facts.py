@@ -148,7 +148,8 @@ class HostFacts:
     async def follow_leftovers(self, ours: str) -> None:
         """Search for kube-proxy's rules, until cancelled.
 
-        `ours`: the adapter in use; with ``none`` kube-proxy may be the proxy that serves, and its rules are no problem.
+        `ours` is the adapter in use. With ``none`` kube-proxy may be the proxy that serves, so its rules are no
+        problem.
         """
         period_s = self._configuration.sync_period_s
         while ours != "none":

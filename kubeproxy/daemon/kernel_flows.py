@@ -79,9 +79,9 @@ class KernelFlows:
         on_skipped: Callable[[int], None],
         settings: Path = DIRECTORY,
     ) -> None:
-        """`rules`: those in force; `taken`: they lead here. A successor gives out the ends once `superseded` is set,
-        and a predecessor, if there is one, until `taken` is. `on_skipped` gets the number of ends that were more than
-        the access log takes."""
+        """`rules` returns those in force. They lead here once `taken` is set. A successor gives out the ends once
+        `superseded` is set, and a predecessor, if there is one, until `taken` is. `on_skipped` gets the number of
+        ends that were more than the access log takes."""
         self._rules = rules
         self._owners = FlowOwners(holder, _local)
         self._totals = FlowTotals()

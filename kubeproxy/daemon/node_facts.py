@@ -36,9 +36,12 @@ def node_facts(
     forwarding: frozenset[Family] = frozenset(),
     bridged: frozenset[Family] = frozenset(),
 ) -> NodeFacts:
-    """`local`: every address of this host; `landing`: those by which other hosts know it; `can_preserve`: whether the
-    kernel lets us dial from clients' addresses;
-    `forwarding`: the families that it forwards; `bridged`: those of frames that netfilter sees on every bridge."""
+    """Return the facts for the proxier.
+
+    `local` has every address of this host, `landing` those by which other hosts know it. `can_preserve` tells whether
+    the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, `bridged`
+    the families of frames that netfilter sees on every bridge.
+    """
     local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
     return NodeFacts(

@@ -31,15 +31,15 @@ class ReportLease:
         on_written: Callable[[bool], None],
         unix_clock: Callable[[], float],
     ) -> None:
-        """`role`: the label's value. `node` returns the Node object, if it is known. `on_written` is called after each
-        write, with its success."""
+        """`role` is the value of the label. `node` returns the Node object, if it is known. `on_written` is called
+        after each write, with its success."""
         self._node_name = node_name
         self._role = role
         self._node = node
         self._on_written = on_written
         self._unix_clock = unix_clock
         self._complaint = ""
-        """The failure of the last write; empty: it succeeded."""
+        """The failure of the last write; empty if it succeeded."""
         self.lasts = False
         """Whether the Lease was written, and was not written to end."""
 

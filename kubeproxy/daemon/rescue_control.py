@@ -55,7 +55,7 @@ class Rescue:
         limits: ConntrackLimits,
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
-        """`limits`: what the configuration says of connection tracking."""
+        """`limits` are those that the configuration sets for connection tracking."""
         self._netfilter = netfilter
         self._proxier = proxier
         self._data_plane = data_plane

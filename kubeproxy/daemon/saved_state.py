@@ -58,7 +58,7 @@ class SourceState:
     services: Sequence[Service]
     slices: Sequence[EndpointSlice]
     since: float | None = None
-    """Unix seconds since when changes may be missing; None: none was when this was written."""
+    """Since when changes may be missing, in Unix seconds; None if none was missing when this was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ _UNSENT = 16
 class Notifier:
     """The connection to the service manager.
 
-    `address`: a path, or ``@`` and a name for the abstract namespace; None: no service manager. `watchdog_s`: the
-    period of the watchdog; None: there is none.
+    `address` is a path, or ``@`` and a name for the abstract namespace, or None without a service manager. `watchdog_s`
+    is the period of the watchdog, or None if there is none.
     """
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:

@@ -67,8 +67,8 @@ async def show(
 ) -> None:
     """Show the progress until `serving` is set.
 
-    `as_text`: the log is text, so a redrawn line fits among its lines. `trouble`: why a source cannot be listed; empty:
-    it can, as far as known."""
+    `as_text` tells that the log is text, so that a redrawn line fits among its lines. `trouble` returns why a source
+    cannot be listed, or an empty text as long as nothing is known."""
     stream = stream or sys.stderr
     if as_text and _can_be_redrawn(stream):
         with _line(stream) as draw:

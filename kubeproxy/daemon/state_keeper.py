@@ -53,8 +53,8 @@ class StateKeeper:
         owns_rules: Callable[[], bool],
         behind_s: Callable[[str], float],
     ) -> None:
-        """`file`: None if none is wanted. `owns_rules`: whether this process is the one that serves the node.
-        `behind_s`: for how long changes of a source may be missing."""
+        """`file` is None if none is wanted. `owns_rules` returns whether this process is the one that serves the node,
+        and `behind_s` for how long changes of a source may be missing."""
         self._file = file
         self._tracker = tracker
         self._owns_rules = owns_rules

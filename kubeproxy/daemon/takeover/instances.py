@@ -27,7 +27,7 @@ class Instance:
     """A running control process of this host."""
 
     pid: int
-    """0: in another PID namespace."""
+    """0 if the process is in another PID namespace."""
     uid: int
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ class HoldTime:
     """The time during which a new instance keeps the owner from its rules: HOLD_S in all, however often it begins."""
 
     def __init__(self, patience: asyncio.Timeout) -> None:
-        """`patience`: around everything that the new instance can draw out."""
+        """`patience` is the timeout around everything that the new instance can draw out."""
         self._patience = patience
         self._left_s = HOLD_S
 

@@ -68,7 +68,7 @@ class UnprovenError(Exception):
 async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_for_room: bool = False) -> Predecessor:
     """Connect to a control process, say hello, and prove CAP_NET_ADMIN in both directions.
 
-    `waits_for_room`: whether to wait a moment if its queue is full, in a thread.
+    `waits_for_room` waits a moment, in a thread, if its queue is full.
     BusyError, UnprovenError; FullError when it accepts no connection now; ConnectionError when it has ended;
     TimeoutError when it does not answer; OSError, ValueError when its answer is not of this protocol.
     """

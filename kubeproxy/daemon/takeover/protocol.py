@@ -118,9 +118,9 @@ class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):
     """The new instance may send its requests, and what the owner serves (`serves_enough`). Frozen."""
 
     services: int = -1
-    """Services of all sources; negative: unknown."""
+    """Services of all sources; negative if unknown."""
     sources: tuple[str, ...] = ()
-    """Empty: unknown."""
+    """The sources in words; empty if unknown."""
 
 
 class Hold(TakeoverMessage, frozen=True):

@@ -57,7 +57,7 @@ class Search:
     def __init__(
         self, control: ControlSocket, hello: Hello, obstacle: Callable[[Offer], str | None] = lambda owner: None
     ) -> None:
-        """`obstacle`: why we must not take over from an owner with that offer; None: we may."""
+        """`obstacle` returns why we must not take over from an owner with this offer, or None if we may."""
         self._control = control
         self._hello = hello
         self._obstacle = obstacle

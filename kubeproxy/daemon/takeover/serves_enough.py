@@ -25,9 +25,9 @@ class Offer:
     """What an instance serves."""
 
     services: int
-    """Services of all sources that are complete; negative: unknown."""
+    """Services of all sources that are complete; negative if unknown."""
     sources: tuple[str, ...]
-    """A text for each source, without secrets: ``manifests /etc/kubeproxy/manifests``. Empty: unknown."""
+    """A text for each source, without secrets: ``manifests /etc/kubeproxy/manifests``. Empty if unknown."""
 
 
 class TakeoverRefusedError(KubeproxyError):

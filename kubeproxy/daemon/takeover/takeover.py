@@ -67,7 +67,7 @@ class Takeover:
         forced: bool = False,
         prefix: str = PREFIX,
     ) -> None:
-        """`others`: whether a process of another run lives. `forced`: take over whatever this process serves."""
+        """`others` returns whether a process of another run lives. `forced` takes over whatever this process serves."""
         self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)
@@ -78,7 +78,7 @@ class Takeover:
         self.server = TakeoverServer(self._control, owner, version=version)
         self._listens_since = -math.inf
         self.predecessor: Predecessor | None = None
-        """The owner that we follow; None: there is none."""
+        """The owner that we follow; None if there is none."""
 
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Bind our name, and find the owner of the node.
