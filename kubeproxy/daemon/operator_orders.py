@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from heapq import nsmallest
+from ipaddress import ip_address
 from typing import Final
 
 import structlog
@@ -12,7 +15,7 @@ import structlog
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.daemon.takeover.protocol import Action, Order
-from kubeproxy.model import Address, Target, parse_address
+from kubeproxy.model import Address, Target, family_of, parse_address
 from kubeproxy.proxier.proxier import Proxier
 
 log = structlog.get_logger(__name__)
@@ -22,6 +25,8 @@ LONGEST_S: Final = 24 * 3600.0
 MOST: Final = 256
 """Endpoints out at a time: to take out more is a task for the cluster's own objects."""
 SHOWN: Final = 3
+NEAREST: Final = 3
+"""Endpoints named to someone who has named one that there is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class OperatorOrders:
         return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
 
     def _eject(self, target: Target, order: Order) -> str | None:
+        if (reason := why_unknown(target, set(self._proxier.view.known_targets()))) is not None:
+            return reason
         if len(self._aside) >= MOST and target not in self._aside:
             return f"{MOST} endpoints are out already"
         for_s = min(max(order.for_s, 1.0), LONGEST_S)
@@ -107,3 +114,22 @@ def _target(text: str) -> Target:
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(text)
     return Target(Address(parse_address(host.removeprefix("[").removesuffix("]"))), int(port))
+
+
+def why_unknown(target: Target, known: Set[Target]) -> str | None:
+    """Say that no Service has an endpoint, and which there are at the next addresses, as a mistyped one is near by;
+    return None if one has it."""
+    if target in known:
+        return None
+
+    def distance(it: Target) -> tuple[int, int]:
+        return abs(int(ip_address(it.address)) - int(ip_address(target.address))), abs(it.port - target.port)
+
+    family = family_of(target.address)
+    near = nsmallest(NEAREST, (it for it in known if family_of(it.address) is family), key=distance)
+    if not near:
+        return f"no Service has the endpoint {target}, or any other of {family}"
+    return (
+        f"no Service has the endpoint {target}; did you mean {' or '.join(map(str, near))}?"
+        " `kubeproxy status SERVICE` lists the endpoints of a Service"
+    )

@@ -112,6 +112,13 @@ class Resolver:
             slices = self._admit(view.service, view).slices
         return {candidate.target: candidate.endpoint for candidate in candidates(slices, port, name.family)}
 
+    def known_targets(self) -> Iterator[Target]:
+        """Yield every endpoint of every Service, with each port of its slice, whether it gets clients or not."""
+        for view in self._views.values():
+            for each in view.slices if view.service is not None else ():
+                for port in each.ports:
+                    yield from (Target(endpoint.address, port.port) for endpoint in each.endpoints)
+
     # Resolving.
 
     def _resolve(self, name: ServiceName, view: View) -> Resolution:

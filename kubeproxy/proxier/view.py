@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from kubeproxy.model import Destination, Endpoint, FrontendName, Protocol, Service, ServiceName, Target
 from kubeproxy.model.snapshot import FrontendState, Snapshot, Summary
@@ -117,6 +117,10 @@ class ProxierView:
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """Return the frontends of this protocol that have an endpoint."""
         return self._state.frontends_with(protocol, target)
+
+    def known_targets(self) -> Iterator[Target]:
+        """Yield every endpoint of every Service, whether it gets clients or not."""
+        return self._state.resolver.known_targets()
 
     def has_endpoint(self, name: FrontendName, target: Target) -> bool:
         """Return whether a frontend may send clients to this endpoint."""

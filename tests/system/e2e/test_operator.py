@@ -104,6 +104,12 @@ def test_only_root_of_this_network_gives_orders(stage: Stage) -> None:
     assert answering(stage)() == {"pod-0", "pod-1", "pod-2"}
     for wrong in ("web", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:99999"):
         assert order(stage, "endpoint", "eject", wrong).returncode == 64
+    for near in (f"{Network.pod_v4(0)}:{TARGET + 1}", f"{Network.pod_v4(3)}:{TARGET}"):
+        unknown = order(stage, "endpoint", "eject", near)
+        assert unknown.returncode == 1
+        assert unknown.stderr.startswith(f"kubeproxy: no Service has the endpoint {near}; did you mean 10.")
+        assert FIRST in unknown.stderr
+    assert answering(stage)() == {"pod-0", "pod-1", "pod-2"}
     for wrong in ("10", "10d", "25h", "0s"):
         assert order(stage, "endpoint", "eject", FIRST, "--for", wrong).returncode == 64
 
