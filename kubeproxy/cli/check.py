@@ -32,7 +32,7 @@ def _check(given: FlagTexts) -> int:
     except ConfigError as error:
         raise ConfigError(*(_placed(fault, file, "error") for fault in error.faults)) from error
     warnings = [_placed(warning, file, "warning") for warning in loaded.warnings]
-    faults = list(check_files.faults(loaded.configuration, os.environ))
+    faults = [_placed(fault, file, "error") for fault in check_files.faults(loaded.configuration, os.environ)]
     try:
         require_source(loaded.configuration, os.environ)
     except ConfigError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -125,7 +126,7 @@ def status_of(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(*_of_click(error).split("\n"), status=ConfigError.EXIT_STATUS)
     except ConfigError as error:
-        return _fail(*error.faults, status=ConfigError.EXIT_STATUS)
+        return _fail(*map(_prefixed, error.faults), status=ConfigError.EXIT_STATUS)
     except KubeproxyError as error:
         return _fail(f"kubeproxy: {error}", status=1)
     except BrokenPipeError:
@@ -133,6 +134,11 @@ def status_of(args: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _prefixed(fault: str) -> str:
+    """Put the program's name before a fault that does not begin with its file and line."""
+    return fault if re.match(r"[^:]+:\d+: ", fault) else f"kubeproxy: {fault}"
 
 
 def _of_click(error: click.ClickException) -> str:

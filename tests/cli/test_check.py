@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from kubeproxy.cli import main
-from tests.config.files import write
+from tests.config.files import KUBEADM, write
 
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters:
+- cluster: {certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, server: "https://192.0.2.1:6443"}
+  name: default
+contexts:
+- context: {cluster: default, namespace: default, user: default}
+  name: default
+current-context: default
+users:
+- name: default
+  user: {tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}
+"""
+"""The other file of kubeadm's ConfigMap."""
 SERVICE = """
 apiVersion: v1
 kind: Service
@@ -37,7 +53,7 @@ def test_every_fault_of_a_configuration_is_a_line(tmp_path: Path, capsys: pytest
             f"{file}:{first + 5}: error: mode",
             f"{file}:{first + 1}: error: bindAddress",
             f"{file}:{first + 3}: error: kubeproxy.workers",
-            "--oom-score-adj",
+            "kubeproxy: --oom-score-adj",
         ]
     )
 
@@ -161,7 +177,7 @@ def test_the_usual_mistakes_are_warnings(tmp_path: Path, capsys: pytest.CaptureF
         " ignored: 1 v1 service, 1 EndpointSlice without a Service, 1 apps/v1 Deployment"
     )
     assert main.status_of(["check", "--strict", "--manifests", str(file)]) == 64
-    assert capsys.readouterr().err.splitlines()[-1] == "10 warnings, and --strict is given"
+    assert capsys.readouterr().err.splitlines()[-1] == "kubeproxy: 10 warnings, and --strict is given"
 
 
 def test_a_mistyped_restriction_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,11 +226,28 @@ def test_nothing_to_check_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFix
     assert "found no source of Services" in capsys.readouterr().err
 
 
+def test_the_config_map_of_kubeadm_needs_no_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With every field that kubeadm writes, most of them zero; and the kubeconfig that stands beside it."""
+    for name in ("ca.crt", "token"):
+        (tmp_path / name).write_text("x")
+    kubeconfig = KUBECONFIG.replace("/var/run/secrets/kubernetes.io/serviceaccount", str(tmp_path))
+    text = KUBEADM.replace("/var/lib/kube-proxy", str(tmp_path))
+    (tmp_path / "kubeconfig.conf").write_text(kubeconfig)
+    assert main.status_of(["check", "--strict", "--config", write(tmp_path, text)]) == 0
+    assert capsys.readouterr() == ("configuration is valid\n", "")
+    (tmp_path / "kubeconfig.conf").unlink()
+    file = write(tmp_path, text)
+    assert main.status_of(["check", "--config", file]) == 64
+    (fault,) = capsys.readouterr().err.splitlines()
+    line = Path(file).read_text().partition("clientConnection")[0].count("\n") + 1
+    assert re.match(rf"{file}:({line}|{line + 1}): error: clientConnection.kubeconfig: .*no such file", fault)
+
+
 def test_files_that_the_configuration_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write(tmp_path, "clientConnection: {kubeconfig: /etc/nope}\nkubeproxy: {accessLog: /nope/dir/log}")
     assert main.status_of(["check", "--config", config]) == 64
     assert capsys.readouterr().err.splitlines() == [
-        "clientConnection.kubeconfig: /etc/nope: no such file; allowed: a kubeconfig",
-        "kubeproxy.accessLog: found /nope/dir/log (No such file or directory);"
+        f"{config}:3: error: clientConnection.kubeconfig: /etc/nope: no such file; allowed: a kubeconfig",
+        f"{config}:4: error: kubeproxy.accessLog: found /nope/dir/log (No such file or directory);"
         " allowed: a file in a directory that exists",
     ]

@@ -109,7 +109,7 @@ def test_the_console_scripts(tmp_path: Path) -> None:
     config = write(tmp_path, "mode: fast\noomScoreAdj: 2000\n")
     found = _process("kubeproxy", "run", "--config", config, "-v=2", "--netfilter=none", "--kubernetes=never")
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (64, "", 2)
-    assert found.stderr.startswith('mode: found "fast"; allowed: ')
+    assert found.stderr.startswith('kubeproxy: mode: found "fast"; allowed: ')
     assert _process("kubeproxy", "--version").stdout == f"kubeproxy {__version__}\n"
     assert _process("kubeproxy", "check", "--config", config).returncode == 64
 

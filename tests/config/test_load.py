@@ -18,36 +18,7 @@ from kubeproxy.config.schema import API_VERSION, KIND, Configuration
 from kubeproxy.config.typed_values import Diagnostics
 from kubeproxy.config.value_types import Duration
 from kubeproxy.model.errors import ConfigError
-from tests.config.files import HEAD, faults, loaded, of_flags, write
-
-KUBEADM = """
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", qps: 0,
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf}
-clusterCIDR: ""
-configSyncPeriod: 0s
-conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null,
-  udpStreamTimeout: 0s, udpTimeout: 0s}
-detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
-ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s,
-  tcpTimeout: 0s, udpTimeout: 0s}
-logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
-metricsBindAddress: ""
-mode: ""
-nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
-"""
-"""kubeadm's ConfigMap: zero values that mean defaults."""
+from tests.config.files import HEAD, KUBEADM, faults, loaded, of_flags, write
 
 
 def test_the_file_of_kubeadm_means_all_defaults(tmp_path: Path) -> None:
