@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from kubeproxy.model.errors import KubeproxyError
 
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
+EXPLAIN_S = 5.0
+"""How long the reason of a failure may be looked for."""
 
 
 class RolloutError(KubeproxyError):
@@ -67,15 +70,19 @@ class Rollout:
     async def status(self, *, watch: bool = True, timeout_s: float | None = None) -> None:
         """Print where the rollout is, and with `watch` every change until it is done.
 
-        `RolloutError` when it timed out, or is not done within `timeout_s` seconds.
+        `RolloutError` when it timed out, or is not done within `timeout_s` seconds; what it waits for is printed first.
         """
         deployment = await self._deployment()
         try:
             async with asyncio.timeout(timeout_s):
                 if not self._print_status(deployment, "") and watch:
-                    await self._watch(_line(deployment)[0])
+                    await self._watch(status_line(deployment)[0])
         except TimeoutError:
+            await self._explain_failure()
             raise RolloutError("timed out waiting for the condition") from None
+        except DeadlineExceededError as error:
+            await self._explain_failure()
+            raise RolloutError(str(error)) from error
 
     async def history(self, *, revision: int | None = None) -> None:
         """Print all revisions with their causes, or the template of one."""
@@ -163,6 +170,12 @@ class Rollout:
         warnings, proxies = await self._warnings(), await self._proxies(deployment, new_pods, old_pods)
         self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
 
+    async def _explain_failure(self) -> None:
+        """Print what the rollout waits for, unless the API server cannot say so soon: the failure itself counts."""
+        with contextlib.suppress(KubeproxyError, TimeoutError):
+            async with asyncio.timeout(EXPLAIN_S):
+                await self.explain()
+
     def _say_yaml(self, value: object) -> None:
         for line in yaml.safe_dump(value, sort_keys=False).splitlines():
             self.say(line)
@@ -228,7 +241,7 @@ class Rollout:
                 deployment = informer.store.get(f"{self.namespace}/{self.name}")
                 if deployment is None:
                     raise RolloutError(f'deployment "{self.name}" was deleted')
-                line, _ = _line(deployment)
+                line, _ = status_line(deployment)
                 if self._print_status(deployment, said):
                     return
                 said = line
@@ -240,7 +253,7 @@ class Rollout:
 
     def _print_status(self, deployment: Deployment, said: str) -> bool:
         """Print the line unless it is the one said last; whether the rollout is done."""
-        line, done = _line(deployment)
+        line, done = status_line(deployment)
         if line != said:
             self.say(line)
         return done
@@ -260,13 +273,6 @@ class _Waker:
 
     def deleted(self, item: Deployment) -> None:
         self._changed.set()
-
-
-def _line(deployment: Deployment) -> tuple[str, bool]:
-    try:
-        return status_line(deployment)
-    except DeadlineExceededError as error:
-        raise RolloutError(str(error)) from error
 
 
 def _owner(pod: Pod) -> str:

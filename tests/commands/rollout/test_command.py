@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -27,6 +28,14 @@ class Terminal:
         self.cluster = cluster
         self.lines: list[str] = []
         self.rollout = Rollout(cast(Client, cluster.api), "default", "web", self.lines.append, unix_time)
+
+    def refuse_image(self) -> str:
+        """Have the kubelet report that it cannot pull the image `broken`; return the pod's name."""
+        (pod,) = [it for it in self.cluster.api.all("pods") if it["spec"]["containers"][0]["image"] == "broken"]
+        name: str = pod["metadata"]["name"]
+        waiting = {"name": "app", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
+        self.cluster.api.patch("pods", "default", name, {"status": {"containerStatuses": [waiting]}})
+        return name
 
     def take(self) -> list[str]:
         lines = list(self.lines)
@@ -66,6 +75,7 @@ def test_a_rollout_that_exceeds_its_deadline() -> None:
         it.cluster.set_image("broken")
         with pytest.raises(RolloutError, match='deployment "web" exceeded its progress deadline'):
             await it.rollout.status()
+        assert it.take()[-1].startswith('Deployment "web" is timed out: 1 of 3 pods are new')
         with pytest.raises(RolloutError, match="exceeded its progress deadline"):
             await it.rollout.status(watch=False)
 
@@ -75,8 +85,12 @@ def test_a_rollout_that_exceeds_its_deadline() -> None:
 def test_giving_up() -> None:
     async def scenario(it: Terminal) -> None:
         it.cluster.set_image("broken")
+        asyncio.get_running_loop().call_later(10, it.refuse_image)
         with pytest.raises(RolloutError, match="timed out waiting for the condition"):
             await it.rollout.status(timeout_s=20)
+        said = it.take()[-1]
+        assert said.startswith('Deployment "web" is progressing: 1 of 3 pods are new')
+        assert re.search(r"pod web-\S+ is not ready: .*ImagePullBackOff: no such tag", said)
         await it.rollout.status(watch=False)
         assert "1 out of 3 new replicas" in it.take()[-1]
 
@@ -171,13 +185,11 @@ def test_explaining() -> None:
         assert it.take() == ['Deployment "web" is rolled out: 3 of 3 pods are new and available.']
         it.cluster.set_image("broken")
         await asyncio.sleep(40)
-        (pod,) = [each for each in it.cluster.api.all("pods") if each["spec"]["containers"][0]["image"] == "broken"]
-        waiting = {"name": "app", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
-        it.cluster.api.patch("pods", "default", pod["metadata"]["name"], {"status": {"containerStatuses": [waiting]}})
+        name = it.refuse_image()
+        node = it.cluster.api.get("pods", name)["spec"]["nodeName"]
         await it.rollout.explain()
         (said,) = it.take()
         assert 'Deployment "web" is progressing: 1 of 3 pods are new, 3 available, 3 old ones left.' in said
-        name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
         assert f"pod {name} is not ready: container app waits, ImagePullBackOff: no such tag." in said
         assert f"It waits for 40s: pod {name}" in said
         assert f"on node {node}" in said
@@ -254,6 +266,15 @@ def test_the_reason_of_an_unready_pod(status: dict[str, Any], warning: str, reas
     assert text.startswith('Deployment "web" is progressing: ')
     assert "It waits for 1m30s: pod web-1 is not ready" in text
     assert f"To go on: {remedy}" in text or remedy in text.partition("To go on: ")[2]
+
+
+def test_the_schedulers_reason_of_a_pending_pod() -> None:
+    message = "0/3 nodes are available: 3 Insufficient cpu."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod = {"metadata": {"name": "web-1"}, "status": {"phase": "Pending", "conditions": [unscheduled]}}
+    text = _explained(msgspec.convert(pod, Pod))
+    assert f"pod web-1 is not ready: Unschedulable: {message}" in text
+    assert "To go on: free resources or add a node" in text
 
 
 @pytest.mark.parametrize(
