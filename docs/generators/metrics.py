@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.model import Address, Family, Target
+from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.metrics.slis import PROXY
@@ -108,6 +109,7 @@ def scrape() -> bytes:
             draining=DrainingEndpoints((Address("10.0.0.1"),), {Address("10.0.0.1"): 1}),
             rescue=rescue_state(),
             kernel_flows=flows_state(),
+            conntrack=ConntrackRoom(entries=1, limit=2, dropped=1),
         )
     )
     metrics.workers.see([worker_status(0, pid=os.getppid())])

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from docs.generators.metrics import scrape
 from tests.system.deploy.manifests import MONITORING, ROOT, read, rules
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here (package prometheus)")
@@ -246,6 +248,20 @@ def test_what_they_say_is_whole(tmp_path: Path) -> None:
 
 def test_no_alert_is_untried() -> None:
     assert set(CASES) == set(rules())
+
+
+def test_the_series_are_those_of_a_scrape() -> None:
+    """With the labels that the daemon gives them; `job` and `instance` are Prometheus' own."""
+    exported: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(scrape().decode()):
+        for sample in family.samples:
+            exported.setdefault(sample.name, set()).update(sample.labels)
+    tried = {series for case in CASES.values() for series in (*case.fires, *case.still) if not series.startswith("up{")}
+    for series in sorted(tried):
+        name, labels = series.removesuffix("}").split("{")
+        assert name in exported, f"the daemon exports no {name}"
+        given = set(re.findall(r'(\w+)="', labels)) - {"job", "instance"}
+        assert given == exported[name], series
 
 
 def test_each_says_how_bad_it_is_what_it_is_and_what_to_do() -> None:
