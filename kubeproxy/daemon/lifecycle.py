@@ -142,32 +142,23 @@ class Daemon(Owner):
         self._data_plane = data_plane
         self._kernel = kernel
         # It calls this object only once its control socket is bound, in `find_predecessor`.
-        self._ownership = Ownership(wanted, process, self, marker, kernel, data_plane)
+        self._ownership = ownership = Ownership(wanted, process, self, marker, kernel, data_plane)
         process.closing.push_async_callback(process.tasks.close)
-        self._reporting = reporting = Reporting.create(configuration, tracker, kernel, self._ownership)
-        self._control_plane = ControlPlane.create(
-            wanted, process, tracker, kernel, self._ownership, reporting, data_plane
+        self._reporting = reporting = Reporting.create(configuration, tracker, kernel, ownership)
+        self._control_plane = control_plane = ControlPlane.create(
+            wanted, process, tracker, kernel, ownership, reporting, data_plane
         )
-        self._kernel_path = KernelPath(
-            wanted, process, kernel, self._ownership, reporting, self._control_plane, data_plane
-        )
+        self._kernel_path = KernelPath(wanted, process, kernel, ownership, reporting, control_plane, data_plane)
         parts = Parts(
-            process,
-            configuration,
-            data_plane,
-            kernel,
-            self._ownership,
-            reporting,
-            self._control_plane,
-            self._kernel_path,
+            process, configuration, data_plane, kernel, ownership, reporting, control_plane, self._kernel_path
         )
         self._operator_view = OperatorView(parts)
         self._reloader = Reloader(parts, self._operator_view)
-        self._succession = Succession(configuration, process, self._ownership, self._control_plane, data_plane)
+        self._succession = Succession(configuration, process, ownership, control_plane, data_plane)
         self._shutdown = Shutdown(
             signals=process.signals,
-            takeover=self._ownership.server,
-            proxier=self._control_plane.proxier,
+            takeover=ownership.server,
+            proxier=control_plane.proxier,
             data_plane=data_plane,
             access_log=self._operator_view.access_log,
             tasks=process.tasks,
