@@ -14,6 +14,8 @@ RUN apt-get update -qq \
 # For builds behind a proxy or a mirror; without effect if empty.
 ARG PIP_CERT=""
 ARG PIP_INDEX_URL=""
+# Layers round the times of files, so bytecode must not depend on them: with a time set, it does not.
+ARG SOURCE_DATE_EPOCH=315532800
 WORKDIR /src
 COPY requirements.lock requirements-build.lock ./
 COPY deploy/venv.sh deploy/venv.sh
@@ -21,13 +23,17 @@ COPY kubeproxy kubeproxy
 RUN bash deploy/venv.sh python3 /opt/kubeproxy /opt/kubeproxy
 
 
-FROM ${BASE}
+FROM ${BASE} AS debian
 # The package iptables has libxtables and its extensions, for the adapter of the legacy tables.
 RUN apt-get update -qq \
- && DEBCONF_NOWARNINGS=yes apt-get install -y -qq --no-install-recommends python3 nftables iptables >/dev/null \
- && apt-get clean \
- && rm -rf /var/lib/apt/lists/* /var/cache/debconf/* /var/log/*.log /var/log/apt /usr/share/doc /usr/share/man \
-      /usr/share/locale
+ && DEBCONF_NOWARNINGS=yes apt-get install -y -qq --no-install-recommends python3 nftables iptables >/dev/null
+COPY deploy/slim-image.sh /run/
+RUN bash /run/slim-image.sh && rm /run/slim-image.sh
+
+
+# One layer: what is removed from a base is carried along by every image that builds on it.
+FROM scratch
+COPY --from=debian / /
 COPY --from=build /opt/kubeproxy /opt/kubeproxy
 ENV PATH=/opt/kubeproxy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \

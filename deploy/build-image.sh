@@ -8,6 +8,7 @@
 #                    digest. PUSH=insecure: to a registry without TLS
 #   OUTPUT=FILE      write the image there too, as an OCI archive
 #   ROOTFS=DIR       unpack the image's file system there too
+#   SOURCE_DATE_EPOCH=SECONDS   the time of all its files, and of the image
 #   STORAGE=DIR      where layers are kept (default: a directory that is removed at the end)
 #
 # Everything happens in chroots: no daemon, no namespaces, no registry. The certificates that the machine trusts
@@ -66,10 +67,14 @@ if [ -n "${PIP_INDEX_URL:-}" ]; then
   options+=(--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL")
 fi
 
+if [ -n "${SOURCE_DATE_EPOCH:-}" ]; then
+  options+=(--timestamp "$SOURCE_DATE_EPOCH" --build-arg "SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH")
+fi
+
 say "building $tag on $base"
 build build --quiet --isolation chroot --layers=false --format docker --pull=never "${options[@]}" \
   --build-arg BASE="$base" --build-arg VERSION="$version" \
-  --build-arg REVISION="$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" \
+  --build-arg REVISION="${REVISION:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}" \
   --tag "$tag" . >/dev/null
 
 if [ -n "${ROOTFS:-}" ]; then
