@@ -81,19 +81,20 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 class StateFile:
     """The file in a directory. `identity` names the node and the configuration; another one's state is refused.
 
-    Its methods block: they belong in a thread."""
+    Its name has the network namespace's number: daemons of two namespaces of a host may have the same directory. Its
+    methods block: they belong in a thread."""
 
     def __init__(self, directory: Path, identity: str) -> None:
         self._directory = directory
-        self._path = directory / FILE
+        self.path = directory / f"{FILE}-{_namespace()}"
         self._identity = identity
 
     def __str__(self) -> str:
-        return str(self._path)
+        return str(self.path)
 
     def write(self, state: SavedState) -> None:
         """Replace the file; UnusableStateError if that is not possible."""
-        temporary = self._directory / f".{FILE}.{os.getpid()}"
+        temporary = self._directory / f".{self.path.name}.{os.getpid()}"
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_unfinished()
@@ -105,7 +106,7 @@ class StateFile:
                     if file.tell() + len(data) > SIZE_MAX:
                         raise UnusableStateError(f"{self}: more than {SIZE_MAX >> 20} MiB")
                     file.write(_LENGTH.pack(len(data)) + data)
-            temporary.replace(self._path)
+            temporary.replace(self.path)
         except OSError as error:
             raise UnusableStateError(f"{self}: {error.strerror or error}") from error
         finally:
@@ -115,7 +116,7 @@ class StateFile:
     def confirm(self) -> None:
         """Note that nothing has changed since the file was written."""
         with contextlib.suppress(OSError):  # the next write reports what is wrong
-            os.utime(self._path)
+            os.utime(self.path)
 
     def read(self) -> SavedState | None:
         """Return the state in the file, with `since` of each source, or None if there is no file. Raise
@@ -123,7 +124,7 @@ class StateFile:
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._remove_unfinished()
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -139,7 +140,7 @@ class StateFile:
 
     def is_of_here(self) -> bool:
         """Return whether there is a file of this network namespace."""
-        with contextlib.suppress(OSError, ValueError, zlib.error, struct.error), self._path.open("rb") as file:
+        with contextlib.suppress(OSError, ValueError, zlib.error, struct.error), self.path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC and _header(file).place == _place()
         return False
 
@@ -147,13 +148,13 @@ class StateFile:
         """Remove the file if it belongs to this network namespace, and return whether it did."""
         with contextlib.suppress(OSError):
             if self.is_of_here():
-                self._path.unlink()
+                self.path.unlink()
                 return True
         return False
 
     def _remove_unfinished(self) -> None:
         """Remove what writers have left that were killed."""
-        for path in self._directory.glob(f".{FILE}.*"):
+        for path in self._directory.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -226,12 +227,17 @@ def _part(file: BinaryIO) -> bytes:
 
 
 def _place() -> str:
-    """This boot, and this network namespace: the addresses of another one mean other hosts."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Name this boot and this network namespace: the addresses of another one mean other hosts."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {_namespace()}"
+
+
+def _namespace() -> str:
+    """Return the number of this network namespace: no other one has it until the next boot, or, before Linux 5.14,
+    until this one has gone."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         cookie = sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8)
-        return f"{boot} {int.from_bytes(cookie, 'little'):x}"
-    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+        return f"{int.from_bytes(cookie, 'little'):x}"
+    return str(os.stat("/proc/self/ns/net").st_ino)
 
 
 def _shape() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +92,7 @@ def file(tmp_path: Path) -> StateFile:
 def test_what_is_read_is_what_was_written(file: StateFile, tmp_path: Path) -> None:
     assert file.read() is None
     file.write(STATE)
-    os.utime(tmp_path / "run/state", (5_000.0, 5_000.0))
+    os.utime(file.path, (5_000.0, 5_000.0))
     found = file.read()
     assert found is not None
     assert found.node == NODE
@@ -106,11 +108,11 @@ def test_what_is_read_is_what_was_written(file: StateFile, tmp_path: Path) -> No
 
 def test_nobody_else_may_read_it_and_nothing_unfinished_stays(file: StateFile, tmp_path: Path) -> None:
     file.write(STATE)
-    (tmp_path / "run/.state.1").write_bytes(b"of a writer that was killed")
+    (tmp_path / f"run/.{file.path.name}.1").write_bytes(b"of a writer that was killed")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "run/state").stat().st_mode & 0o777 == 0o600
+    assert file.path.stat().st_mode & 0o777 == 0o600
     file.write(SavedState([]))
-    assert [it.name for it in (tmp_path / "run").iterdir()] == ["state"]
+    assert [it.name for it in (tmp_path / "run").iterdir()] == [file.path.name]
     assert file.read() == SavedState([])
 
 
@@ -185,8 +187,8 @@ def _a_bomb(path: Path) -> None:
 )
 def test_anything_else_is_refused(file: StateFile, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     file.write(STATE)
-    spoil(tmp_path / "run/state")
-    with pytest.raises(UnusableStateError, match="run/state: "):
+    spoil(file.path)
+    with pytest.raises(UnusableStateError, match=r"run/state-\w+: "):
         file.read()
 
 
@@ -215,14 +217,14 @@ def test_what_cannot_be_written_leaves_the_file_alone(
     file: StateFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write(STATE)
-    before = (tmp_path / "run/state").read_bytes()
+    before = file.path.read_bytes()
     monkeypatch.setattr(saved_state, "SIZE_MAX", 1_000)
     with pytest.raises(UnusableStateError, match="more than"):
         file.write(STATE)
-    assert (tmp_path / "run/state").read_bytes() == before
+    assert file.path.read_bytes() == before
     assert len(list((tmp_path / "run").iterdir())) == 1
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnusableStateError, match="file/state: File exists"):
+    with pytest.raises(UnusableStateError, match=r"file/state-\w+: File exists"):
         StateFile(tmp_path / "file", "me").write(STATE)
 
 
@@ -237,6 +239,30 @@ def test_only_this_network_namespaces_is_removed(file: StateFile, monkeypatch: p
     assert file.read() is None
 
 
+@pytest.mark.netns
+def test_daemons_of_two_namespaces_share_a_directory(file: StateFile, tmp_path: Path) -> None:
+    """Neither replaces the other's file, nor removes what the other one is writing."""
+    file.write(STATE)
+    unfinished = tmp_path / f"run/.{file.path.name}.1"
+    unfinished.write_bytes(b"half")
+    elsewhere = (
+        "import sys, pathlib; from kubeproxy.daemon.saved_state import SavedState, StateFile;"
+        "file = StateFile(pathlib.Path(sys.argv[1]), 'me'); assert file.read() is None; file.write(SavedState([]));"
+        "assert file.read() == SavedState([]); print(file)"
+    )
+    ran = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", elsewhere, tmp_path / "run"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert Path(ran.stdout.strip()).exists()
+    assert ran.stdout.strip() != str(file)
+    assert unfinished.exists()
+    assert [it.name for it in (file.read() or SavedState([])).sources] == [it.name for it in STATE.sources]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(parts=st.lists(st.binary(max_size=60)), keep=st.integers(0, 3))
 def test_garbage_is_refused(file: StateFile, tmp_path: Path, parts: list[bytes], keep: int) -> None:
@@ -244,7 +270,7 @@ def test_garbage_is_refused(file: StateFile, tmp_path: Path, parts: list[bytes],
     good = list(file._parts(STATE))[:keep]
     data = b"".join(len(it).to_bytes(4) + it for it in (zlib.compress(part) for part in (*good, *parts)))
     (tmp_path / "run").mkdir(0o700, exist_ok=True)
-    path = tmp_path / "run/state"
+    path = file.path
     path.write_bytes(saved_state._MAGIC + data)
     path.chmod(0o600)
     with pytest.raises(UnusableStateError):

@@ -71,10 +71,10 @@ async def test_a_source_that_does_not_come_is_a_complaint(file: StateFile, monke
     assert (second.complaint() or "").endswith("kubernetes not listed since the start")
 
 
-async def test_an_old_state_waits_for_the_sources(file: StateFile, tmp_path: Path) -> None:
+async def test_an_old_state_waits_for_the_sources(file: StateFile) -> None:
     await keeper(file, complete(WEB)).write()
     old = time.time() - FRESH_S - 60
-    os.utime(tmp_path / "state", (old, old))
+    os.utime(file.path, (old, old))
     second = keeper(file, Tracker([API]))
     assert not await second.recall(at_once=True)
     assert await second.recall()
@@ -88,31 +88,31 @@ async def test_nothing_is_recalled_beside_complete_sources_or_without_a_file(fil
     assert await keeper(None, complete(WEB)).write() == 0.0
 
 
-async def test_it_is_written_by_the_owner_alone_and_after_changes_alone(file: StateFile, tmp_path: Path) -> None:
+async def test_it_is_written_by_the_owner_alone_and_after_changes_alone(file: StateFile) -> None:
     await keeper(file, complete(WEB), owns=False).write()
     await keeper(file, Tracker([API])).write()
     assert file.read() is None
     tracker = complete(WEB)
     writer = keeper(file, tracker)
     await writer.write()
-    before = (tmp_path / "state").stat()
+    before = file.path.stat()
     await writer.write()
-    assert (tmp_path / "state").stat().st_ino == before.st_ino
+    assert file.path.stat().st_ino == before.st_ino
     tracker.put_service(API, service("dns"))
     await writer.write()
-    assert (tmp_path / "state").stat().st_ino != before.st_ino
+    assert file.path.stat().st_ino != before.st_ino
 
 
 @pytest.mark.parametrize("behind_s", [0.0, 500.0])
 async def test_it_is_confirmed_while_the_sources_are_in_step(
-    file: StateFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float
+    file: StateFile, monkeypatch: pytest.MonkeyPatch, behind_s: float
 ) -> None:
     monkeypatch.setattr(state_keeper, "CONFIRM_S", 0.0)
     writer = keeper(file, complete(WEB), behind_s=lambda source: behind_s)
     await writer.write()
-    os.utime(tmp_path / "state", (1_000.0, 1_000.0))
+    os.utime(file.path, (1_000.0, 1_000.0))
     await writer.write()
-    assert ((tmp_path / "state").stat().st_mtime != 1_000.0) is (behind_s == 0)
+    assert (file.path.stat().st_mtime != 1_000.0) is (behind_s == 0)
     (source,) = (file.read() or SavedState([])).sources
     assert time.time() - (source.since or 0) == pytest.approx(behind_s, abs=30)
 

@@ -56,8 +56,14 @@ def serve(stage: Stage, api: ApiHost, state: Path, netfilter: str) -> Daemon:
     stage.await_answers(0, 1)
     stage.await_answers(0, address=GONE)
     until(lambda: in_step(daemon), "both watches work")
-    until((state / "state").exists, "its state is kept")
+    until(lambda: [*state.glob("state-*")], "its state is kept")
     return daemon
+
+
+def kept(state: Path) -> Path:
+    """Return the file in a directory for states."""
+    (file,) = state.glob("state-*")
+    return file
 
 
 def killed(daemon: Daemon) -> None:
@@ -156,7 +162,7 @@ def test_a_node_that_boots_waits_for_the_server_and_says_so(
     api.stop()
     killed(first)
     kernel_state.reset_rules(stage.node)
-    (tmp_path / "state").unlink()
+    kept(tmp_path).unlink()
     second = start(stage, api, tmp_path, netfilter, ready_within_s=None)
 
     def answer() -> Answer | None:
@@ -179,7 +185,7 @@ def test_a_state_that_is_not_this_nodes_is_refused_in_one_line(stage: Stage, api
     first = serve(stage, api, tmp_path, "nftables")
     api.stop()
     terminated(first)
-    os.chmod(tmp_path / "state", 0o644)
+    kept(tmp_path).chmod(0o644)
     second = start(stage, api, tmp_path, "nftables", ready_within_s=None)
     until(lambda: "state of earlier run not used" in second.log(), "it says so")
     assert second.log().count("open to other users") == 1
