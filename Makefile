@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup check format unit test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check clean
+.PHONY: help setup check format unit test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check release clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -95,6 +95,7 @@ lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:release --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements-release.lock
 
 install: ## install on this host, for systemd, as root: PREFIX=/usr/local PYTHON=/usr/bin/python3 (DESTDIR= for packages, ALIAS=1 also as kube-proxy)
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) PYTHON=$(PYTHON) ALIAS=$(ALIAS) bash deploy/install.sh install
@@ -114,6 +115,9 @@ image: ## build a container image, without an engine, as root: TAG=registry.exam
 image-check: setup ## build an image and try it in network namespaces
 	@rootfs=$$(mktemp -d) && trap 'rm -rf "$$rootfs"' EXIT && ROOTFS=$$rootfs bash deploy/build-image.sh \
 		&& KUBEPROXY_ROOTFS=$$rootfs $(BIN)/python -m pytest -q tests/system/deploy/test_image.py
+
+release: setup ## make all files of a release in dist/, as root (COMPARE=1 makes them twice; IMAGE= without the image)
+	@bash deploy/release.sh
 
 clean: ## remove everything that the other targets made
 	@rm -rf $(VENV) .fuzz build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
