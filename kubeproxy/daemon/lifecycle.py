@@ -61,7 +61,8 @@ log = structlog.get_logger(__name__)
 EXIT_FAILURE = 1
 
 FIRST_S = 1.0
-"""How long the start of the HTTP servers waits for clients to be served first."""
+"""How long the start of the HTTP servers, and of the sources beside a recalled state, waits for clients to be served
+first."""
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
@@ -187,7 +188,9 @@ class Daemon(Owner):
             await self._operator_view.http_servers.open()
         self._kernel_path.run(tasks)
         if not self._ownership.marker.others() and await control_plane.state_keeper.recall(at_once=True):
-            await self._serve()
+            # The sources wait for the first answer from the recalled state, but not for the rescue, whose process may
+            # take seconds.
+            tasks.start(self._serve(), name="serve")
             await tasks.first_of(serving.wait(), stop.wait(), asyncio.sleep(FIRST_S))
             await control_plane.sources.start(self._process.closing)
         else:

@@ -7,15 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.lifecycle import Daemon
 from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.signals import Signals
+from kubeproxy.daemon.state_keeper import StateKeeper
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.runtime.abstract_sockets import listening
@@ -33,6 +36,12 @@ LATER = (
     "kubeproxy.observability.http.server",
 )
 """Modules that take long to import, and that the first answer does not need."""
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+"""
 
 
 def test_slow_modules_are_not_imported_before_clients_are_served() -> None:
@@ -45,19 +54,24 @@ def test_slow_modules_are_not_imported_before_clients_are_served() -> None:
     assert done.stdout == "[]\n"
 
 
+@asynccontextmanager
+async def not_started(configuration: CurrentConfiguration) -> AsyncIterator[Daemon]:
+    crashes: list[BaseException] = []
+    async with AsyncExitStack() as closing:
+        tasks = TaskSet(lambda _, error: crashes.append(error))
+        process = Process(Signals(), Notifier(None), Holders(), tasks, closing, time.time())
+        yield await Daemon.create(configuration, process)
+    assert not crashes
+
+
 @pytest.fixture
 async def made() -> AsyncIterator[tuple[Daemon, CurrentConfiguration, frozenset[str]]]:
     """A daemon without workers and packet filter, not started, and the control sockets since it was made."""
     wanted = of_flags(workers="0", netfilter="none").configuration
     configuration = CurrentConfiguration(wanted, lambda: wanted)
     before = listening(PREFIX)
-    crashes: list[BaseException] = []
-    async with AsyncExitStack() as closing:
-        tasks = TaskSet(lambda _, error: crashes.append(error))
-        process = Process(Signals(), Notifier(None), Holders(), tasks, closing, time.time())
-        daemon = await Daemon.create(configuration, process)
+    async with not_started(configuration) as daemon:
         yield daemon, configuration, listening(PREFIX) - before
-    assert not crashes
 
 
 async def test_no_control_socket_is_bound_before_every_part_exists(
@@ -82,3 +96,31 @@ async def test_an_owner_can_answer_as_soon_as_its_socket_is_bound(
         await daemon.hold(False)
     assert daemon.offer().services == 0
     assert daemon.grace_s() == configuration.value.kubeproxy.shutdown_grace.seconds
+
+
+async def test_a_start_from_the_last_state_asks_its_sources_before_the_rescue_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    async def recall(keeper: StateKeeper, *, at_once: bool = False) -> bool:
+        order.append("recalled")
+        return True
+
+    async def ready(rescue: Rescue) -> None:
+        order.append("rescue")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(StateKeeper, "recall", recall)
+    monkeypatch.setattr(Rescue, "ready", ready)
+    (tmp_path / "web.yaml").write_text(SERVICE)
+    none = {"healthz_bind_address": "127.0.0.1:0", "metrics_bind_address": "127.0.0.1:0", "kubernetes": "never"}
+    wanted = of_flags(workers="0", netfilter="none", manifests=str(tmp_path), **none).configuration
+    async with not_started(CurrentConfiguration(wanted, lambda: wanted)) as daemon:
+        tracker = daemon._control_plane.tracker
+        daemon._process.tasks.start(daemon.start(), name="start")
+        async with asyncio.timeout(30):
+            while not all(tracker.sources().values()):
+                await asyncio.sleep(0.01)
+        assert order == ["recalled", "rescue"]
+        assert tracker.services == 1
