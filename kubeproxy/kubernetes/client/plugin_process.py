@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +30,9 @@ def main(file: int) -> None:
     request = msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=PluginRequest)
     try:
         answer = asyncio.run(_answer(request))
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # too late; the library leaves its program running
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(pid), signal.SIGTERM)
         sys.exit(1)
     except Exception as error:  # the library lets whatever it meets through: KeyError, AssertionError, OSError, ...
         answer = PluginAnswer(fault=" ".join(str(error).split()) or type(error).__name__)

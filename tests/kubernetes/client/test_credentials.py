@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kubernetes.client import credentials, memory_files
+from kubeproxy.kubernetes.client import credentials, memory_files, plugins
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.model.errors import ConfigError
-from tests.kubernetes.harness import kubeconfig
+from tests.kubernetes.harness import kubeconfig, until
 from tests.support.apiserver import ApiServer, Cluster
 from tests.support.apiserver.recordings import TLS, server_tls
 
@@ -64,6 +64,17 @@ def test_files_in_memory_are_bounded_and_the_same_content_is_one() -> None:
     assert Path(last).read_text() == f"number {2 * memory_files.MAX_FILES - 1}"
     assert len(os.listdir("/proc/self/fd")) <= before + memory_files.MAX_FILES
     assert len(memory_files._kept) == memory_files.MAX_FILES
+
+
+async def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "PLUGIN_S", 5.0)
+    script = f"echo $$ >{tmp_path}/pid; exec sleep 1000"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+    path = kubeconfig(tmp_path, "http://127.0.0.1:1", {"exec": plugin | {"interactiveMode": "Never"}})
+    with pytest.raises(ConfigError, match="did not answer within 5 s"):
+        await credentials.Access(ClientSettings(kubeconfig=path).read).configuration()
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 async def test_no_process_of_ours_imports_the_library_s_modules(tmp_path: Path) -> None:
