@@ -17,12 +17,12 @@ TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
 def find(conditions: Sequence[Condition], type: str) -> Condition | None:
-    """The condition of a type."""
+    """Return the condition of a type."""
     return next((condition for condition in conditions if condition.type == type), None)
 
 
 def new(type: str, status: str, reason: str, message: str, now: float) -> Condition:
-    """A Deployment's condition that begins now."""
+    """Return a Deployment's condition that begins now."""
     moment = timestamps.seconds(now)
     return Condition(
         type=type,
@@ -35,7 +35,7 @@ def new(type: str, status: str, reason: str, message: str, now: float) -> Condit
 
 
 def without(conditions: Sequence[Condition], type: str) -> list[Condition]:
-    """All conditions but those of a type."""
+    """Return all conditions but those of a type."""
     return [condition for condition in conditions if condition.type != type]
 
 

@@ -48,12 +48,12 @@ def lease_client(requests: Requests) -> ObjectClient[Lease]:
 
 
 def service_informer() -> Informer[Service]:
-    """All Services of the cluster."""
+    """Return all Services of the cluster."""
     return Informer(name="services", kind="Service", path="/api/v1/services", decode=_service)
 
 
 def report_informer() -> Informer[Lease]:
-    """The Leases by which node proxies report."""
+    """Return the Leases by which node proxies report."""
     return Informer(
         name="leases",
         kind="Lease",
@@ -64,15 +64,15 @@ def report_informer() -> Informer[Lease]:
 
 
 def pod_informer() -> Informer[Pod]:
-    """All pods of the cluster."""
+    """Return all pods of the cluster."""
     return Informer(name="pods", kind="Pod", path="/api/v1/pods", decode=_pod)
 
 
 def replica_set_informer(kind: ReplicaSetKind = REPLICA_SET) -> Informer[ReplicaSet]:
-    """All ReplicaSets, or all ReplicationControllers."""
+    """Return all ReplicaSets, or all ReplicationControllers."""
     return Informer(name=kind.resource, kind=kind.kind, path=f"{kind.group}/{kind.resource}", decode=kind.decode)
 
 
 def deployment_informer() -> Informer[Deployment]:
-    """All Deployments."""
+    """Return all Deployments."""
     return Informer(name="deployments", kind="Deployment", path="/apis/apps/v1/deployments", decode=_deployment)

@@ -237,7 +237,7 @@ class ReplicationController(Wire, frozen=True):
     status: ReplicaSetStatus = ReplicaSetStatus()
 
     def as_replica_set(self) -> ReplicaSet:
-        """The same as a ReplicaSet, for the controller that keeps both."""
+        """Return the same as a ReplicaSet, for the controller that keeps both."""
         spec = self.spec
         return ReplicaSet(
             metadata=self.metadata,
@@ -316,7 +316,7 @@ class Deployment(Wire, frozen=True):
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """A pod template as plain JSON values, made anew for each caller. `Garbage` if it is no template."""
+    """Return a pod template as plain JSON values, made anew for each caller. `Garbage` if it is no template."""
     with understood("pod template"):
         msgspec.json.decode(raw, type=_TemplateShape)
         found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])

@@ -21,7 +21,7 @@ _COST_MIN, _COST_MAX = -(2**31), 2**31 - 1
 
 
 def deletion_cost(pod: Pod) -> int:
-    """The annotation ``pod-deletion-cost``; 0 where it is absent or not an int32 without leading + or zeros."""
+    """Return the annotation ``pod-deletion-cost``; 0 where it is absent or not an int32 without leading + or zeros."""
     text = pod.metadata.annotations.deletion_cost
     if text is None or not _COST.fullmatch(text):
         return 0
@@ -35,7 +35,7 @@ def related_per_node(related: Iterable[Pod]) -> Counter[str]:
 
 
 def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable[Pod], now: float) -> list[Pod]:
-    """The `number` pods that go, first one first. `related` are the active pods of sets with the same owner."""
+    """Return the `number` pods that go, first one first. `related` are the active pods of sets with the same owner."""
     if number >= len(pods):
         return list(pods)
     nodes = related_per_node(related)

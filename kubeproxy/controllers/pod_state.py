@@ -9,22 +9,22 @@ TERMINAL = ("Succeeded", "Failed")
 
 
 def is_active(pod: Pod) -> bool:
-    """Whether a pod counts as a replica: neither finished nor being deleted."""
+    """Return whether a pod counts as a replica: neither finished nor being deleted."""
     return pod.status.phase not in TERMINAL and pod.metadata.deletion_timestamp is None
 
 
 def is_terminating(pod: Pod) -> bool:
-    """Whether a pod is being deleted and may still run."""
+    """Return whether a pod is being deleted and may still run."""
     return pod.metadata.deletion_timestamp is not None and pod.status.phase not in TERMINAL
 
 
 def ready_condition(pod: Pod) -> PodCondition | None:
-    """The Ready condition, if there is one."""
+    """Return the Ready condition, if there is one."""
     return next((condition for condition in pod.status.conditions if condition.type == "Ready"), None)
 
 
 def is_ready(pod: Pod) -> bool:
-    """Whether the kubelet reports the pod as ready."""
+    """Return whether the kubelet reports the pod as ready."""
     condition = ready_condition(pod)
     return condition is not None and condition.status == "True"
 
@@ -48,16 +48,16 @@ def available_at(pod: Pod, min_ready_s: int) -> float | None:
 
 
 def is_available(pod: Pod, min_ready_s: int, now: float) -> bool:
-    """Whether the pod has been ready for `min_ready_s` seconds."""
+    """Return whether the pod has been ready for `min_ready_s` seconds."""
     available = available_at(pod, min_ready_s)
     return available is not None and available <= now
 
 
 def restarts(pod: Pod) -> int:
-    """The restarts of the container that was restarted most often."""
+    """Return the restarts of the container that was restarted most often."""
     return max((status.restart_count for status in pod.status.container_statuses), default=0)
 
 
 def init_restarts(pod: Pod) -> int:
-    """The same of the init containers."""
+    """Return the same of the init containers."""
     return max((status.restart_count for status in pod.status.init_container_statuses), default=0)

@@ -15,7 +15,7 @@ _LARGEST = 10**9
 
 
 def scaled(value: int | str | None, total: int, *, up: bool) -> int:
-    """A number, or a percentage of `total` rounded up or down. ValueError for other text."""
+    """Return a number, or a percentage of `total` rounded up or down. ValueError for other text."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -64,7 +64,7 @@ def max_total(deployment: Deployment) -> int:
 
 
 def new_replica_set_size(deployment: Deployment, total: int, current: int) -> int:
-    """The size that the new ReplicaSet may have. `total` are the wanted pods of all sets, `current` its own."""
+    """Return the size that the new ReplicaSet may have. `total` are the wanted pods of all sets, `current` its own."""
     wanted = deployment.spec.replicas
     if not deployment.rolling:
         return wanted

@@ -34,7 +34,7 @@ _SUFFIXES: Final = {
 
 
 def normalized(template: msgspec.Raw) -> dict[str, Any]:
-    """A template in the one form that all equal ones have, without the label pod-template-hash.
+    """Return a template in the one form that all equal ones have, without the label pod-template-hash.
 
     Null, empty lists and empty maps are as if absent; quantities are compared by value.
     """
@@ -48,22 +48,22 @@ def normalized(template: msgspec.Raw) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _canonical(template: bytes) -> bytes:
-    """The text that all equal templates share. Kept, because every sync compares the same few templates."""
+    """Return the text that all equal templates share. Kept, because every sync compares the same few templates."""
     return msgspec.json.encode(normalized(msgspec.Raw(template)), order="sorted")
 
 
 def canonical(template: msgspec.Raw) -> bytes:
-    """The text that all equal templates share, without the label pod-template-hash."""
+    """Return the text that all equal templates share, without the label pod-template-hash."""
     return _canonical(bytes(template))
 
 
 def equal(one: msgspec.Raw, other: msgspec.Raw) -> bool:
-    """Whether two templates make the same pods."""
+    """Return whether two templates make the same pods."""
     return canonical(one) == canonical(other)
 
 
 def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
-    """A short text for names and labels: the same for equal templates, another after a collision.
+    """Return a short text for names and labels: the same for equal templates, another after a collision.
 
     32-bit FNV-1a as upstream's, but over canonical JSON: the controller of another version finds ReplicaSets by their
     templates, never by this value.
@@ -76,7 +76,7 @@ def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
 
 
 def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
-    """The template of a ReplicaSet: all of the Deployment's, and the label."""
+    """Return the template of a ReplicaSet: all of the Deployment's, and the label."""
     found = template_of(template)
     metadata = found.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), HASH_LABEL: value}
@@ -84,7 +84,7 @@ def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
 
 
 def without_hash(template: msgspec.Raw) -> dict[str, Any]:
-    """The template of a Deployment, out of its ReplicaSet's."""
+    """Return the template of a Deployment, out of its ReplicaSet's."""
     found = template_of(template)
     labels = (found.get("metadata") or {}).get("labels") or {}
     labels.pop(HASH_LABEL, None)
@@ -103,7 +103,7 @@ _decode_labels = msgspec.json.Decoder(_Labelled).decode
 
 
 def labels_of(template: msgspec.Raw) -> dict[str, str]:
-    """The labels of a template's pods."""
+    """Return the labels of a template's pods."""
     return _decode_labels(template).metadata.labels
 
 
@@ -124,7 +124,7 @@ def _prune(key: str, value: Any, *, quantities: bool) -> Any:
 
 
 def _quantity(text: str) -> str:
-    """The value of a quantity as plain text; what is none stays as it is."""
+    """Return the value of a quantity as plain text; what is none stays as it is."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return text

@@ -98,7 +98,7 @@ class HostFacts:
             )
 
     async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
-        """Whether netfilter can distinguish our listening sockets from those of other processes."""
+        """Return whether netfilter can distinguish our listening sockets from those of other processes."""
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         if not reasons and (reason := await netfilter.why_not(Feature.SOCKET_GUARD)) is not None:
             reasons.append(f"{netfilter.name}: {reason}")

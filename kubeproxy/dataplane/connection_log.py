@@ -28,7 +28,7 @@ class Entry:
         self.dial_s: float | None = None
 
     def ended(self, reason: str, *, duration_s: float, bytes_in: int = 0, bytes_out: int = 0) -> Ended:
-        """The log record. Durations in seconds from accept."""
+        """Return the log record. Durations in seconds from accept."""
         return Ended(
             frontend=self._frontend,
             protocol=Protocol.TCP,

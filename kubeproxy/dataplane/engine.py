@@ -160,11 +160,11 @@ class Engine:
         return tuple(self._listeners)
 
     def serves(self, frontend: FrontendName) -> bool:
-        """Whether a frontend is served now."""
+        """Return whether a frontend is served now."""
         return frontend in self._listeners
 
     def changed_counters(self) -> Iterator[tuple[FrontendName, Counters] | None]:
-        """The counters that changed since they were last read; None: an unchanged frontend.
+        """Yield the counters that changed since they were last read; None: an unchanged frontend.
 
         The last read is by this method or by `counters`. The caller may pause between two steps, or stop. Frontends
         without clients are not looked at."""
@@ -187,13 +187,13 @@ class Engine:
                 yield None
 
     def counters(self) -> dict[FrontendName, Counters]:
-        """A snapshot of the sums of the frontends served now."""
+        """Return a snapshot of the sums of the frontends served now."""
         for _ in self.changed_counters():
             pass
         return self.last_counters()
 
     def last_counters(self) -> dict[FrontendName, Counters]:
-        """The counters as `changed_counters` last read them."""
+        """Return the counters as `changed_counters` last read them."""
         return self._reported.copy()
 
     def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
@@ -204,7 +204,7 @@ class Engine:
             yield (name, _ejected_of(ejected, self._context.reactor.clock(), worker)) if ejected else None
 
     def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
-        """The affinity bindings used since `since` (by the reactor's clock); None: a frontend is done.
+        """Yield the affinity bindings used since `since` (by the reactor's clock), and None when a frontend is done.
 
         The caller may pause between two steps."""
         for tally in tuple(self._context.touched):
@@ -229,7 +229,7 @@ class Engine:
             yield
 
     def preview(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> BalancePreview | None:
-        """The endpoints that a client's next connection would try; None: the frontend is not served."""
+        """Return the endpoints that a client's next connection would try, or None if the frontend is not served."""
         listener = self._listeners.get(frontend)
         if listener is None:
             return None
@@ -237,7 +237,7 @@ class Engine:
         return BalancePreview(worker, order, bound)
 
     def worker_status(self, *, worker: int = 0) -> WorkerStatus:
-        """The status of this process."""
+        """Return the status of this process."""
         context = self._context
         return WorkerStatus(
             pid=os.getpid(),
@@ -258,7 +258,7 @@ class Engine:
         )
 
     def take_ended(self) -> list[Ended]:
-        """The connections finished since the last call (see `DataPlane.ended`)."""
+        """Return the connections finished since the last call (see `DataPlane.ended`)."""
         return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:

@@ -129,7 +129,7 @@ class LocalDataPlane:
 
 
 async def _in_slices(steps: Iterable[_Step]) -> AsyncIterator[_Step]:
-    """The same steps, yielding to the event loop after each time slice."""
+    """Yield the same steps, yielding to the event loop after each time slice."""
     time_slice = TimeSlice(SLICE_S)
     for step in steps:
         yield step

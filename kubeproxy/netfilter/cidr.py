@@ -22,16 +22,16 @@ def disjoint(cidrs: frozenset[str], family: Family) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def contains(cidrs: frozenset[str], address: Address) -> bool:
-    """Whether one of the CIDRs contains an address."""
+    """Return whether one of the CIDRs contains an address."""
     it = ipaddress.ip_address(address)
     return any(it in ipaddress.ip_network(cidr, strict=False) for cidr in cidrs)
 
 
 def is_loopback(address: Address) -> bool:
-    """Whether this is a loopback address."""
+    """Return whether this is a loopback address."""
     return address.startswith("127.") or address == "::1"
 
 
 def of_family(addresses: Iterable[Address], family: Family) -> list[Address]:
-    """The addresses of one family, sorted."""
+    """Return the addresses of one family, sorted."""
     return sorted(address for address in addresses if (":" in address) is (family == 6))

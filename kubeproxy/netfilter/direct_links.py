@@ -25,7 +25,7 @@ _SEVERAL_HOSTS = {Family.IPV4: 29, Family.IPV6: 126}
 
 
 def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
-    """The families of frames that netfilter sees on all bridges of this network namespace."""
+    """Return the families of frames that netfilter sees on all bridges of this network namespace."""
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 

@@ -14,12 +14,12 @@ SETTINGS: Mapping[Family, str] = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "
 
 
 def forwarded_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
-    """The families that are forwarded; a kernel without a family does not forward it."""
+    """Return the families that are forwarded; a kernel without a family does not forward it."""
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 
 def is_on(path: Path) -> bool:
-    """Whether a setting is on; one that is not there is off."""
+    """Return whether a setting is on; one that is not there is off."""
     try:
         return path.read_text().strip() not in ("", "0")
     except OSError:

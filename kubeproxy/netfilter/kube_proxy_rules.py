@@ -49,7 +49,7 @@ async def look(*, net: Path = _NET) -> list[str]:
 
 
 def complaint(found: Sequence[str]) -> str | None:
-    """The warning for an operator about what `look` found; None: nothing found. Pure."""
+    """Return the warning for an operator about what `look` found; None: nothing found. Pure."""
     if not found:
         return None
     return (
@@ -66,7 +66,7 @@ def catches(saved: str) -> bool:
 
 
 def has_virtual_services(listed: str, *, interfaces: Iterable[str]) -> bool:
-    """Whether IPVS, as ``/proc/net/ip_vs`` lists it, serves for kube-proxy. Pure."""
+    """Return whether IPVS, as ``/proc/net/ip_vs`` lists it, serves for kube-proxy. Pure."""
     return IPVS_INTERFACE in interfaces and bool(_VIRTUAL_SERVICE.search(listed))
 
 

@@ -58,7 +58,7 @@ class LocalAddress:
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """Every address of this network namespace, in the kernel's order; KernelError when it refuses."""
+    """Return every address of this network namespace, in the kernel's order; KernelError when it refuses."""
     try:
         with open_netlink() as netlink:
             links = dict(_parse_links(dump(netlink, _RTM_GETLINK)))
@@ -78,7 +78,7 @@ def landing_addresses() -> Mapping[Family, Address]:
 
 
 def first_global(addresses: Iterable[LocalAddress], family: Family) -> Address | None:
-    """The first address that other hosts can reach. Pure."""
+    """Return the first address that other hosts can reach. Pure."""
     return next((it.address for it in addresses if it.family is family and it.is_global and it.usable), None)
 
 
@@ -104,7 +104,7 @@ class _Link(NamedTuple):
 
 
 def _parse_links(payloads: Iterable[bytes]) -> Iterator[tuple[int, _Link]]:
-    """The interfaces by their numbers."""
+    """Yield the interfaces by their numbers."""
     for payload in payloads:
         _, _, index, flags, _ = LINK.unpack_from(payload)
         found = dict(attributes(payload[LINK.size :]))
@@ -118,7 +118,7 @@ def _network(packed: bytes, prefix: int) -> str:
 
 
 def _bridge(link: Mapping[int, bytes]) -> frozenset[Family] | None:
-    """The families of frames that a bridge has netfilter see by its own setting; None: it is no bridge."""
+    """Return the families of frames that a bridge has netfilter see by its own setting, or None if it is no bridge."""
     if link.get(_IFLA_INFO_KIND, b"").rstrip(b"\0") != b"bridge":
         return None
     settings = dict(attributes(link.get(_IFLA_INFO_DATA, b"")))

@@ -64,7 +64,7 @@ def trace(
     for_this_host: bool = False,
     by_uplink: bool = False,
 ) -> Trace:
-    """The outcome for a client that sends to `destination`.
+    """Return the outcome for a client that sends to `destination`.
 
     `source`: the client's address (None: one that is in no range); `from_this_host`: the node itself sends the packet;
     `for_this_host`: the destination is an address of the node, where a packet may reach a proxy port directly;
@@ -117,7 +117,7 @@ def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_ho
 def _lead(
     rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
 ) -> tuple[int, Why, Destination] | _Forwarded | None:
-    """The endpoints or the proxy port of a packet: those of its address come before those of a node port."""
+    """Return the endpoints or the proxy port of a packet: those of its address come before those of a node port."""
     keys = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
         keys.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))

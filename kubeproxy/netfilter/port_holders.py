@@ -52,7 +52,7 @@ class Holder(NamedTuple):
     """False: it only has the port, as a UDP socket does."""
 
     def __str__(self) -> str:
-        """The text in messages."""
+        """Return the text in messages."""
         if self.pid is None:
             return f"a process of user {self.uid}"
         return f"process {self.pid} ({self.command}) of user {self.uid}"
@@ -103,7 +103,7 @@ class Holders:
 
 
 def kube_proxy_process() -> int | None:
-    """A process named kube-proxy; None: there is none. Its name can be read where its sockets cannot."""
+    """Return a process named kube-proxy, or None if there is none. Its name can be read where its sockets cannot."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
         if int(process) == os.getpid():  # by the alias of `kubeproxy run`
             continue
@@ -129,7 +129,7 @@ def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[
 
 
 def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> bool:
-    """Whether a socket of a kernel's family at `own` answers at an address."""
+    """Return whether a socket of a kernel's family at `own` answers at an address."""
     wildcard = address in NODE_PORTS.values()
     if family_of(address) is Family.IPV6:
         return wildcard or own in (_ANYWHERE, socket.inet_pton(socket.AF_INET6, address))
@@ -143,7 +143,7 @@ def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> boo
 
 
 def _search(link: str, expired: Callable[[], bool]) -> tuple[int, str] | None:
-    """The process that has an open file of that name, and its command line; None: not found in time."""
+    """Return the process that has an open file of that name, and its command line; None: not found in time."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:  # ended, or another user's
             for descriptor in descriptors:

@@ -59,7 +59,7 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 def device_of(group: int) -> str:
-    """The name of the device that belongs to a group of the packet log; the other end has a "p" behind it."""
+    """Return the name of the device that belongs to a group of the packet log; the other end has a "p" behind it."""
     return f"kubeproxy{group:05}"
 
 
@@ -149,13 +149,13 @@ def remove(group: int) -> None:
 
 
 def groups() -> set[int]:
-    """The groups of which there are devices. OSError."""
+    """Return the groups of which there are devices. OSError."""
     with open_netlink() as netlink:
         return {int(found[1]) for _, name, _ in _links(netlink) if (found := _NAME.fullmatch(name))}
 
 
 def _links(netlink: socket.socket) -> list[tuple[int, str, int]]:
-    """The interfaces: number, name and flags."""
+    """Return the interfaces: number, name and flags."""
     found: list[tuple[int, str, int]] = []
     for payload in dump(netlink, _RTM_GETLINK):
         _, _, number, flags, _ = LINK.unpack_from(payload)
@@ -193,7 +193,7 @@ def _delete(netlink: socket.socket, name: str) -> None:
 
 
 def _redirection(link: int) -> bytes:
-    """The options of a filter: which frames it takes, and to which interface they go."""
+    """Return the options of a filter: which frames it takes, and to which interface they go."""
     steps = [(LD_ABS, 0, 0, _NUMBER_AT), (JEQ, 0, 1, link), (RET, 0, 0, 0xFFFF_FFFF), (RET, 0, 0, 0)]
     parameters = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _INGRESS_REDIRECT, link)
     action = [(_TCA_ACT_KIND, b"mirred\0"), (_TCA_ACT_OPTIONS, encode([(_TCA_MIRRED_PARMS, parameters)]))]
@@ -207,7 +207,7 @@ def _redirection(link: int) -> bytes:
 
 
 def _open(name: str) -> socket.socket:
-    """A packet socket that sends by a device and receives nothing, even if it were bound anew."""
+    """Return a packet socket that sends by a device and receives nothing, even if it were bound anew."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
     try:
         attach(sock, SO_ATTACH_FILTER, assemble([(RET, 0, 0, 0)]))

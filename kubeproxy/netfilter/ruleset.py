@@ -165,7 +165,7 @@ class RuleSet:
     it otherwise."""
 
     def spreads_to(self, destination: Destination) -> bool:
-        """Whether a destination, as a client names it, is led to endpoints."""
+        """Return whether a destination, as a client names it, is led to endpoints."""
         node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
         places = (destination, node_port) if destination.address in self.node_addresses else (destination,)
         return any(place in self.spreads or place in self.own_spreads for place in places)
@@ -210,7 +210,7 @@ class RuleSet:
 
 
 def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:
-    """The part of a rule set that decides where packets to these destinations go."""
+    """Return the part of a rule set that decides where packets to these destinations go."""
 
     def of(mapping: Mapping[Destination, _Value]) -> dict[Destination, _Value]:
         return {each: mapping[each] for each in destinations if each in mapping}

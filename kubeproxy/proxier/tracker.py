@@ -192,7 +192,7 @@ class Tracker:
             self._on_node()
 
     def served(self) -> dict[str, tuple[list[Service], list[EndpointSlice]]]:
-        """The objects of every source that are served: its own if it is complete, else recalled ones."""
+        """Return the objects of every source that are served: its own if it is complete, else recalled ones."""
         served = {source: self._recalled.get(source, store) for source, store in self._stores.items()}
         return {
             source: ([*store.services.values()], [*store.slices.values()])
@@ -217,7 +217,7 @@ class Tracker:
         return self._complete_at if complete == len(self._stores) else self._complete_at + self._start_grace_s
 
     def sources(self) -> Mapping[str, bool]:
-        """Every source, and whether it is complete."""
+        """Return every source, and whether it is complete."""
         return {source: store.complete for source, store in self._stores.items()}
 
     @property

@@ -81,11 +81,11 @@ class _Segment:
         self.ended = now
 
     def may_have(self, sign: bytes) -> bool:
-        """Whether these bytes are somewhere in what has not been read."""
+        """Return whether these bytes are somewhere in what has not been read."""
         return any(sign in data for data, _ in self._unread)
 
     def latest_of(self, key: Connection) -> Copy | None:
-        """The latest copy of a connection."""
+        """Return the latest copy of a connection."""
         self._read()
         return self._by_connection.get(key)
 
@@ -129,7 +129,7 @@ class Copies:
         self.forget(now)
 
     def of(self, client: Side, service: Side) -> Copy | None:
-        """The copy of a connection's SYN, to send it again."""
+        """Return the copy of a connection's SYN, to send it again."""
         found = self._find(Connection(client, service))
         return self._resolved(found) if found is not None else None
 
@@ -168,7 +168,7 @@ class Copies:
         return None
 
     def _resolved(self, found: Copy) -> Copy:
-        """The copy that has the attempts: an echo of our own attempt is none of its own."""
+        """Return the copy that has the attempts: an echo of our own attempt is none of its own."""
         tried = self._tried.get(found.key)
         if tried is not None:
             if found.at - max(tried.at, tried.tried_at) < RETRANSMITTED_S:

@@ -60,7 +60,7 @@ class Ejections:
     def failed(
         self, endpoint: Endpoint, now: float, *, reason: str, noticed_by: str, tenants: frozenset[str] = frozenset()
     ) -> bool:
-        """A client, or a dial, has not got an answer. True if that ejects the endpoint.
+        """Return a client, or a dial, has not got an answer. True if that ejects the endpoint.
 
         Failures of many clients during one ejection count once: those after a dial only."""
         ejection = self._ejected.get(endpoint)
@@ -94,7 +94,7 @@ class Ejections:
             )
 
     def answered(self, endpoint: Endpoint, now: float) -> bool:
-        """A dial has got an answer. True if that brings the endpoint back."""
+        """Note that a dial has got an answer. Return True if that brings the endpoint back."""
         ejection = self._ejected.pop(endpoint, None)
         if ejection is None:
             return False

@@ -44,7 +44,7 @@ class Budget:
         """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
 
     def pause_s(self, began: float, ended: float) -> float:
-        """How long to wait after some work."""
+        """Return how long to wait after some work."""
         left_s = max(0.0, self._spent_s - SHARE * (began - self._at))
         self._spent_s, self._at = left_s + ended - began, began
         return min(max(0.0, self._spent_s - CREDIT_S) / SHARE, PAUSE_MAX_S)

@@ -29,7 +29,7 @@ class Watch(Interface):
     """Notices routes that go."""
 
     def look(self) -> Lost:
-        """What has gone since the last look."""
+        """Return what has gone since the last look."""
 
 
 class LostRoutes:
@@ -66,7 +66,7 @@ class LostRoutes:
 
 
 def _taken(some: dict[Endpoint, None], at_most: int) -> list[Endpoint]:
-    """The first of them, which then are no longer among them."""
+    """Return the first of them, which then are no longer among them."""
     found = list(islice(some, at_most))
     for endpoint in found:
         del some[endpoint]

@@ -186,7 +186,7 @@ class RescueProcess:
 
 
 def open_log(preferred: int) -> tuple[socket.socket, int]:
-    """The packet log, and the group that it reads.
+    """Return the packet log, and the group that it reads.
 
     OSError when no group is free, or the kernel has no packet log."""
     sock = open_netlink(NETLINK_NETFILTER)
@@ -219,7 +219,7 @@ def _reads(sock: socket.socket, group: int) -> bool:
 
 
 def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]:
-    """The socket by which clients' packets enter this node again, or why there is none."""
+    """Return the socket by which clients' packets enter this node again, or why there is none."""
     try:
         for other in reentry.groups() - {group}:
             with open_netlink(NETLINK_NETFILTER) as sock:

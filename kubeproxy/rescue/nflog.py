@@ -45,7 +45,7 @@ class Logged(NamedTuple):
 
 
 def bind_request(group: int, *, packet_bytes: int, threshold: int, sequence: int) -> bytes:
-    """The request for a group's packets. The kernel answers EPERM when another socket has the group."""
+    """Return the request for a group's packets. The kernel answers EPERM when another socket has the group."""
     values = [
         (_CFG_CMD, bytes([_BIND])),
         (_CFG_MODE, struct.pack(">IBx", packet_bytes, _COPY_PACKET)),
@@ -58,7 +58,7 @@ def bind_request(group: int, *, packet_bytes: int, threshold: int, sequence: int
 
 
 def count(data: bytes) -> int:
-    """How many packets one read from the socket has."""
+    """Return how many packets one read from the socket has."""
     found, at, end, unpack = 0, 0, len(data) - _HEADER_BYTES, _LENGTH_AND_KIND.unpack_from
     while at <= end:
         length, kind = unpack(data, at)
@@ -70,14 +70,14 @@ def count(data: bytes) -> int:
 
 
 def may_report(data: bytes) -> bool:
-    """Whether one read from the socket may have a report. It has none when this says no.
+    """Return whether one read from the socket may have a report. It has none when this says no.
 
     A client can write the same bytes into its packet; then `packets` has no report."""
     return _REPORTED in data
 
 
 def packets(data: bytes) -> Iterator[Logged]:
-    """The packets of one read from the socket."""
+    """Yield the packets of one read from the socket."""
     for message in parse(data):
         if message.kind != _PACKET:
             continue

@@ -94,7 +94,7 @@ class _Ip(NamedTuple):
 
 
 def parse(packet: bytes) -> Syn | Refusal | Refused | Unreachable | None:
-    """What a packet means; None: nothing to do for it."""
+    """Return what a packet means, or None if there is nothing to do for it."""
     ip = _ip(packet)
     if ip is None:
         return None
@@ -156,17 +156,17 @@ def _error(ip: _Ip) -> Unreachable | None:
 
 @lru_cache(maxsize=8192)
 def text_of(address: bytes) -> Address:
-    """An address as the model has it."""
+    """Return an address as the model has it."""
     return Address(socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address))
 
 
 def packed(address: str) -> bytes:
-    """The inverse of `text_of`."""
+    """Return the inverse of `text_of`."""
     return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
 
 
 def again(syn: Syn) -> bytes | None:
-    """The SYN as it is sent again; None when its hop limit is used up.
+    """Return the SYN as it is sent again; None when its hop limit is used up.
 
     One hop is taken off, so a loop ends also where no router is in it. Its checksums are computed anew: with checksum
     offload the copy has only a part of TCP's.
@@ -192,7 +192,7 @@ datagram had at the endpoint, which may be too little for another."""
 
 
 def datagram(client: Side, service: Side, payload: bytes) -> bytes:
-    """A client's datagram to a service address, from its IP header on."""
+    """Return a client's datagram to a service address, from its IP header on."""
     body = bytearray(_UDP_HEADER.pack(client.port, service.port, _UDP_HEADER.size + len(payload), 0) + payload)
     _set_checksum(body, _UDP, client.address, service.address)
     addresses = client.address + service.address
@@ -215,7 +215,7 @@ def _set_checksum(body: bytearray, protocol: int, source: bytes, destination: by
 
 
 def checksum(data: bytes | bytearray) -> int:
-    """The Internet checksum of some bytes (RFC 1071)."""
+    """Return the Internet checksum of some bytes (RFC 1071)."""
     if len(data) % 2:
         data = data + b"\0"
     # As 2**16 is 1 modulo 65,535, the sum of the words is the number itself.

@@ -52,7 +52,7 @@ async def dial(target: Target) -> Outcome:
 
 
 async def refuses_datagrams(target: Target) -> bool:
-    """Whether an empty datagram to an endpoint comes back as an ICMP error.
+    """Return whether an empty datagram to an endpoint comes back as an ICMP error.
 
     An endpoint that is well mostly does not answer it, so no answer means nothing."""
     loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ REPORTS_PER_TURN: Final = 256
 
 
 def command(fd: int, group: int) -> list[str]:
-    """The command line of a process; `fd` is its end of the channel, `group` the one it prefers."""
+    """Return the command line of a process; `fd` is its end of the channel, `group` the one it prefers."""
     # -P: no imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.rescue.main", str(fd), str(group)]
 

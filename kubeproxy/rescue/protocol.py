@@ -88,12 +88,12 @@ _GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowEr
 
 
 def encode(message: Report | Order) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes."""
     return _encoder.encode(message)
 
 
 def decode_report(data: bytes) -> Report:
-    """A message of the rescue process; GarbledError when it is none."""
+    """Return a message of the rescue process; GarbledError when it is none."""
     try:
         return _report_decoder.decode(data)
     except _GARBLED as error:
@@ -101,7 +101,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def decode_order(data: bytes) -> Order:
-    """A message of the control process; GarbledError when it is none."""
+    """Return a message of the control process; GarbledError when it is none."""
     try:
         return _order_decoder.decode(data)
     except _GARBLED as error:

@@ -81,7 +81,7 @@ class Resends:
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> RescueCounts:
-        """What has been done."""
+        """Return what has been done."""
         return RescueCounts(
             copied=self._copied,
             refused=self._refused,
@@ -100,7 +100,7 @@ class Resends:
         self._copies.add(data, count, now)
 
     def refused(self, refusal: Refusal, now: float) -> Failed | None:
-        """An endpoint has refused a client; the report, unless there was one just now."""
+        """Note that an endpoint has refused a client. Return the report, unless there was one just now."""
         self._refused += 1
         self._way[len(refusal.endpoint.address)] = refusal.endpoint.address
         return self._report(Protocol.TCP, refusal.endpoint, Reason.REFUSED, now)
@@ -116,7 +116,7 @@ class Resends:
             self._schedule(copy, by_way_of, now)
 
     def unreachable(self, error: Unreachable, now: float) -> Failed | None:
-        """A packet has not reached its endpoint; the report, unless there was one just now."""
+        """Note that a packet has not reached its endpoint. Return the report, unless there was one just now."""
         self._unreachable += 1
         if error.protocol is Protocol.UDP:
             if error.payload is None:
@@ -131,7 +131,7 @@ class Resends:
         return failed
 
     def late_reports(self, now: float) -> list[Failed]:
-        """The reports that have waited long enough."""
+        """Return the reports that have waited long enough."""
         due = [key for key, at in self._unreported.items() if at <= now]
         for key in due:
             del self._unreported[key]
@@ -139,7 +139,7 @@ class Resends:
         return [Failed(protocol, endpoint.target, reason) for protocol, endpoint, reason in due]
 
     def freed(self, freed: Freed, now: float) -> list[Packet]:
-        """The flows to an endpoint are deleted; the packets to send now. SYNs follow by `due`."""
+        """Note that the flows to an endpoint are deleted. Return the packets to send now; SYNs follow by `due`."""
         if freed.protocol is Protocol.UDP:
             return self._datagrams_of(freed, now)
         by_way_of = packed(freed.endpoint.address)
@@ -154,7 +154,7 @@ class Resends:
         return []
 
     def due(self, now: float) -> list[Packet]:
-        """The SYNs to send now."""
+        """Return the SYNs to send now."""
         while self._awaited and self._awaited[0].until <= now:
             awaited = self._awaited.popleft()
             if (copy := self._copies.of(awaited.client, awaited.service)) is not None:
@@ -200,7 +200,7 @@ class Resends:
         heapq.heappush(self._scheduled, (at, next(self._ticket), copy, by_way_of))
 
     def _is_first(self, copy: Copy, now: float) -> bool:
-        """Whether this is the first connection of late with its SYN's sequence number.
+        """Return whether this is the first connection of late with its SYN's sequence number.
 
         Nodes with each other's node ports as endpoints pass a SYN round until its hop limit is used up, each time
         from another port. If each round had attempts of its own, each of them would go round."""

@@ -66,7 +66,7 @@ class SilenceWatch:
     def look(
         self, asked: Mapping[Target, float], answered: Mapping[Target, float], now: float, *, blur_s: float = 0.0
     ) -> list[Target]:
-        """The endpoints that have become silent; monotonic seconds. Each stamp may be up to `blur_s` younger."""
+        """Return the endpoints that have become silent; monotonic seconds. Each stamp may be up to `blur_s` younger."""
         if blur_s > BLUR_LIMIT_S:
             return []
         since_before, reported_before = self._since, self._reported

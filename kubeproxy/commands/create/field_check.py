@@ -57,7 +57,7 @@ class FieldCheck:
         return found.position.of_field(found.text, fault.path)
 
     async def _server_checks(self) -> bool:
-        """Whether the server checks the fields of what it is sent. What is not sent it does not check."""
+        """Return whether the server checks the fields of what it is sent. What is not sent it does not check."""
         if self._dry_run is DryRun.CLIENT:
             return False
         if self._by_server is None:

@@ -147,7 +147,7 @@ class Controller:
         return f"{self.name}:{self.uid}"
 
     def number(self, annotation: str) -> int | None:
-        """An annotation as a number of pods; None: absent. `UpdateError` where it is none."""
+        """Return an annotation as a number of pods; None: absent. `UpdateError` where it is none."""
         text = self.annotations.get(annotation)
         if text is None:
             return None
@@ -157,7 +157,7 @@ class Controller:
 
 
 def is_source_of(name: str, other: Controller) -> bool:
-    """Whether `other` replaces a controller of exactly this name."""
+    """Return whether `other` replaces a controller of exactly this name."""
     return other.annotations.get(SOURCE, "").rpartition(":")[0] == name
 
 
@@ -180,7 +180,7 @@ def finished(old: Controller, new: Controller) -> bool:
 
 
 def in_progress(old: Controller, new: Controller | None) -> bool:
-    """Whether the marks of the old controller are those of an update, and not what a rollback by kubectl leaves.
+    """Return whether the marks of the old controller are those of an update, and not what a rollback by kubectl leaves.
 
     kubectl writes the name of the new controller first and the original size later, and removes neither after a
     rollback. So both of them, without the new controller and without a holder, are left over.
@@ -191,7 +191,7 @@ def in_progress(old: Controller, new: Controller | None) -> bool:
 
 
 def original_size(old: Controller) -> int:
-    """The size of the old controller before the update.
+    """Return the size of the old controller before the update.
 
     Never less than its present one: the mark may be left from an update that kubectl has taken back.
     """
@@ -199,7 +199,7 @@ def original_size(old: Controller) -> int:
 
 
 def desired_size(new: Controller) -> int:
-    """The size that the new controller is to have."""
+    """Return the size that the new controller is to have."""
     found = new.number(DESIRED_REPLICAS)
     return new.replicas if found is None else found
 

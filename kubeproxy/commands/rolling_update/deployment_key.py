@@ -60,6 +60,6 @@ async def _delete_strays(requests: ControllerRequests, old: Controller, key: str
 
 
 def _belongs(pod: Pod, controller: Controller) -> bool:
-    """An orphan, or a pod of this controller: what other controllers own is not touched."""
+    """Return an orphan, or a pod of this controller: what other controllers own is not touched."""
     owner = controller_of(pod)
     return owner is None or owner.uid == controller.uid

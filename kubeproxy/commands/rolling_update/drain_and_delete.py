@@ -52,7 +52,7 @@ class Proxies(Protocol):
     """The proxies of all nodes, as far as they report. Every request raises ApiError."""
 
     async def proxies(self) -> Collection[str]:
-        """The live nodes with a proxy that reports; empty: there is none."""
+        """Return the live nodes with a proxy that reports; empty: there is none."""
 
     async def connections(self, pods: Sequence[Pod]) -> Mapping[str, int]:
         """Open connections by the name of the pod."""

@@ -19,12 +19,12 @@ _OF_THE_SERVER: Final = (
 
 
 def hash_of(controller: Controller) -> str:
-    """A label-safe text that differs for every state of a controller, its resourceVersion included."""
+    """Return a label-safe text that differs for every state of a controller, its resourceVersion included."""
     return hashlib.md5(compact_json(controller.data).encode(), usedforsecurity=False).hexdigest()
 
 
 def container_of(controller: Controller, chosen: str) -> Data:
-    """The container that gets the image; `chosen`: its name, empty where there is only one."""
+    """Return the container that gets the image; `chosen`: its name, empty where there is only one."""
     containers = controller.containers
     if chosen:
         for container in containers:
@@ -43,7 +43,7 @@ def container_of(controller: Controller, chosen: str) -> Data:
 
 
 def fresh(controller: Controller, name: str) -> Controller:
-    """A copy to be created under another name: without what belongs to the one object, and without marks."""
+    """Return a copy to be created under another name: without what belongs to the one object, and without marks."""
     copied = controller.copy()
     for key in _OF_THE_SERVER:
         copied.metadata.pop(key, None)
@@ -56,7 +56,7 @@ def fresh(controller: Controller, name: str) -> Controller:
 def with_image(
     old: Controller, *, name: str, container: str, image: str, pull_policy: str, key: str, replicas: int
 ) -> Controller:
-    """The old controller with another image. `name`: empty for one of its own; `key`: the deployment key."""
+    """Return the old controller with another image. `name`: empty for one of its own; `key`: the deployment key."""
     found = container_of(old, container)
     if found.get("image") == image and not pull_policy:
         raise ConfigError(
@@ -98,7 +98,7 @@ def check_names(old: Controller, new: Controller, what: str) -> None:
 
 
 def with_key(old: Controller, key: str, value: str) -> Controller:
-    """The old controller as it is when it has the deployment key."""
+    """Return the old controller as it is when it has the deployment key."""
     if key in old.selector:
         return old
     keyed = old.copy()

@@ -73,7 +73,7 @@ class UpdateOptions:
 
 
 def _faults(options: UpdateOptions) -> list[str]:
-    """All problems at once, in kubectl's words where kubectl has the check."""
+    """Return all problems at once, in kubectl's words where kubectl has the check."""
     found = []
     if not options.deployment_label_key:
         found.append("--deployment-label-key can not be empty")
@@ -112,5 +112,5 @@ def _faults(options: UpdateOptions) -> list[str]:
 
 
 def amount(text: str) -> int | str:
-    """A number of pods, or the percentage as it was given."""
+    """Return a number of pods, or the percentage as it was given."""
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text

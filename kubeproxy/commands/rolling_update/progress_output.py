@@ -193,7 +193,7 @@ def counts(side: Side) -> dict[str, Any]:
 
 
 def rows(snapshot: Snapshot) -> list[str]:
-    """A line for each controller, in columns."""
+    """Return a line for each controller, in columns."""
     sides = [("old", snapshot.down), ("new", snapshot.up)]
     present = [(role, side) for role, side in sides if side is not None]
     width = max(len(side.controller.name) for _, side in present)
@@ -208,6 +208,6 @@ def rows(snapshot: Snapshot) -> list[str]:
 
 
 def _fitted(line: str, width: int) -> str:
-    """A line that is wider than the terminal would be two, and could not be erased."""
+    """Return a line that is wider than the terminal would be two, and could not be erased."""
     line = printable(line)
     return line if len(line) < width else f"{line[: max(1, width - 2)]}…"

@@ -87,7 +87,7 @@ class Replacement:
         """The new controller, once it is known."""
 
     async def run(self) -> Controller | Planned:
-        """The controller that survives; in a dry run, what would be done."""
+        """Return the controller that survives; in a dry run, what would be done."""
         found = await self._run()
         if self._retirement is not None:
             await self._retirement.end()
@@ -157,7 +157,7 @@ class Replacement:
                 return await finish.delete(old, new)
 
     async def _from_image(self, old: Controller) -> _Target:
-        """The new controller by ``--image``."""
+        """Return the new controller by ``--image``."""
         options = self._options
         next_name = old.annotations.get(NEXT, "")
         next_one = await self._requests.get(next_name) if next_name else None
@@ -187,7 +187,7 @@ class Replacement:
         return _Target(new, False, desired, resumed)
 
     async def _from_file(self, old: Controller) -> _Target:
-        """The new controller by ``--filename``."""
+        """Return the new controller by ``--filename``."""
         new = await self._read_file()
         next_name = old.annotations.get(NEXT, "")
         next_one = await self._requests.get(next_name) if next_name else None
@@ -213,7 +213,7 @@ class Replacement:
             )
 
     def _key_of(self, old: Controller, *, resumed: bool) -> str:
-        """The old controller's value of the deployment key: that of an interrupted run, if there was one."""
+        """Return the old controller's value of the deployment key: that of an interrupted run, if there was one."""
         key = self._options.deployment_label_key
         found = old.template_labels.get(key)
         if found is not None and (resumed or key in old.selector):
@@ -249,7 +249,7 @@ class Replacement:
     # What is left of an interrupted update
 
     async def _complete_rename(self, successor: Controller) -> Controller:
-        """The new controller is to get the old name, and an earlier run ended in the middle of that."""
+        """Return whether the new controller is to get the old name, and an earlier run ended in the middle of that."""
         former = successor.annotations[RENAMED_FROM]
         self.new_name = former
         self.back = False
@@ -259,14 +259,14 @@ class Replacement:
         return await self._finish(lock).complete_rename(successor)
 
     async def _is_result(self, survivor: Controller, former: str) -> bool:
-        """Whether a rename that was completed is all that this command asks for. `former`: the name before."""
+        """Return whether a rename that was completed is all that this command asks for. `former`: the name before."""
         options = self._options
         if options.filename:
             return (await self._read_file()).name == former
         return new_controller.container_of(survivor, options.container).get("image") == options.image
 
     async def _without_old(self, name: str) -> Controller | Planned:
-        """The old controller is deleted: by an interrupted run just before its end, or never was one."""
+        """Finish where the old controller is gone, by an interrupted run just before its end, or never was there."""
         options = self._options
         new = await self._replacement_of(name)
         if new is None:
@@ -353,7 +353,7 @@ class Replacement:
         return await self._finish(lock).delete(new, old)
 
     def _too_late(self, name: str, new: Controller) -> UpdateError:
-        """The old controller is gone. `new`: what replaces it, also when it has the old name already."""
+        """Finish where the old controller is gone. `new`: what replaces it, also when it has the old name already."""
         images = [str(container.get("image")) for container in new.containers]
         image = images[0] if len(images) == 1 else "IMAGE"
         command = go_on(self._options).replace("--rollback", f"--image={image}")

@@ -61,18 +61,18 @@ class ControllerRequests:
         self._random = random or Random()
 
     def now(self) -> float:
-        """The server's time in Unix seconds, good to a second."""
+        """Return the server's time in Unix seconds, good to a second."""
         return self._client.now()
 
     # Reading
 
     async def get(self, name: str) -> Controller | None:
-        """A controller; None where there is none, or one that is only left by a finalizer."""
+        """Return a controller; None where there is none, or one that is only left by a finalizer."""
         found = await self.standing(name)
         return None if found is None or found.deleting else found
 
     async def standing(self, name: str) -> Controller | None:
-        """A controller, one that waits for a finalizer, too."""
+        """Return a controller, one that waits for a finalizer, too."""
         try:
             return checked((await self._client.request("GET", self._path(name))).decoded())
         except StatusError as error:
@@ -81,7 +81,7 @@ class ControllerRequests:
             raise
 
     async def all(self) -> list[Controller]:
-        """All controllers of the namespace."""
+        """Return all controllers of the namespace."""
         answer = await self._client.request("GET", self._path())
         found: Any = answer.decoded()
         items = found.get("items") or [] if isinstance(found, dict) else None
@@ -90,7 +90,7 @@ class ControllerRequests:
         return [checked(item) for item in items]
 
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
-        """The pods that a selector matches, finished and ending ones among them."""
+        """Return the pods that a selector matches, finished and ending ones among them."""
         text = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
         answer = await self._client.request("GET", self._pod_path(), {"labelSelector": text})
         try:

@@ -70,12 +70,12 @@ class Snapshot:
         )
 
     def is_done(self, limits: Bounds) -> bool:
-        """Whether no step is left."""
+        """Return whether no step is left."""
         sizes = self.sizes
         return sizes.new == limits.desired and sizes.old == 0
 
     def waiting(self, limits: Bounds) -> Waiting | None:
-        """The nearest reason why no step is possible now; None: no reason is seen."""
+        """Return the nearest reason why no step is possible now, or None if no reason is seen."""
         up = self.up
         if failure := up.controller.failure:
             return Waiting(f"{up.controller.name}: pods cannot be created: {failure}", None)

@@ -195,7 +195,7 @@ class StepLoop:
             await asyncio.sleep(backoff.next())
 
     async def _pause(self, up: Controller, down: Controller | None, limits: Bounds) -> Snapshot:
-        """The update period, with an eye on the pods."""
+        """Return the update period, with an eye on the pods."""
         end = self._clock() + self._pace.update_period_s
         while True:
             snapshot = await self._look(up, down)

@@ -52,7 +52,7 @@ class Sizes:
 
 
 def scale_up(limits: Bounds, sizes: Sizes) -> int:
-    """The size that the new controller may have now; its present one if there is no room."""
+    """Return the size that the new controller may have now; its present one if there is no room."""
     room = limits.most - sizes.old - sizes.new - sizes.ending
     if sizes.new >= limits.desired or room <= 0:
         return sizes.new
@@ -60,7 +60,7 @@ def scale_up(limits: Bounds, sizes: Sizes) -> int:
 
 
 def scale_down(limits: Bounds, sizes: Sizes) -> int:
-    """The size that the old controller may have now; its present one if no pod of it can be spared.
+    """Return the size that the old controller may have now; its present one if no pod of it can be spared.
 
     Its pods count as ready, as the controller deletes those first that are not: an old pod that never becomes ready
     cannot stop an update, nor the way back.

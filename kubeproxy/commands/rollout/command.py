@@ -208,7 +208,7 @@ class Rollout:
         return proxy_wait(new_pods, old_pods, states, options, self.clock())
 
     async def _warnings(self) -> dict[str, str]:
-        """The newest Warning of each pod; none where Events may not be read."""
+        """Return the newest Warning of each pod; none where Events may not be read."""
         query = {"fieldSelector": "type=Warning,involvedObject.kind=Pod"}
         try:
             body = await self.client.get_json(f"/api/v1/namespaces/{self.namespace}/events", query)

@@ -78,7 +78,7 @@ class DeploymentController:
         self.controller.enqueue(key_of(deployment))
 
     def owner_of(self, replica_set: ReplicaSet) -> Deployment | None:
-        """The Deployment that controls a ReplicaSet."""
+        """Return the Deployment that controls a ReplicaSet."""
         return self._resolve(replica_set.metadata.namespace, controller_of(replica_set))
 
     def enqueue_matching(self, replica_set: ReplicaSet) -> None:
@@ -107,7 +107,7 @@ class DeploymentController:
             self.enqueue(deployment)
 
     def _deployment_of(self, pod: Pod) -> Deployment | None:
-        """The Deployment that controls a pod's ReplicaSet."""
+        """Return the Deployment that controls a pod's ReplicaSet."""
         owner = controller_of(pod)
         if owner is None or owner.kind != "ReplicaSet":
             return None

@@ -119,7 +119,7 @@ class DrainPlan:
 
 
 def is_marked(pod: Pod) -> bool:
-    """Whether a pod drains, or has drained, and still counts as a replica."""
+    """Return whether a pod drains, or has drained, and still counts as a replica."""
     return pod.metadata.annotations.draining is not None and is_active(pod)
 
 
@@ -174,7 +174,7 @@ def plan(
 def victims(
     deployment: Deployment, adjusted: DrainPlan, old: Sequence[ReplicaSet], view: DrainView
 ) -> list[tuple[ReplicaSet, list[Pod]]]:
-    """The pods that old ReplicaSets may lose now beyond those that are marked: unavailable ones first.
+    """Return the pods that old ReplicaSets may lose now beyond those that are marked: unavailable ones first.
 
     No more than may drain at once. `old` are the ReplicaSets as they are, in the order of `adjusted.old`."""
     new, shrinking = adjusted.new, list(adjusted.old)
@@ -239,7 +239,7 @@ def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
 
 
 def _without(replica_set: ReplicaSet, marked: Sequence[Pod], beyond: int, least: int, now: float) -> ReplicaSet:
-    """A ReplicaSet as if its marked pods were gone. `beyond`: pods above its size, which are being deleted."""
+    """Return a ReplicaSet as if its marked pods were gone. `beyond`: pods above its size, which are being deleted."""
     available = sum(is_available(pod, least, now) for pod in marked)
     smaller = _smaller(replica_set, max(0, len(marked) - beyond))
     return _with_available(smaller, replica_set.status.available_replicas - available)

@@ -180,7 +180,7 @@ class DrainStep:
         return LOOK_S if due is None else min(LOOK_S, max(0.05, due - self.view.now))
 
     def condition(self) -> Condition | None:
-        """What is waited for, with the nodes; None while nodes follow in time."""
+        """Return what is waited for, with the nodes; None while nodes follow in time."""
         late = {
             pod.metadata.name: state
             for pod in (*self.plan.awaited, *self.plan.draining)
@@ -218,7 +218,7 @@ def _recent(current: Condition, found: Condition) -> bool:
 
 
 def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
-    """The same, asked once for all pods that are alike: a namespace may have a thousand Services."""
+    """Return the same, asked once for all pods that are alike: a namespace may have a thousand Services."""
     known: dict[tuple[object, ...], bool] = {}
 
     def of(pod: Pod) -> bool:
@@ -232,7 +232,7 @@ def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
 
 
 def marked_pods(pods: Sequence[Pod]) -> list[Pod]:
-    """The pods that drain."""
+    """Return the pods that drain."""
     return [pod for pod in pods if is_marked(pod)]
 
 

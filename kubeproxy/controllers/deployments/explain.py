@@ -80,7 +80,7 @@ def explain(
 
 
 def duration(seconds: float) -> str:
-    """A length of time in at most two units."""
+    """Return a length of time in at most two units."""
     whole = max(0, round(seconds))
     for size, unit, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
@@ -90,6 +90,6 @@ def duration(seconds: float) -> str:
 
 
 def _blocked(pods: Sequence[Pod]) -> Pod | None:
-    """The pod that `waiting_for` names: the oldest that is not ready."""
+    """Return the pod that `waiting_for` names: the oldest that is not ready."""
     unready = [pod for pod in pods if not is_ready(pod) and pod.metadata.deletion_timestamp is None]
     return min(unready, key=lambda pod: pod.metadata.creation_timestamp or "", default=None)

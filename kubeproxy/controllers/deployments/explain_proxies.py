@@ -26,7 +26,7 @@ def proxy_wait(
     options: DrainOptions,
     now: float,
 ) -> ProxyWait | None:
-    """The wait that is over last; None: no proxy is waited for."""
+    """Return the wait that is over last, or None if no proxy is waited for."""
     found = [
         *(_use(pod, states[pod.metadata.name], options, now) for pod in new_pods if pod.metadata.name in states),
         *(

@@ -21,7 +21,7 @@ MINIMUM_UNAVAILABLE: Final = "MinimumReplicasUnavailable"
 
 
 def is_complete(deployment: Deployment, status: DeploymentStatus) -> bool:
-    """Whether all pods are new and available, no old one is left, and the newest spec was acted on."""
+    """Return whether all pods are new and available, no old one is left, and the newest spec was acted on."""
     wanted = deployment.spec.replicas
     return (
         status.updated_replicas == wanted
@@ -32,7 +32,7 @@ def is_complete(deployment: Deployment, status: DeploymentStatus) -> bool:
 
 
 def is_progressing(before: DeploymentStatus, status: DeploymentStatus) -> bool:
-    """Whether something got better: more new, fewer old, more ready, or more available pods."""
+    """Return whether something got better: more new, fewer old, more ready, or more available pods."""
     old_before = before.replicas - before.updated_replicas
     old_now = status.replicas - status.updated_replicas
     return (
@@ -44,7 +44,7 @@ def is_progressing(before: DeploymentStatus, status: DeploymentStatus) -> bool:
 
 
 def is_timed_out(deployment: Deployment, status: DeploymentStatus, now: float) -> bool:
-    """Whether the deadline passed without progress. Nothing times out after a rollout was completed."""
+    """Return whether the deadline passed without progress. Nothing times out after a rollout was completed."""
     condition = conditions.find(status.conditions, conditions.PROGRESSING)
     if deployment.deadline_s is None or condition is None or condition.reason == NEW_AVAILABLE:
         return False

@@ -11,7 +11,7 @@ from kubeproxy.controllers.surge import max_surge
 
 
 def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> bool:
-    """Whether the Deployment's size changed since an active ReplicaSet was scaled last.
+    """Return whether the Deployment's size changed since an active ReplicaSet was scaled last.
 
     Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits for ever;
     here the strategy goes on, which removes the old ones.
@@ -24,7 +24,7 @@ def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet])
 
 
 def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool:
-    """Whether a ReplicaSet has all of the Deployment's pods, available."""
+    """Return whether a ReplicaSet has all of the Deployment's pods, available."""
     if replica_set is None:
         return False
     replicas = deployment.spec.replicas
@@ -36,7 +36,7 @@ def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool
 
 
 def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaSet | None:
-    """The one ReplicaSet to be scaled: the active one; without any the new one, or the newest old one. None when
+    """Return the one ReplicaSet to be scaled: the active one; without any the new one, or the newest old one. None when
     several are active, or there is none at all."""
     old = by_age(old)
     running = active([*old, *([] if new is None else [new])])
@@ -48,7 +48,7 @@ def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaS
 
 
 def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
-    """The ReplicaSets to be written, with their sizes; the size may be the present one, for its annotations.
+    """Return the ReplicaSets to be written, with their sizes; the size may be the present one, for its annotations.
 
     Of a Recreate Deployment with several active ReplicaSets none is scaled.
     """
@@ -79,7 +79,7 @@ def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaS
 
 
 def _share(deployment: Deployment, replica_set: ReplicaSet, add: int, done: int) -> int:
-    """The change of one ReplicaSet by its fraction of the Deployment, never beyond what is left to be added."""
+    """Return the change of one ReplicaSet by its fraction of the Deployment, never beyond what is left to be added."""
     if add == 0 or add == done:
         return 0
     fraction = _fraction(deployment, replica_set)

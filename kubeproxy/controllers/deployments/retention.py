@@ -9,7 +9,7 @@ from kubeproxy.controllers.objects import Deployment, ReplicaSet
 
 
 def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSet]:
-    """The ReplicaSets to be deleted, lowest revision first.
+    """Return the ReplicaSets to be deleted, lowest revision first.
 
     Only so many of the lowest revisions as there are too many are looked at. Of those, a set that has or wants pods, or
     has an unobserved newest spec, is left, and no higher one goes in its place.

@@ -23,7 +23,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def integer(text: str | None) -> int | None:
-    """A 64-bit integer as Go's ParseInt reads it; None for anything else."""
+    """Return a 64-bit integer as Go's ParseInt reads it; None for anything else."""
     if text is None or not _INTEGER.fullmatch(text):
         return None
     number = int(text)
@@ -31,12 +31,12 @@ def integer(text: str | None) -> int | None:
 
 
 def revision_of(item: ReplicaSet | Deployment) -> int:
-    """The revision by its annotation; 0 where there is none or it is unreadable."""
+    """Return the revision by its annotation; 0 where there is none or it is unreadable."""
     return integer(item.metadata.annotations.get(REVISION)) or 0
 
 
 def max_revision(replica_sets: Iterable[ReplicaSet]) -> int:
-    """The highest revision; 0 without any. Sets without a readable one do not count."""
+    """Return the highest revision; 0 without any. Sets without a readable one do not count."""
     return max((revision_of(replica_set) for replica_set in replica_sets), default=0)
 
 
@@ -57,25 +57,25 @@ def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> Repl
 
 
 def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[ReplicaSet]:
-    """The old ReplicaSets, those without pods included, oldest first."""
+    """Return the old ReplicaSets, those without pods included, oldest first."""
     uid = None if new is None else new.metadata.uid
     return [replica_set for replica_set in by_age(replica_sets) if replica_set.metadata.uid != uid]
 
 
 def active(replica_sets: Sequence[ReplicaSet]) -> list[ReplicaSet]:
-    """The ReplicaSets that are to have pods."""
+    """Return the ReplicaSets that are to have pods."""
     return [replica_set for replica_set in replica_sets if replica_set.spec.replicas > 0]
 
 
 def copied_annotations(source: Mapping[str, str]) -> dict[str, str]:
-    """The annotations of a Deployment that its ReplicaSet gets."""
+    """Return the annotations of a Deployment that its ReplicaSet gets."""
     return {key: value for key, value in source.items() if key not in SKIPPED}
 
 
 def annotations_for_new(
     deployment: Deployment, current: Mapping[str, str], revision: int, *, exists: bool, limit: int = MAX_HISTORY
 ) -> dict[str, str]:
-    """The annotations that the new ReplicaSet is to have, out of those that it has.
+    """Return the annotations that the new ReplicaSet is to have, out of those that it has.
 
     A revision is never lowered. A set that had one before and now gets a higher one was rolled back to: the former
     revision is appended to its history; its oldest entries go when it grows too long. An annotation that the
@@ -93,7 +93,7 @@ def annotations_for_new(
 
 
 def _appended(history: str | None, revision: str, limit: int) -> str | None:
-    """The history with one more revision, within the limit; None where it cannot be appended.
+    """Return the history with one more revision, within the limit; None where it cannot be appended.
 
     One that begins with an empty entry is replaced, as upstream's does."""
     entries = history.split(",") if history and not history.startswith(",") else []
@@ -104,5 +104,5 @@ def _appended(history: str | None, revision: str, limit: int) -> str | None:
 
 
 def scale_annotations(desired: int, maximum: int) -> dict[str, str]:
-    """What a ReplicaSet remembers of the Deployment's size when it was scaled."""
+    """Return what a ReplicaSet remembers of the Deployment's size when it was scaled."""
     return {DESIRED_REPLICAS: str(desired), MAX_REPLICAS: str(maximum)}

@@ -11,23 +11,23 @@ from kubeproxy.controllers.objects import Deployment, ReplicaSet
 
 
 def requested_revision(deployment: Deployment) -> int | None:
-    """The revision that the annotation asks for, 0 for the one before; None without a readable annotation."""
+    """Return the revision that the annotation asks for, 0 for the one before; None without a readable annotation."""
     return integer(deployment.metadata.annotations.get(ROLLBACK_TO))
 
 
 def previous_revision(replica_sets: Sequence[ReplicaSet]) -> int | None:
-    """The second highest revision; None when there is only one."""
+    """Return the second highest revision; None when there is only one."""
     highest = sorted({revision_of(replica_set) for replica_set in replica_sets} - {0}, reverse=True)
     return highest[1] if len(highest) > 1 else None
 
 
 def find_revision(replica_sets: Sequence[ReplicaSet], revision: int) -> ReplicaSet | None:
-    """The ReplicaSet of a revision."""
+    """Return the ReplicaSet of a revision."""
     return next((each for each in replica_sets if revision_of(each) == revision), None)
 
 
 def same_template(deployment: Deployment, replica_set: ReplicaSet) -> bool:
-    """Whether going back would change nothing."""
+    """Return whether going back would change nothing."""
     return template.equal(deployment.spec.template, replica_set.spec.template)
 
 

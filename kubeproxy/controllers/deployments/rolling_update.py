@@ -27,17 +27,17 @@ class Scale:
 
 
 def wanted_pods(replica_sets: Sequence[ReplicaSet]) -> int:
-    """The sum of the sizes."""
+    """Return the sum of the sizes."""
     return sum(replica_set.spec.replicas for replica_set in replica_sets)
 
 
 def available_pods(replica_sets: Sequence[ReplicaSet]) -> int:
-    """The sum of the available pods."""
+    """Return the sum of the available pods."""
     return sum(replica_set.status.available_replicas for replica_set in replica_sets)
 
 
 def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int | None:
-    """The next size of the new ReplicaSet; None when it stays as it is."""
+    """Return the next size of the new ReplicaSet; None when it stays as it is."""
     wanted, current = deployment.spec.replicas, new.spec.replicas
     if current == wanted:
         return None
@@ -94,7 +94,7 @@ def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence
 
 
 def may_shrink_old(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
-    """The budget for unhealthy pods; 0 when the old ReplicaSets stay as they are."""
+    """Return the budget for unhealthy pods; 0 when the old ReplicaSets stay as they are."""
     if not active(list(old)):
         return 0
     return max(0, max_scale_down(deployment, new, old))

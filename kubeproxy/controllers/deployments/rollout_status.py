@@ -49,7 +49,7 @@ def status_line(deployment: Deployment) -> tuple[str, bool]:
 
 
 def state_of(deployment: Deployment) -> State:
-    """The state by the status that was written last."""
+    """Return the state by the status that was written last."""
     condition = conditions.find(deployment.status.conditions, conditions.PROGRESSING)
     if deployment.spec.paused:
         return State.PAUSED
@@ -72,7 +72,7 @@ class Waiting:
 def waiting_for(
     deployment: Deployment, new: ReplicaSet | None, new_pods: Sequence[Pod], old_pods: Sequence[Pod], now: float
 ) -> Waiting | None:
-    """The nearest reason why a rollout is not complete; None for one that is."""
+    """Return the nearest reason why a rollout is not complete; None for one that is."""
     state = state_of(deployment)
     if state is State.COMPLETE:
         return None
@@ -108,7 +108,7 @@ def waiting_for(
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Why a pod is not ready, from the most telling part of its status."""
+    """Return why a pod is not ready, from the most telling part of its status."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)
         if trouble:
@@ -123,7 +123,7 @@ def pod_trouble(pod: Pod) -> str:
 
 
 def _container_trouble(status: ContainerStatus) -> str:
-    """What keeps a container from running; empty for one that runs, or has done its work."""
+    """Return what keeps a container from running; empty for one that runs, or has done its work."""
     waiting, ended = status.state.waiting, status.state.terminated
     if waiting is not None and waiting.reason:
         before = status.last_state.terminated

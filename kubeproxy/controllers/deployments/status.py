@@ -61,7 +61,7 @@ def follow_rollout(
     progressed: bool = False,
     waits: bool = False,
 ) -> DeploymentStatus:
-    """The same status with the conditions Progressing and ReplicaFailure.
+    """Return the same status with the conditions Progressing and ReplicaFailure.
 
     `progressed`: something got better that no count shows; `waits`: a wait with a time-out of its own is under way."""
     stated = status.conditions
@@ -78,7 +78,7 @@ def follow_rollout(
 
 
 def _already_complete(status: DeploymentStatus) -> bool:
-    """A rollout that has ended stays so until there is a new one, whatever becomes of its pods."""
+    """Return a rollout that has ended stays so until there is a new one, whatever becomes of its pods."""
     current = conditions.find(status.conditions, conditions.PROGRESSING)
     return status.replicas == status.updated_replicas and (
         current is not None and current.reason == progress.NEW_AVAILABLE
@@ -119,7 +119,7 @@ def _progressing(
 
 
 def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: float) -> Condition | None:
-    """The failure of the new ReplicaSet, else of the first old one that has one, in a Deployment's form."""
+    """Return the failure of the new ReplicaSet, else of the first old one that has one, in a Deployment's form."""
     for replica_set in ([] if new is None else [new], old):
         for each in replica_set:
             found = conditions.find(each.status.conditions, conditions.REPLICA_FAILURE)
@@ -130,7 +130,7 @@ def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: flo
 
 
 def paused_or_resumed(deployment: Deployment, now: float) -> DeploymentStatus | None:
-    """The status with the condition that says so; None when it needs no change.
+    """Return the status with the condition that says so; None when it needs no change.
 
     The clock of the deadline stops while a Deployment is paused, and begins anew when it is resumed.
     """
@@ -154,7 +154,7 @@ def paused_or_resumed(deployment: Deployment, now: float) -> DeploymentStatus | 
 
 
 def with_condition(status: DeploymentStatus, condition: Condition) -> DeploymentStatus:
-    """The same status with one condition set."""
+    """Return the same status with one condition set."""
     return _with(status, conditions.put(status.conditions, condition))
 
 

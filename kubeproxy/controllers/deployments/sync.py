@@ -235,7 +235,7 @@ class DeploymentSync:
         await self._follow_rollout()
 
     def _old_pods_run(self) -> bool:
-        """Whether pods of old ReplicaSets may still run, those that are being deleted included."""
+        """Return whether pods of old ReplicaSets may still run, those that are being deleted included."""
         if any(replica_set.status.replicas > 0 for replica_set in self._old):
             return True
         return any(

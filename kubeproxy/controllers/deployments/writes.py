@@ -113,13 +113,13 @@ class DeploymentWrites:
 
 
 def replica_set_name(deployment: Deployment) -> str:
-    """The name of the ReplicaSet for the Deployment's template and collision count."""
+    """Return the name of the ReplicaSet for the Deployment's template and collision count."""
     value = template.template_hash(deployment.spec.template, deployment.status.collision_count)
     return f"{deployment.metadata.name[: _MAX_NAME - 1 - len(value)]}-{value}"
 
 
 def new_replica_set(deployment: Deployment, replicas: int, revision: int) -> dict[str, Any]:
-    """The ReplicaSet for the Deployment's template, which is copied with every field."""
+    """Return the ReplicaSet for the Deployment's template, which is copied with every field."""
     value = template.template_hash(deployment.spec.template, deployment.status.collision_count)
     pods = template.with_hash(deployment.spec.template, value)
     selector = to_wire(deployment.spec.selector)

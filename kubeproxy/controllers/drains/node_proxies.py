@@ -103,7 +103,7 @@ class DeploymentDrains:
         return not self.ready and monotonic() - self._since < PATIENCE_S
 
     def first_unknown(self, deployment: Deployment) -> bool:
-        """Whether it was not reported yet that a Deployment's rollout has to go on without proxies."""
+        """Return whether it was not reported yet that a Deployment's rollout has to go on without proxies."""
         key = key_of(deployment)
         first = key not in self._unknown
         self._unknown.add(key)
@@ -114,20 +114,20 @@ class DeploymentDrains:
         self._alone_until[key_of(deployment)] = monotonic() + REST_S
 
     def does_without(self, deployment: Deployment) -> bool:
-        """Whether the proxies are left alone."""
+        """Return whether the proxies are left alone."""
         return monotonic() < self._alone_until.get(key_of(deployment), 0.0)
 
     def reports(self) -> Reports:
-        """The reports of the live nodes."""
+        """Return the reports of the live nodes."""
         now = self._clock()
         return reports_of([each for each in self._leases.values() if is_live(each[0], now)])
 
     def exposed(self, pod: Pod) -> bool:
-        """Whether a Service selects a pod, and proxies can tell it from others."""
+        """Return whether a Service selects a pod, and proxies can tell it from others."""
         return any(True for _ in self._selecting(pod))
 
     def states(self, deployment: Deployment, reports: Reports) -> dict[str, PodDrain]:
-        """What is reported about the pods about which a Deployment asks."""
+        """Return what is reported about the pods about which a Deployment asks."""
         owner = owner_of(deployment)
         asked = self._asked_in(deployment.metadata.namespace)
         requests = {name_of(service): requests_of(service) for service in asked}
@@ -135,7 +135,7 @@ class DeploymentDrains:
         return {pod: reports.state(pod, owner, requests) for pod in pods}
 
     def used(self, deployment: Deployment) -> set[str]:
-        """The UIDs of pods that every proxy has used once; the caller adds to it."""
+        """Return the UIDs of pods that every proxy has used once; the caller adds to it."""
         return self._used.setdefault(key_of(deployment), set())
 
     def wait(self, deployment: Deployment) -> None:
@@ -195,7 +195,7 @@ class DeploymentDrains:
             await self._annotate(pod, {COST: FIRST})
 
     def is_released(self, pod: Pod) -> bool:
-        """Whether the cache from which pods to delete are chosen has a pod as one of the next."""
+        """Return whether the cache from which pods to delete are chosen has a pod as one of the next."""
         seen = self._pod_store.get(key_of(pod))
         return seen is not None and seen.metadata.annotations.deletion_cost == FIRST
 
@@ -230,7 +230,7 @@ class DeploymentDrains:
         )
 
     def _asked_in(self, namespace: str) -> list[Service]:
-        """The Services of a namespace that have requests."""
+        """Return the Services of a namespace that have requests."""
         prefix = f"{namespace}/"
         found = (self._services.get(key) for key in self._asked if key.startswith(prefix))
         return [service for service in found if service is not None]
@@ -281,12 +281,12 @@ class DeploymentDrains:
 
 
 def owner_of(deployment: Deployment) -> str:
-    """How requests name a Deployment."""
+    """Return how requests name a Deployment."""
     return owner_named(deployment.metadata.name)
 
 
 def owner_named(name: str) -> str:
-    """How requests name a Deployment of this name."""
+    """Return how requests name a Deployment of this name."""
     return f"deployment/{name}"
 
 

@@ -76,7 +76,7 @@ class ProxyDrain:
         await self._ask(pods, Want.DRAIN)
 
     async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
-        """What the nodes report about the last request for each pod, by pod name."""
+        """Return what the nodes report about the last request for each pod, by pod name."""
         return self._states(pods, await self._selecting(pods), await self._reports())
 
     async def wait(
@@ -193,7 +193,7 @@ class ProxyDrain:
         return [service for service in services if any(selects(service, pod) for pod in pods)]
 
     async def _reports(self) -> Reports:
-        """The reports of the live nodes; none where this user may not read them."""
+        """Return the reports of the live nodes; none where this user may not read them."""
         try:
             leases = await self._leases.list_namespace(REPORT_NAMESPACE, selector=REPORT_SELECTOR)
         except ApiError as error:
@@ -209,6 +209,6 @@ def _is_ready(request: DrainRequest, ready: Collection[tuple[str, str]]) -> bool
 
 
 def request_patch(service: Service, requests: DrainRequests) -> dict[str, object]:
-    """The merge patch that gives a Service these requests; without any the annotation goes."""
+    """Return the merge patch that gives a Service these requests; without any the annotation goes."""
     text = encode_requests(requests) if requests.requests else None
     return {"metadata": {"resourceVersion": service.metadata.resource_version, "annotations": {REQUESTS: text}}}

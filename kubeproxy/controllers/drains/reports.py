@@ -61,7 +61,7 @@ class Reports:
     """The connections of instances that others have replaced, by node."""
 
     def state(self, pod: str, owner: str, services: Mapping[ServiceName, DrainRequests]) -> PodDrain:
-        """What is reported about the requests of an owner for a pod, over all Services that have some."""
+        """Return what is reported about the requests of an owner for a pod, over all Services that have some."""
         asked = [
             (name, request)
             for name, requests in services.items()
@@ -113,12 +113,12 @@ def _follows(report: ServiceReport, request: DrainRequest) -> bool:
 
 
 def live_reports(leases: Iterable[Lease], now: float) -> Reports:
-    """The reports that have not expired; `now` in Unix seconds. An unreadable report is one without contents."""
+    """Return the reports that have not expired; `now` in Unix seconds. An unreadable report is one without contents."""
     return reports_of([(lease, report_of(lease)) for lease in leases if is_live(lease, now)])
 
 
 def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
-    """The reports of Leases that have not expired."""
+    """Return the reports of Leases that have not expired."""
     found: dict[bool, dict[str, NodeReport]] = {False: {}, True: {}}
     for lease, report in live:
         found[lease.metadata.labels.get(REPORT) == LEAVING][lease.spec.holder_identity] = report
@@ -126,7 +126,7 @@ def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
 
 
 def is_live(lease: Lease, now: float) -> bool:
-    """Whether it is the report of a node, and has not expired.
+    """Return whether it is the report of a node, and has not expired.
 
     The Lease must be owned by the Node: then the garbage collector deletes those of nodes that do not exist, for which
     rollouts would wait. No report is believed for longer than proxies write."""
@@ -140,7 +140,7 @@ def is_live(lease: Lease, now: float) -> bool:
 
 
 def report_of(lease: Lease) -> NodeReport:
-    """The report of a Lease; an unreadable one has no contents."""
+    """Return the report of a Lease; an unreadable one has no contents."""
     try:
         return decode_report(lease.metadata.annotations.report or "")
     except ValueError:
@@ -148,7 +148,7 @@ def report_of(lease: Lease) -> NodeReport:
 
 
 def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
-    """The namespaces about which two reports of a node differ."""
+    """Return the namespaces about which two reports of a node differ."""
     return {
         name.namespace
         for name in before.services.keys() | now.services.keys()

@@ -34,13 +34,13 @@ class Wish:
     want: Want
 
     def is_stated_by(self, request: DrainRequest) -> bool:
-        """Whether a request already says it."""
+        """Return whether a request already says it."""
         mine, its = (self.pod, self.uid, self.want), (request.pod, request.uid, request.want)
         return mine == its and self.addresses == request.addresses
 
 
 def selects(service: Service, pod: Pod) -> bool:
-    """Whether proxies send connections for a Service to a pod."""
+    """Return whether proxies send connections for a Service to a pod."""
     spec, labels = service.spec, pod.metadata.labels
     if not spec.selector or spec.type == "ExternalName" or spec.cluster_ip in ("", "None"):
         return False
@@ -48,7 +48,7 @@ def selects(service: Service, pod: Pod) -> bool:
 
 
 def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
-    """The addresses of a pod in the families of a Service.
+    """Return the addresses of a pod in the families of a Service.
 
     None of a pod on the host's network: other pods, the one that replaces it among them, have the same address."""
     if pod.spec.host_network:
@@ -59,12 +59,12 @@ def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
 
 
 def name_of(service: Service) -> ServiceName:
-    """The name of a Service, as reports have it."""
+    """Return the name of a Service, as reports have it."""
     return ServiceName(service.metadata.namespace, service.metadata.name)
 
 
 def requests_of(service: Service) -> DrainRequests:
-    """The requests that a Service has; unusable ones are none, and the next write replaces them."""
+    """Return the requests that a Service has; unusable ones are none, and the next write replaces them."""
     text = service.metadata.annotations.drain_requests
     if not text:
         return DrainRequests(0)
@@ -83,7 +83,7 @@ def merged(
     withdrawn: Collection[str] = (),
     now: float,
 ) -> DrainRequests:
-    """The requests with these wishes of an owner; `current` itself where nothing has to be written.
+    """Return the requests with these wishes of an owner; `current` itself where nothing has to be written.
 
     `withdrawn`: pods; this owner's requests for them end at once. Where there is no room, requests end that this owner
     does not repeat; ValueError where even that leaves too many."""
@@ -119,7 +119,7 @@ def merged(
 
 
 def _superseded(request: DrainRequest, wishes: Iterable[Wish]) -> bool:
-    """Whether the owner wants something else of the same pod by now."""
+    """Return whether the owner wants something else of the same pod by now."""
     return any(wish.pod == request.pod for wish in wishes)
 
 
@@ -135,5 +135,5 @@ def _renewed(request: DrainRequest, now: float) -> DrainRequest:
 
 
 def _content(request: DrainRequest) -> DrainRequest:
-    """A request without its end: a renewal is nothing that a node has to report."""
+    """Return a request without its end: a renewal is nothing that a node has to report."""
     return replace(request, until=0.0)

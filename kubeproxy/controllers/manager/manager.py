@@ -113,7 +113,7 @@ class ControllerManager:
         return self._recorders
 
     def watches(self) -> list[ReflectorState]:
-        """How the lists and watches are faring."""
+        """Return how the lists and watches are faring."""
         return [state() for state in self._states]
 
     async def run(self) -> None:
@@ -242,7 +242,7 @@ class ControllerManager:
         return EventReporter(recorder)
 
     def _informers(self) -> list[Informer[Deployment] | Informer[ReplicaSet] | Informer[Pod]]:
-        """Those that the enabled controllers read."""
+        """Return those that the enabled controllers read."""
         enabled = self._settings.controllers
         needed: list[Informer[Deployment] | Informer[ReplicaSet] | Informer[Pod]] = [self.pods]
         if DEPLOYMENT in enabled:

@@ -55,7 +55,7 @@ def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time
 
 
 def unready(manager: ControllerManager) -> str | None:
-    """Why this process is not ready; None when it works, or waits for another one to end."""
+    """Return why this process is not ready; None when it works, or waits for another one to end."""
     if manager.working:
         return None
     leadership = manager.leadership
@@ -65,7 +65,7 @@ def unready(manager: ControllerManager) -> str | None:
 
 
 def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
-    """The whole status as JSON values."""
+    """Return the whole status as JSON values."""
     leadership = manager.leadership
     rollouts = [_rollout(manager, deployment, now) for deployment in manager.deployments.store]
     rollouts.sort(key=lambda each: (each["state"] == State.COMPLETE, each["namespace"], each["name"]))
@@ -94,7 +94,7 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
 
 
 def status_text(document: dict[str, Any]) -> str:
-    """The same for a terminal."""
+    """Return the same for a terminal."""
     role = "leads" if document["leading"] else f"waits, {document['leader'] or 'no process'} leads"
     lines = [f"controller manager: {role}{'' if document['working'] else ', does not work'}"]
     lines += [f"WARNING: {document['rival']}"] if document["rival"] else []

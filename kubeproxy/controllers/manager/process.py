@@ -49,7 +49,7 @@ class Serving:
     """Paths of the secure port for any client; one that ends in ``/*`` stands for all below it."""
 
     def is_open(self, path: str) -> bool:
-        """Whether the secure port serves a path to any client."""
+        """Return whether the secure port serves a path to any client."""
         return any(
             path == allowed or (allowed.endswith("/*") and path.startswith(allowed[:-1]))
             for allowed in self.always_allowed
@@ -113,7 +113,7 @@ async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serv
 
 
 def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
-    """The plain and the secure server, where they have a port. `reviews`: asks the API server about clients.
+    """Return the plain and the secure server, where they have a port. `reviews`: asks the API server about clients.
 
     `ConfigError` when a TLS file cannot be used.
     """
@@ -183,7 +183,7 @@ async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifi
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The first error of a group that task groups have wrapped around it."""
+    """Return the first error of a group that task groups have wrapped around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

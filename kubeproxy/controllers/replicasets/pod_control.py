@@ -25,7 +25,7 @@ _MAX_PREFIX = 253
 
 
 def pod_from_template(kind: ReplicaSetKind, replica_set: ReplicaSet) -> dict[str, Any]:
-    """The pod that a template describes, owned by the ReplicaSet; the server completes its name."""
+    """Return the pod that a template describes, owned by the ReplicaSet; the server completes its name."""
     template = template_of(replica_set.spec.template)
     given = template.get("metadata") or {}
     prefix = f"{replica_set.metadata.name}-"

@@ -12,7 +12,7 @@ BURST: Final = 500
 
 
 def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
-    """The sizes of the batches for `number` requests."""
+    """Yield the sizes of the batches for `number` requests."""
     size = initial
     while number > 0:
         size = min(size, number)

@@ -22,7 +22,7 @@ FAILED_DELETE = "FailedDelete"
 def compute(
     replica_set: ReplicaSet, active: Sequence[Pod], terminating: int | None, failure: BaseException | None, now: float
 ) -> ReplicaSetStatus:
-    """The status from the active pods that were counted before this sync created or deleted any.
+    """Return the status from the active pods that were counted before this sync created or deleted any.
 
     A failure is noted once and kept until creating and deleting works again; its message is not refreshed.
     """
@@ -74,7 +74,7 @@ def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float
 
 
 def patch(replica_set: ReplicaSet, status: ReplicaSetStatus) -> dict[str, Any]:
-    """The merge patch of the subresource ``status``; a Conflict if the object changed since it was read."""
+    """Return the merge patch of the subresource ``status``; a Conflict if the object changed since it was read."""
     body = to_wire(status)
     if status.terminating_replicas is None:
         del body["terminatingReplicas"]

@@ -39,7 +39,7 @@ class Affinity:
             self._bound.clear()
 
     def of(self, client: str, now: float) -> Target | None:
-        """The endpoint that a client's address is bound to; None: no valid binding."""
+        """Return the endpoint that a client's address is bound to; None: no valid binding."""
         bound = self._bound.get(client)
         if bound is None or self.timeout_s is None or now - bound[1] >= self.timeout_s:
             return None
@@ -89,7 +89,7 @@ def pieces(frontend: FrontendName, bindings: Iterable[Binding]) -> Iterator[Rest
 
 
 def freshest(remembered: Iterable[RestoreBindings], *, limit: int = AFFINITY_ENTRIES) -> list[RestoreBindings]:
-    """The most recently seen pieces, up to `limit` clients.
+    """Return the most recently seen pieces, up to `limit` clients.
 
     Works on whole pieces, and so is fast: it runs in a process that serves clients."""
     found = sorted(remembered, key=lambda piece: piece.bindings[-1].age_s)
@@ -98,7 +98,7 @@ def freshest(remembered: Iterable[RestoreBindings], *, limit: int = AFFINITY_ENT
 
 
 def merged(remembered: Iterable[RestoreBindings], *, limit: int = AFFINITY_ENTRIES) -> list[RestoreBindings]:
-    """The bindings of several processes, merged.
+    """Return the bindings of several processes, merged.
 
     Each client has the binding that was used last; each frontend's are ordered from the least recently seen; over all
     frontends the `limit` most recently seen remain."""

@@ -41,7 +41,7 @@ class Ejection:
         self.probing = False
 
     def copy(self) -> Ejection:
-        """An independent copy."""
+        """Return an independent copy."""
         copy = Ejection(self.since, self.delay_s, self.reason)
         copy.until, copy.failures, copy.probing = self.until, self.failures, self.probing
         return copy
@@ -78,7 +78,7 @@ class Balancer:
         self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = ()) -> Target | None:
-        """The endpoint for a client's connection, none of those to avoid; None: there is no other.
+        """Return the endpoint for a client's connection, none of those to avoid, or None if there is no other.
 
         `client` is the text of its address. With affinity, it is bound to the endpoint."""
         affinity = self._affinity
@@ -97,7 +97,7 @@ class Balancer:
         return picked
 
     def preview(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
-        """The endpoint that a client is bound to, and the order of its next connection's attempts.
+        """Return the endpoint that a client is bound to, and the order of its next connection's attempts.
 
         None: it is not bound. At most `limit` endpoints. Computed on a copy, so it changes nothing."""
         copy = Balancer(rng=self._rng, probes_beside=self._probes_beside)
@@ -147,7 +147,7 @@ class Balancer:
             self._ejected.pop(target, None)
 
     def due(self, now: float) -> Target | None:
-        """An endpoint that the caller has to probe now, as its ejection is over; or None."""
+        """Return an endpoint that the caller has to probe now, as its ejection is over; or None."""
         for target, ejected in self._ejected.items():
             if ejected.until <= now:
                 self._mark_probing(target, now)
@@ -201,7 +201,7 @@ class Balancer:
         return len(self._affinity)
 
     def bindings(self, now: float, *, since: float) -> Iterator[Binding]:
-        """The bindings made or used since `since`, the least recently seen first."""
+        """Yield the bindings made or used since `since`, the least recently seen first."""
         return self._affinity.bindings(now, since=since)
 
     def __len__(self) -> int:

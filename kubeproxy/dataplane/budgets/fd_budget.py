@@ -64,7 +64,7 @@ class DescriptorBudget:
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """A budget of RLIMIT_NOFILE less `RESERVE` (or less a quarter, where the limit is tiny)."""
+        """Return a budget of RLIMIT_NOFILE less `RESERVE` (or less a quarter, where the limit is tiny)."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
@@ -93,7 +93,7 @@ class DescriptorBudget:
         share.held += count
 
     def _is_extra(self, count: int) -> bool:
-        """Whether `count` more descriptors for clients are of the last quarter."""
+        """Return whether `count` more descriptors for clients are of the last quarter."""
         return 4 * (self._clients + count) > 3 * self._room
 
     @property
@@ -102,7 +102,7 @@ class DescriptorBudget:
         return self.limit - self.used + self._clients
 
     def _fair(self, count: int, share: Share) -> bool:
-        """Whether a share may have `count` more of the last quarter."""
+        """Return whether a share may have `count` more of the last quarter."""
         room, tenant = self._room, share.tenant
         quarter = room - 3 * room // 4
         left_by_tenants = quarter - self._extra + tenant.extra

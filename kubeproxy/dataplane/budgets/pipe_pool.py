@@ -36,7 +36,7 @@ class PipePool:
         self.in_use = 0
 
     def take(self) -> Pipe | None:
-        """An empty pipe; None when the pool or the descriptor budget is used up."""
+        """Return an empty pipe; None when the pool or the descriptor budget is used up."""
         if self._idle:
             self.in_use += 1
             return self._idle.pop()

@@ -25,7 +25,7 @@ class Lag:
         reactor.after(STEP_S, self._step)
 
     def longest_s(self) -> float:
-        """The longest turn within the last minute, in seconds."""
+        """Return the longest turn within the last minute, in seconds."""
         self._peaks[-1] = max(self._peaks[-1], self._reactor.take_longest_turn())
         return max(self._peaks)
 

@@ -70,7 +70,7 @@ def pending_failure(fd: int) -> str:
 
 
 def is_own_echo(fd: int, target: Target) -> bool:
-    """Whether the kernel has connected the socket to itself, by a simultaneous open.
+    """Return whether the kernel has connected the socket to itself, by a simultaneous open.
 
     Possible where a local endpoint has stopped and its port lies in the ephemeral range."""
     if target.port < EPHEMERAL_PORTS_FROM:

@@ -49,7 +49,7 @@ def save_syns(listener: socket.socket) -> None:
 
 
 def hops_of(client: int) -> int:
-    """The hop limit that a client's SYN had left; 0: unknown, as with a SYN cookie."""
+    """Return the hop limit that a client's SYN had left; 0: unknown, as with a SYN cookie."""
     _length.value = _SYN_BYTES
     if _getsockopt(client, _TCP, _TCP_SAVED_SYN, _syn_at, _length_at) < 0 or _length.value < 40:
         return 0
@@ -57,7 +57,7 @@ def hops_of(client: int) -> int:
 
 
 def hops_left(received: int) -> int:
-    """The hop limit of a dial for a client's `received` one (0: unknown); 0: no dial."""
+    """Return the hop limit of a dial for a client's `received` one (0: unknown); 0: no dial."""
     return max(0, min(received or FARTHEST, FARTHEST) - COST)
 
 
@@ -78,7 +78,7 @@ def mark(sock: socket.SocketType) -> None:
 
 
 def why_not_marked() -> str | None:
-    """The reason why a process with `privileges.FOR_DIALING` alone cannot mark dials; None: it can.
+    """Return the reason why a process with `privileges.FOR_DIALING` alone cannot mark dials, or None if it can.
 
     Call it in a thread of its own: capabilities belong to a thread, and this one loses all others."""
     try:

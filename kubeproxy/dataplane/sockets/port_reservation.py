@@ -59,7 +59,7 @@ class ReservedPort:
         self._prepared = False
 
     def prepare(self) -> socket.socket:
-        """The socket, ready to listen on. OSError when the port was lost (see `stop_listening`).
+        """Return the socket, ready to listen on. OSError when the port was lost (see `stop_listening`).
 
         SO_REUSEADDR is safe then, as no other socket can listen beside this one, and accepted connections inherit it:
         so they do not keep the port from us after a restart.
@@ -126,7 +126,7 @@ class ReservedPorts:
                 reserved.share(on)
 
     def of(self, message: Listen) -> ReservedPort:
-        """The reserved port that a message names; OSError when it is not reserved."""
+        """Return the reserved port that a message names; OSError when it is not reserved."""
         reserved = self._reserved.get((message.protocol, message.address, message.port))
         if reserved is None:
             raise OSError(errno.EINVAL, "it was not reserved")

@@ -45,7 +45,7 @@ Instruction = tuple[int, int]
 
 
 def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction, ...]:
-    """The program that spreads clients evenly over `count` indices from `first` on."""
+    """Return the program that spreads clients evenly over `count` indices from `first` on."""
     steps: list[Instruction] = [(LD_IMM, 0), (ST, 0)]
     for offset, factor in zip(_SOURCE_WORDS[family], _FACTORS, strict=False):
         steps += [(LD_ABS, NETWORK_HEADER + offset), (MUL, factor), (LDX_MEM, 0), (ADD_X, 0), (ST, 0)]
@@ -55,7 +55,7 @@ def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction,
 
 
 def place(client: str, *, count: int) -> int:
-    """The index, of `count`, that `program` computes for a client's address. OSError for an invalid address."""
+    """Return the index, of `count`, that `program` computes for a client's address. OSError for an invalid address."""
     address, _, _ = client.partition("%")
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     words: tuple[int, ...] = struct.unpack(f"!{len(packed) // 4}I", packed)

@@ -35,7 +35,7 @@ class Routes:
         self._sequence = 0
 
     def to(self, address: str) -> Way | None:
-        """The way to an address; None if there is none. OSError when the kernel refuses to say."""
+        """Return the way to an address; None if there is none. OSError when the kernel refuses to say."""
         inet = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(inet, address)
         self._sequence += 1
@@ -58,7 +58,7 @@ class Routes:
 
 
 def way_to(address: str) -> Way | None:
-    """The way to one address; None if there is none, or the kernel does not say."""
+    """Return the way to one address; None if there is none, or the kernel does not say."""
     with suppress(OSError), closing(Routes()) as routes:
         return routes.to(address)
     return None

@@ -21,7 +21,7 @@ choose the port, where the same port can serve many destinations."""
 
 
 def can_preserve(client: str, endpoint: str, routes: Routes) -> bool:
-    """Whether an endpoint can be dialed from a client's address.
+    """Return whether an endpoint can be dialed from a client's address.
 
     Not from a loopback address, which only this host can answer, nor from the endpoint's own, nor from one on the link
     by which this host reaches the endpoint. OSError when the kernel does not tell its routes."""
@@ -54,7 +54,7 @@ def _make_transparent(sock: socket.SocketType) -> None:
 
 
 def why_not(family: Family) -> str | None:
-    """Why this process cannot preserve clients' addresses; None if it can."""
+    """Return why this process cannot preserve clients' addresses; None if it can."""
     kind, address = (socket.AF_INET6, "2001:db8::1") if family is Family.IPV6 else (socket.AF_INET, "192.0.2.1")
     try:
         with socket.socket(kind, socket.SOCK_STREAM) as sock:

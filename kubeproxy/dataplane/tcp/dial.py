@@ -205,7 +205,7 @@ class Dial:
         return True
 
     def _source_address(self, target: Target) -> str | None:
-        """The address to dial from; None: this node's."""
+        """Return the address to dial from; None: this node's."""
         client = self._client_address
         preserved = target in self._preserve and can_preserve(client, target.address, self._context.routes)
         return client if preserved else None

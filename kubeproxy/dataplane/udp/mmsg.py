@@ -149,7 +149,7 @@ class Sender(Protocol):
     """A socket that sends datagrams, and counts them: a listener, whose module imports this one."""
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
 
     def sent(self, byte_count: int, dropped: int) -> None:
         """Count the bytes sent and the datagrams dropped."""
@@ -171,7 +171,7 @@ class Departures(_Slots):
         self._count = 0
 
     def room(self, sender: Sender) -> memoryview:
-        """The memory for a sender's next datagram, which `add` then adds to the batch."""
+        """Return the memory for a sender's next datagram, which `add` then adds to the batch."""
         if sender is not self._sender or self._count == SLOTS:
             self.flush()
             self._sender = sender
@@ -209,12 +209,12 @@ class Departures(_Slots):
 
 
 def host_of(peer: bytes, family: int) -> str:
-    """The IP address in a peer, as text."""
+    """Return the IP address in a peer, as text."""
     return socket.inet_ntop(family, peer[_LAYOUTS[socket.AddressFamily(family)].host])
 
 
 def reply_to(peer: bytes, family: int) -> bytes:
-    """The peer to send an answer to, from the local address that the client used.
+    """Return the peer to send an answer to, from the local address that the client used.
 
     Routing picks the interface."""
     layout = _LAYOUTS[socket.AddressFamily(family)]

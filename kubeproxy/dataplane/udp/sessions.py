@@ -53,7 +53,7 @@ class Sessions:
         self._buffers: dict[int, tuple[Arrivals, Departures]] = {}
 
     def buffers(self, family: int) -> tuple[Arrivals, Departures]:
-        """The receive and send buffers of an address family, shared by all listeners."""
+        """Return the receive and send buffers of an address family, shared by all listeners."""
         buffers = self._buffers.get(family)
         if buffers is None:
             buffers = self._buffers[family] = Arrivals(family), Departures(family)
@@ -64,7 +64,7 @@ class Sessions:
         return self._count
 
     def targets(self) -> Iterator[Target | None]:
-        """The endpoint of each session; None: it has none at the moment."""
+        """Yield the endpoint of each session, None if it has none at the moment."""
         for sessions in tuple(self._by_idleness.values()):
             for session in tuple(sessions):
                 yield session.target
@@ -368,7 +368,7 @@ class DatagramListener:
             self.context.reactor.at_end(self._send_on)
 
     def _open_session(self, peer: bytes, hops: int) -> Session | None:
-        """A new session for a client; None: it gets none, and its datagram is dropped."""
+        """Return a new session for a client, or None if it gets none, and its datagram is dropped."""
         if not hops_left(hops):
             self._refuse_loop()
             return None
@@ -402,7 +402,7 @@ class DatagramListener:
             self.context.reactor.again(self._send_on)
 
     def fileno(self) -> int:
-        """The descriptor of the socket towards the clients."""
+        """Return the descriptor of the socket towards the clients."""
         return self._sock.fileno()
 
     def sent(self, byte_count: int, dropped: int) -> None:

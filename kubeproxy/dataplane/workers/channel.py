@@ -64,7 +64,7 @@ class Channel(Generic[F]):
         return sent > 0
 
     def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        """The number of bytes that the kernel took; the descriptors travel with the first."""
+        """Return the number of bytes that the kernel took; the descriptors travel with the first."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg((data,), ancillary, socket.MSG_NOSIGNAL)

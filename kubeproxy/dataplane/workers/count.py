@@ -11,7 +11,7 @@ DEFAULT_MAX = 4
 
 
 def workers_for(count: int | None, *, root: Path = Path("/")) -> int:
-    """The configured number of workers, or one for each usable CPU, at most `DEFAULT_MAX`.
+    """Return the configured number of workers, or one for each usable CPU, at most `DEFAULT_MAX`.
 
     `root`: the directory of ``/proc`` and ``/sys``."""
     if count is not None:

@@ -61,7 +61,7 @@ class FrontendSockets:
         return {worker: RestoreBindings(self.listen.frontend, tuple(share)) for worker, share in shares.items()}
 
     def bindings_of(self, worker: int, now: float) -> Iterator[RestoreBindings]:
-        """The bindings of a worker, as last reported."""
+        """Yield the bindings of a worker, as last reported."""
         return pieces(self.listen.frontend, self._affinity[worker].bindings(now))
 
     @property
@@ -70,7 +70,7 @@ class FrontendSockets:
         return bool(self._pinned)
 
     def must_pin(self, endpoints: SetEndpoints | None) -> bool:
-        """Whether the sockets have to be pinned, with these endpoints."""
+        """Return whether the sockets have to be pinned, with these endpoints."""
         affinity = endpoints is not None and endpoints.affinity_timeout_s is not None
         return self._workers == 1 or affinity or self.listen.protocol is Protocol.UDP
 

@@ -408,7 +408,7 @@ def _log(number: int | str, text: str) -> None:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """An exception and where it came from, innermost first."""
+    """Return an exception and where it came from, innermost first."""
     # Without the text of the lines: the sandbox allows no file.
     places = [
         f"{frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"

@@ -186,14 +186,14 @@ class Orphan:
 
 
 def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """The lines of the answer to `Recall`."""
+    """Yield the lines of the answer to `Recall`."""
     for part in filter(None, bindings):
         yield encode(Bindings(part))
     yield encode(Done("recall"))
 
 
 def _decode(line: bytes) -> Retire | Recall | None:
-    """The owner's request; None: another text, which is ignored."""
+    """Return the owner's request, or None for another text, which is ignored."""
     try:
         return decode(line, FOR_ORPHANS)
     except ValueError:

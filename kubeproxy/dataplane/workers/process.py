@@ -37,7 +37,7 @@ READ_AGAIN_S = 0.1
 
 
 def command(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
-    """The command line of a worker; `fd` is its end of the channel."""
+    """Return the command line of a worker; `fd` is its end of the channel."""
     arguments = [str(fd), str(number), run, owner_prefix]
     # -P: no imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]

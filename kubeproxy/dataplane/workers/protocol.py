@@ -214,7 +214,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, descriptors: int = 0) -> bytes:
-    """A frame as bytes; `descriptors` travel beside it."""
+    """Return a frame as bytes; `descriptors` travel beside it."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body), descriptors) + body
 
@@ -238,7 +238,7 @@ class Decoder(Generic[F]):
         return memoryview(self._buffer)[self._end :]
 
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
-        """The frames that are complete with `arrived` more bytes in `room`.
+        """Yield the frames that are complete with `arrived` more bytes in `room`.
 
         MemoryError when there is none for the next frame or for more room; the next call continues. GarbledError for an
         invalid frame; nothing can be decoded after it."""

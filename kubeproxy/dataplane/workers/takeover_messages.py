@@ -62,12 +62,12 @@ FROM_ORPHANS: Final[msgspec.json.Decoder[Bindings | Done]] = msgspec.json.Decode
 
 
 def encode(message: TakeoverMessage) -> bytes:
-    """The line of a message."""
+    """Return the line of a message."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decode(line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The message of a line. ValueError for any other text."""
+    """Return the message of a line. ValueError for any other text."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

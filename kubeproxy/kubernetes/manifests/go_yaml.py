@@ -89,7 +89,7 @@ class GoComposer(Composer):
 
 
 def resolve(text: str) -> object:
-    """What a plain scalar means."""
+    """Return what a plain scalar means."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if text[0] not in _NUMBER_BEGINS or len(text) > _LONGEST_NUMBER:

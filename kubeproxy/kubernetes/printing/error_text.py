@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:
-    """What to print for the errors of a command. `host`: the server's host and port."""
+    """Return what to print for the errors of a command. `host`: the server's host and port."""
     found = list(_flat(errors))
     if len(found) == 1:
         return _alone(found[0], host)
@@ -32,7 +32,7 @@ def _alone(error: Exception, host: str) -> list[str]:
 
 
 def _among(error: Exception, host: str) -> list[str]:
-    """A server's text is one line, whatever is in it; ours may have several."""
+    """Return the text on one line if it is a server's, whatever is in it; ours may have several."""
     known = _known(error, host)
     return [known] if known else str(error).split("\n")
 

@@ -83,7 +83,7 @@ def _style(text: str) -> str | None:
 
 
 def _compare(left: str, right: str) -> int:
-    """The order of keys in yaml.v2: letters behind all else, numbers by their value (``a2`` before ``a10``)."""
+    """Return the order of keys in yaml.v2: letters behind all else, numbers by their value (``a2`` before ``a10``)."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b:
             continue

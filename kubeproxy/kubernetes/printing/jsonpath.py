@@ -44,11 +44,11 @@ class JsonPath:
             raise ConfigError(f"error parsing jsonpath {template}, {error}") from None
 
     def render(self, data: object) -> str:
-        """The text for an object. What is missing is empty."""
+        """Return the text for an object. What is missing is empty."""
         return "".join(_rendered(self._parts, [data]))
 
     def values(self, data: object) -> list[Any]:
-        """What the expressions find, as a list."""
+        """Return what the expressions find, as a list."""
         return [value for part in self._parts if part.steps is not None for value in _applied(part.steps, [data])]
 
 
@@ -95,7 +95,7 @@ class _Parser:
         self._depth = 0
 
     def template(self) -> list[_Part]:
-        """The whole text."""
+        """Return the whole text."""
         parts = self._parts(in_range=False)
         if self._at < len(self._text):
             raise ValueError("'end' without 'range'")

@@ -30,7 +30,7 @@ class Printer:
         return self.output not in ("", "name")
 
     def text(self, data: dict[str, Any]) -> str:
-        """An object with all that stands before and after it."""
+        """Return an object with all that stands before and after it."""
         self._count += 1
         if not self._show_managed_fields and "managedFields" in (data.get("metadata") or {}):
             data = copy.copy(data)

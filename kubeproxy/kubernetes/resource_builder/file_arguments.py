@@ -219,7 +219,7 @@ def _path(path: str, *, recursive: bool) -> Iterator[Source]:
 
 
 def _walk(directory: str, *, recursive: bool) -> Iterator[str]:
-    """The manifests in a directory in the order of their names, those of a subdirectory in its place. Links to
+    """Yield the manifests in a directory in the order of their names, those of a subdirectory in its place. Links to
     directories are not followed, and what begins with two dots is passed over: in a mounted ConfigMap these are older
     versions of the same files."""
     try:

@@ -43,14 +43,14 @@ class Schemas(msgspec.Struct):
     """By ``GROUP/VERSION/KIND``, the name of the definition."""
 
     def of(self, group: str, version: str, kind: str) -> tuple[str, Schema] | None:
-        """The definition of a kind with its name; None: the server has none."""
+        """Return the definition of a kind with its name, or None if the server has none."""
         name = self.kinds.get(f"{group}/{version}/{kind}")
         schema = self.definitions.get(name or "")
         return (name, schema) if name and schema is not None else None
 
 
 def parse(body: bytes) -> Schemas:
-    """An OpenAPI v2 document. Raises `Garbage`."""
+    """Return an OpenAPI v2 document. Raises `Garbage`."""
     try:
         document = msgspec.json.decode(body, type=_Document)
     except UNDECODABLE as error:
@@ -154,7 +154,7 @@ class SchemaSource:
 
 
 def resolved(schema: Schema, definitions: Mapping[str, Schema]) -> tuple[Schema, str]:
-    """A schema without a reference, and the name of the definition it is."""
+    """Return a schema without a reference, and the name of the definition it is."""
     name = ""
     for _ in range(_MAX_DEPTH):
         if not schema.ref:

@@ -15,7 +15,7 @@ _VALUE: Final = re.compile(r"(?:[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 
 
 def parse_selector(text: str) -> LabelSelector:
-    """A selector from its text. `ConfigError` where it is none."""
+    """Return a selector from its text. `ConfigError` where it is none."""
     try:
         return LabelSelector(match_expressions=_requirements(_tokens(text)))
     except ValueError as error:

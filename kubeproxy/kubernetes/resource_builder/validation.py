@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
 
 def validate(data: dict[str, Any], schemas: Schemas) -> list[Fault]:
-    """What is wrong with an object; nothing where the server has no schema for its kind. At most `MOST`."""
+    """Return what is wrong with an object; nothing where the server has no schema for its kind. At most `MOST`."""
     group, _, version = str(data.get("apiVersion") or "").rpartition("/")
     kind = str(data.get("kind") or "")
     found = schemas.of(group, version, kind)

@@ -79,7 +79,7 @@ def _delete_of(
     is_ours: Callable[[Destination], bool],
     timeout_s: float,
 ) -> dict[Target, list[Flow]]:
-    """The same for endpoints of one family."""
+    """Return the same for endpoints of one family."""
     tcp = protocol is Protocol.TCP
     began = time.monotonic()
     found: dict[Target, list[Flow]] = {}

@@ -114,17 +114,17 @@ class _Choice(typing.Protocol):
 
 
 def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """The unanswered TCP flows that our rules would redirect if they began now."""
+    """Return the unanswered TCP flows that our rules would redirect if they began now."""
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
 def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-    """The unanswered TCP flows that were translated to this host."""
+    """Return the unanswered TCP flows that were translated to this host."""
     return [flow for flow in flows if flow.is_translated and flow.target in local and wire.is_unanswered(flow)]
 
 
 def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-    """The TCP flows that lead to this node and have no socket."""
+    """Return the TCP flows that lead to this node and have no socket."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if wire.has_begun(flow)]
     if not found:
         return []
@@ -152,7 +152,7 @@ class Ctnetlink:
         self._socket.close()
 
     def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[Flow]:
-        """Every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel refuses."""
+        """Yield every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel refuses."""
         sequence = next(self._sequence)
         self._socket.send(wire.dump_request(family, sequence, protocol, unanswered=unanswered))
         for message in answers(self._socket, sequence, at_most=_BUFFER_BYTES):
@@ -192,6 +192,6 @@ class Ctnetlink:
 
 
 def explained(what: str, number: int | None, why: str) -> KernelError:
-    """A failure of ctnetlink, with what to do about it."""
+    """Return a failure of ctnetlink, with what to do about it."""
     advice = _ADVICE.get(number or 0)
     return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

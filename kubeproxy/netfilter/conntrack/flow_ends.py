@@ -70,7 +70,7 @@ class FlowEnds:
                 return
 
     def take_overflows(self) -> int:
-        """How often the kernel had no room since the last call. Each time an unknown number of ends was lost."""
+        """Return how often the kernel had no room since the last call. Each time an unknown number of ends was lost."""
         found, self.overflows = self.overflows, 0
         return found
 
@@ -89,7 +89,7 @@ def _attach(sock: socket.socket) -> None:
 
 
 def filter_program() -> bytes:
-    """The filter: events with DST_NAT in their status, and those without a status."""
+    """Return the filter: events with DST_NAT in their status, and those without a status."""
     next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
     steps = [
         (LD_IMM, 0, 0, HEADER.size + NFGEN.size),

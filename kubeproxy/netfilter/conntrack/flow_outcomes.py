@@ -17,7 +17,7 @@ _LINGERING: Final = {LAST_ACK: "last_ack", TIME_WAIT: "time_wait", CLOSE: "close
 
 
 def outcome(flow: FlowRecord) -> str:
-    """How a flow has ended: a word for the access log (`kubeproxy.dataplane.interface.Ended.reason`)."""
+    """Return how a flow has ended: a word for the access log (`kubeproxy.dataplane.interface.Ended.reason`)."""
     answered, state = bool(flow.status & SEEN_REPLY), flow.tcp_state
     if state in (TIME_WAIT, LAST_ACK):
         return "closed"

@@ -66,7 +66,7 @@ class FlowOwners:
         self._before = {route: owners for route, owners in self._before.items() if route in self._found}
 
     def of(self, flow: FlowRecord) -> FrontendName | None:
-        """The frontend of a flow; None: it is none of the kernel path."""
+        """Return the frontend of a flow, or None if it is none of the kernel path."""
         owners = self._found.get(flow.route)
         if owners is None:
             if len(self._found) >= ROUTES_MAX:
@@ -105,5 +105,5 @@ class FlowOwners:
 
 @lru_cache(maxsize=8192)
 def text(packed: bytes) -> Address:
-    """An address of a record."""
+    """Return an address of a record."""
     return Address(str(ipaddress.ip_address(packed)))

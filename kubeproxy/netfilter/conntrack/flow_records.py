@@ -92,7 +92,7 @@ def dump_request(sequence: int) -> bytes:
 
 
 def records(data: bytes, kind: int) -> Iterator[FlowRecord]:
-    """The TCP and UDP flows with a translated destination in one read from a socket, of messages of this kind."""
+    """Yield the TCP and UDP flows with a translated destination in one read from a socket, of messages of this kind."""
     at, head = 0, HEADER.size + NFGEN.size
     while at + head <= len(data):
         length, its, *_ = HEADER.unpack_from(data, at)
@@ -109,7 +109,7 @@ def records(data: bytes, kind: int) -> Iterator[FlowRecord]:
 
 
 def end_of_dump(data: bytes) -> int | None:
-    """The errno with which a dump ends in this read from a socket, 0 without an error; None: it goes on."""
+    """Return the errno with which a dump ends in this read from a socket, 0 without an error, or None if it goes on."""
     at = 0
     while at + HEADER.size <= len(data):
         length, kind, *_ = HEADER.unpack_from(data, at)
@@ -122,7 +122,7 @@ def end_of_dump(data: bytes) -> int | None:
 
 
 def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
-    """The flow of the message with its attributes from `start` to `end`."""
+    """Return the flow of the message with its attributes from `start` to `end`."""
     key = data[start - NFGEN.size], end - start
     for known in _layouts.get(key, ()):
         if (known_flow := known.read(data, start)) is not None:
@@ -215,12 +215,12 @@ class _Layout:
 
     @classmethod
     def of(cls, body: bytes) -> _Layout | None:
-        """The layout of a record that `walked` accepts; None: its lengths contradict each other."""
+        """Return the layout of a record that `walked` accepts; None: its lengths contradict each other."""
         layout = cls(_joined(_parts(body[NFGEN.size :], _TREE[body[0]])))
         return layout if layout._struct.size == len(body) - NFGEN.size else None
 
     def read(self, data: bytes, at: int) -> FlowRecord | None:
-        """The flow with its attributes at that place; None: it has another layout."""
+        """Return the flow with its attributes at that place, or None if it has another layout."""
         found = self._struct.unpack_from(data, at)
         if self._fixed(found) != self._expected:
             return None
@@ -253,7 +253,7 @@ class _Part(NamedTuple):
 
 
 def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
-    """The pieces of these attributes."""
+    """Yield the pieces of these attributes."""
     at = 0
     while at + ATTRIBUTE_HEADER.size <= len(data):
         length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
@@ -273,7 +273,7 @@ def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
 
 
 def _joined(parts: Iterable[_Part]) -> list[_Part]:
-    """The same with neighbouring fixed bytes in one piece."""
+    """Return the same with neighbouring fixed bytes in one piece."""
     found: list[_Part] = []
     for part in parts:
         if part.form == "0x":

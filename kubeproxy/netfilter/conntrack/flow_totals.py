@@ -25,7 +25,7 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def is_open(flow: FlowRecord) -> bool:
-    """Whether a TCP connection has begun and not ended; UDP: as long as the kernel knows the flow."""
+    """Return whether a TCP connection has begun and not ended; UDP: as long as the kernel knows the flow."""
     return flow.tcp_state is None or ESTABLISHED <= flow.tcp_state <= LAST_ACK
 
 

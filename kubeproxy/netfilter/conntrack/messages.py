@@ -62,7 +62,7 @@ _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
 def dump_request(
     family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
 ) -> bytes:
-    """The request for all flows of a family and protocol, or the unanswered ones. Kernels before 5.8 do not
+    """Return the request for all flows of a family and protocol, or the unanswered ones. Kernels before 5.8 do not
     filter by protocol, kernels before 5.18 do not filter by status; they answer with other flows, too."""
     flows = _nest(TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
@@ -72,7 +72,7 @@ def dump_request(
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
-    """The request to delete this flow, and no newer one of the same client and destination.
+    """Return the request to delete this flow, and no newer one of the same client and destination.
 
     A client may use its port again between the reading of a flow and its deletion, and then the destination finds a new
     flow, which is none of those that were judged. Its identity does not help: the kernel makes it of the flow's address
@@ -90,7 +90,7 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
 
 
 def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequences: Iterator[int]) -> list[bytes]:
-    """The requests to delete these flows as far as they have not been answered, of one target and family.
+    """Return the requests to delete these flows as far as they have not been answered, of one target and family.
 
     The kernel looks whether a flow has been answered when it deletes it, in a walk through all flows for each request.
     Kernels that know no filter of deletions take the tuples for those of one flow, find them incomplete and answer
@@ -158,12 +158,12 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
 
 
 def has_begun(flow: Flow) -> bool:
-    """Whether the kernel has seen the end of a TCP flow's handshake."""
+    """Return whether the kernel has seen the end of a TCP flow's handshake."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
 
 
 def is_unanswered(flow: Flow) -> bool:
-    """Whether the client of a TCP flow has sent its SYN and got no answer."""
+    """Return whether the client of a TCP flow has sent its SYN and got no answer."""
     return _tcp_state(flow) == _SYN_SENT
 
 

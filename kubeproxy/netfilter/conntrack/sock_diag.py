@@ -27,7 +27,7 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """All TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
+    """Return all TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
     found = set[Connection]()
     for family in (socket.AF_INET, socket.AF_INET6):
         with open_netlink(NETLINK_SOCK_DIAG) as netlink:

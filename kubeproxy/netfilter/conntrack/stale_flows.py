@@ -104,7 +104,7 @@ class _Rules:
 
     @classmethod
     def of(cls, rules: RuleSet, protocol: Protocol) -> _Rules:
-        """The part of a rule set for a protocol."""
+        """Return the part of a rule set for a protocol."""
         return cls(
             redirects=_part(rules.redirects, protocol),
             own_redirects=_part(rules.own_redirects, protocol),
@@ -146,7 +146,7 @@ class _Rules:
         return frozenset(map(family_of, addresses))
 
     def is_endpoint(self, flow: Flow, local: frozenset[Address]) -> bool:
-        """Whether a flow leads to an endpoint of its destination."""
+        """Return whether a flow leads to an endpoint of its destination."""
         target = Target(flow.target, flow.target_port)
         for key in self._keys(flow):
             if target in self.own_spreads.get(key, _NO_TARGETS) and self._is_own(flow.source, local):
@@ -162,7 +162,7 @@ class _Rules:
         return (key,)
 
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
-        """The redirect that a flow's first packet would meet: its destination and proxy port."""
+        """Return the redirect that a flow's first packet would meet: its destination and proxy port."""
         for key in self._keys(flow):
             port, general = self.own_redirects.get(key), self.redirects.get(key)
             if port is not None and self._is_own(flow.source, local):
@@ -178,7 +178,7 @@ class _Rules:
         return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
-        """Whether proxy ports listen on an address."""
+        """Return whether proxy ports listen on an address."""
         family = family_of(address)
         bind = self.bind.get(family)
         return address == bind if bind else address in local or address == self.landing.get(family)
@@ -215,12 +215,12 @@ class Transition:
         return self._new_tcp.families
 
     def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """The TCP flows that are not translated and have a new destination."""
+        """Return the TCP flows that are not translated and have a new destination."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
     def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
-        """The UDP flows that contradict the rules in force; `local`: this node's addresses.
+        """Return the UDP flows that contradict the rules in force; `local`: this node's addresses.
 
         A flow to a destination that is redirected now is stale
 
@@ -277,7 +277,7 @@ class Landings:
         return self._rules.families
 
     def find(self, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-        """Those that lead to the port of the rules (`ours`), or those that lead to another one."""
+        """Return those that lead to the port of the rules (`ours`), or those that lead to another one."""
         home = self._home | local
         return [
             flow
@@ -296,7 +296,7 @@ _Value = TypeVar("_Value")
 
 
 def _added(before: RuleSet, now: RuleSet) -> RuleSet:
-    """The redirects that `before` does not have."""
+    """Return the redirects that `before` does not have."""
     return RuleSet(
         redirects={each: now.redirects[each] for each in now.redirects.keys() - before.redirects.keys()},
         own_redirects={

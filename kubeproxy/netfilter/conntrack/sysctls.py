@@ -45,11 +45,11 @@ class ConntrackLimits:
     """True: packets out of the window are valid; false leaves that setting as the host has it."""
 
     def table_size(self, cores: int) -> int:
-        """The least number of connections the table is to hold; 0: as the host has it."""
+        """Return the least number of connections the table is to hold; 0: as the host has it."""
         return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
 
     def settings(self) -> Mapping[str, int]:
-        """The sysctls that are to have exactly these values."""
+        """Return the sysctls that are to have exactly these values."""
         timeouts = {
             "nf_conntrack_tcp_timeout_established": self.tcp_established_s,
             "nf_conntrack_tcp_timeout_close_wait": self.tcp_close_wait_s,

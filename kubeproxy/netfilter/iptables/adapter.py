@@ -117,7 +117,7 @@ class Iptables:
         return bool(families) and await self._in_thread(self._pause, families, for_s)
 
     async def has_rules(self) -> bool:
-        """Whether there is anything for `cleanup` to remove."""
+        """Return whether there is anything for `cleanup` to remove."""
         return await self._in_thread(self._has_rules)
 
     def _has_rules(self) -> bool:
@@ -313,7 +313,7 @@ class Iptables:
 
 
 def _table_infos() -> dict[_Key, bytes]:
-    """The sizes of the existing tables, as far as the kernel reports them."""
+    """Return the sizes of the existing tables, as far as the kernel reports them."""
     found: dict[_Key, bytes] = {}
     for family in Family:
         for table in OWN:
@@ -343,12 +343,12 @@ def _iptc() -> ModuleType:
 
 
 def _error_text(error: Exception) -> str:
-    """An error's text without the marks of the bytes that python-iptables puts into it."""
+    """Return an error's text without the marks of the bytes that python-iptables puts into it."""
     return re.sub(r"b'([^']*)'", r"\1", str(error))
 
 
 def _exists(family: Family, name: str) -> bool:
-    """Whether the kernel has this table. Opening one would make it, and tools would show it."""
+    """Return whether the kernel has this table. Opening one would make it, and tools would show it."""
     try:
         return name in _NAMES[family].read_text().split()
     except FileNotFoundError:
@@ -358,7 +358,7 @@ def _exists(family: Family, name: str) -> bool:
 
 
 def _open(family: Family, name: str) -> Any:
-    """A fresh snapshot of a table."""
+    """Return a fresh snapshot of a table."""
     module = _iptc()
     try:
         table = (module.Table if family is Family.IPV4 else module.Table6)(name, autocommit=False)

@@ -157,13 +157,13 @@ def _packed(family: Family, cidr: str | None) -> tuple[bytes, bytes]:
 
 
 def target_of(family: Family, entry: Entry) -> str:
-    """The name of an entry's target."""
+    """Return the name of an entry's target."""
     name: bytes = _HEADER.unpack_from(entry, _target_offset(family, entry))[1]
     return name.partition(b"\0")[0].decode()
 
 
 def with_target(family: Family, entry: Entry, target: bytes) -> Entry:
-    """A copy of an entry with another target and without its source."""
+    """Return a copy of an entry with another target and without its source."""
     at = _target_offset(family, entry)
     size = 4 if family is Family.IPV4 else 16
     notes = _NOTES[family][0]
@@ -179,12 +179,12 @@ def _target_offset(family: Family, entry: Entry) -> int:
 
 
 def size_of(family: Family, head: bytes) -> int:
-    """The length of a whole entry, read from its first `head_size` bytes."""
+    """Return the length of a whole entry, read from its first `head_size` bytes."""
     return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
 
 
 def head_size(family: Family) -> int:
-    """The length of an entry without its matches and target."""
+    """Return the length of an entry without its matches and target."""
     return _NOTES[family][2]
 
 

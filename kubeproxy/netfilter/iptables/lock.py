@@ -48,7 +48,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """The process that has the lock, by /proc/locks."""
+    """Return the process that has the lock, by /proc/locks."""
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

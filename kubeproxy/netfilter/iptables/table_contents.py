@@ -159,7 +159,7 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
         ]
 
     def jumps_of_pods(chain: str, others: str | None) -> list[Entry]:
-        """Those of other nodes go the way of all clients, which has every destination of this one."""
+        """Redirect this node's own clients. Those of other nodes go the way of all clients."""
         uplinks = sorted(wanted.uplinks)
         return [
             *(jumps(others, _INTERNAL_COMMENT, sources=internal, interfaces=uplinks) if others else ()),
@@ -197,7 +197,7 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
 
 
 def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict[Destination, int], ...]:
-    """The redirects of one family: of single addresses, and of node ports."""
+    """Return the redirects of one family: of single addresses, and of node ports."""
     exact: dict[Destination, int] = {}
     on_node: dict[Destination, int] = {}
     for key, port in redirects.items():
@@ -262,7 +262,7 @@ def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chain
 
 
 def divert(family: Family) -> Chains:
-    """The chains of table mangle for transparent rule sets."""
+    """Return the chains of table mangle for transparent rule sets."""
     comment = iptables_entry.match_comment(_DIVERT_COMMENT)
     return {
         "PREROUTING": (iptables_entry.rule(family, iptables_entry.jump(PROXY_DIVERT), comment),),
@@ -282,7 +282,7 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """The chain of table filter that checks sockets of redirected packets."""
+    """Return the chain of table filter that checks sockets of redirected packets."""
     return {
         PROXY_SOCKETS: frozenset(
             {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
@@ -291,12 +291,12 @@ def guarding_sockets(family: Family) -> Chains:
 
 
 def own_socket_rule(family: Family) -> Entry:
-    """The rule that lets packets for a transparent socket leave that chain."""
+    """Return the rule that lets packets for a transparent socket leave that chain."""
     return iptables_entry.rule(family, iptables_entry.jump("RETURN"), iptables_entry.match_transparent(wildcard=True))
 
 
 def pause(nat: Chains, family: Family, *, until: int) -> Chains:
-    """The chains of table mangle that drop first packets instead of table nat's redirects.
+    """Return the chains of table mangle that drop first packets instead of table nat's redirects.
 
     From any source and until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not
     match any more. Nothing without redirects."""
@@ -330,7 +330,7 @@ def pause(nat: Chains, family: Family, *, until: int) -> Chains:
 
 
 def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
-    """The number of table nat's redirects that belong to a rule set, and of others."""
+    """Return the number of table nat's redirects that belong to a rule set, and of others."""
     wanted = chains_of(ours, family)[NAT]
     mine = others = 0
     for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):
@@ -342,7 +342,7 @@ def reach(nat: Chains, ours: RuleSet, family: Family) -> Reach:
 
 
 def without_pause(mangle: Chains, family: Family) -> Chains:
-    """The chains of table mangle without those of a pause."""
+    """Return the chains of table mangle without those of a pause."""
     kept = {name: rules for name, rules in mangle.items() if name not in (PROXY_PAUSE, PROXY_PAUSE_PORTS)}
     for name in BUILTIN[MANGLE]:
         kept[name] = tuple(rule for rule in kept.get(name, ()) if iptables_entry.target_of(family, rule) != PROXY_PAUSE)
@@ -357,7 +357,7 @@ def is_needed(wanted: RuleSet, family: Family) -> bool:
 
 
 def union(have: Chains, wanted: Chains) -> Chains:
-    """The existing and the wanted rules together."""
+    """Return the existing and the wanted rules together."""
     return {
         name: _merged(have.get(name, frozenset()), wanted.get(name, frozenset()))
         for name in have.keys() | wanted.keys()
@@ -388,7 +388,7 @@ class Difference:
 
 
 def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
-    """The changes that turn one into the other."""
+    """Return the changes that turn one into the other."""
     own = OWN[table]
     drop = [name for name in have if name not in wanted and name in own]
     flush, add, delete = [], [], []
@@ -422,12 +422,12 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
 
 
 def comes_last(entry: Entry) -> bool:
-    """Whether a jump belongs at the end of a built-in chain; other jumps belong at its start."""
+    """Return whether a jump belongs at the end of a built-in chain; other jumps belong at its start."""
     return entry.endswith(_LAST)
 
 
 def comes_first(entry: Entry) -> bool:
-    """Whether a rule belongs at the start of its chain."""
+    """Return whether a rule belongs at the start of its chain."""
     return entry.endswith(iptables_entry.jump("RETURN"))
 
 

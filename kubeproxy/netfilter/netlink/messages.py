@@ -37,14 +37,14 @@ class Message(NamedTuple):
 
 
 def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
-    """A socket for requests to this network namespace, by default to its routing. OSError."""
+    """Return a socket for requests to this network namespace, by default to its routing. OSError."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
 def dump(
     netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
 ) -> Iterator[bytes]:
-    """The payloads that answer a dump request; OSError when the kernel refuses it. `rest`: the request behind its
+    """Yield the payloads that answer a dump request; OSError when the kernel refuses it. `rest`: the request behind its
     family."""
     netlink.send(frame(kind, bytes([family]) + rest, flags=NLM_F_DUMP, sequence=kind))
     return (message.body for message in answers(netlink, kind))
@@ -58,7 +58,7 @@ def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0
 
 
 def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
-    """A request to the kernel."""
+    """Return a request to the kernel."""
     return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, sequence, 0) + payload
 
 
@@ -83,7 +83,7 @@ def answers(netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES) -
 
 
 def parse(data: bytes) -> Iterator[Message]:
-    """The messages of one read from a socket."""
+    """Yield the messages of one read from a socket."""
     at = 0
     while at + HEADER.size <= len(data):
         length, kind, _, sequence, _ = HEADER.unpack_from(data, at)
@@ -94,13 +94,13 @@ def parse(data: bytes) -> Iterator[Message]:
 
 
 def kind_of(data: bytes) -> int:
-    """The kind of the first message of one read."""
+    """Return the kind of the first message of one read."""
     kind: int = HEADER.unpack_from(data)[1]
     return kind
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The attributes that follow a payload's header: type and value."""
+    """Yield the attributes that follow a payload's header: type and value."""
     at = 0
     while at + ATTRIBUTE_HEADER.size <= len(data):
         length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
@@ -111,7 +111,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """The inverse of `attributes`."""
+    """Return the inverse of `attributes`."""
     parts = [ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(value), kind) + value for kind, value in values]
     return b"".join(part.ljust(_align(len(part)), b"\0") for part in parts)
 

@@ -186,7 +186,7 @@ class Nftables:
         return True
 
     async def has_rules(self) -> bool:
-        """Whether there is anything for `cleanup` to remove."""
+        """Return whether there is anything for `cleanup` to remove."""
         try:
             return TABLE in tables()
         except OSError as error:
@@ -233,7 +233,7 @@ class Nftables:
         self._on_foreign_change()
 
     async def _read(self) -> Table | None:
-        """The table in the kernel; None when there is none.
+        """Return the table in the kernel; None when there is none.
 
         While the kernel resizes a map, as after a change of thousands of elements, a listing of it may lack some."""
         found = await self._read_once()
@@ -271,7 +271,7 @@ class Nftables:
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[None]:
-        """What is done here is one transaction of ours, or fails."""
+        """Make what is done inside one transaction of ours, or fail."""
         if self._watch is None:
             yield
             return

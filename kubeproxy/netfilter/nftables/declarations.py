@@ -181,7 +181,7 @@ DIVERT_HOOK = ("filter", "prerouting", -150, "accept")
 
 
 def creation() -> str:
-    """The commands that make the table with its empty maps, sets and chains."""
+    """Return the commands that make the table with its empty maps, sets and chains."""
     lines = [f"add table {TABLE}"]
     lines += [
         f"add {'map' if kind.is_map else 'set'} {TABLE} {name} {{ {kind.declaration} }}" for name, kind in KINDS.items()
@@ -191,13 +191,13 @@ def creation() -> str:
 
 
 def chain_creation(chain: str, hook: tuple[str, str, int, str] | None) -> str:
-    """The command that makes a chain."""
+    """Return the command that makes a chain."""
     base = " {{ type {} hook {} priority {}; policy {}; }}".format(*hook) if hook else ""
     return f"add chain {TABLE} {chain}{base}"
 
 
 def place(destination: Destination, name: str, *, own: bool = False) -> str:
-    """The map or set of this name that has a destination."""
+    """Return the map or set of this name that has a destination."""
     own_ = "own_" if own else ""
     number = 6 if ":" in destination.address else 4
     if destination.address not in _ANY_ADDRESS:

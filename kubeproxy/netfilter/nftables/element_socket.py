@@ -107,7 +107,7 @@ class ElementSocket:
 
 
 def _parts(elements: Sequence[bytes]) -> Iterator[bytes]:
-    """The attributes of elements, in parts that fit in a message."""
+    """Yield the attributes of elements, in parts that fit in a message."""
     part: list[bytes] = []
     size = 0
     for element in elements:
@@ -122,5 +122,5 @@ def _parts(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def nfgen(family: int, resource: int = 0) -> bytes:
-    """The header of a message of this subsystem."""
+    """Return the header of a message of this subsystem."""
     return struct.pack(">BBH", family, 0, resource)

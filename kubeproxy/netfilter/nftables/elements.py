@@ -62,7 +62,7 @@ class Replacement(NamedTuple):
 
 
 def destination_key(destination: Destination) -> Element:
-    """The key of a destination: without its address if it stands for a node port."""
+    """Return the key of a destination: without its address if it stands for a node port."""
     return destination[1:] if destination.address in _ANY_ADDRESS else destination
 
 
@@ -70,7 +70,7 @@ _ANY_ADDRESS: Final = frozenset(NODE_PORTS.values())
 
 
 def key_text(key: Element) -> str:
-    """A key in nft's syntax."""
+    """Return a key in nft's syntax."""
     # Only protocols have capital letters.
     return " . ".join(map(str, key)).lower()
 
@@ -87,7 +87,7 @@ _NUMBERS: Final = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROT
 
 
 def encoded(kind: Kind, entry: Entry) -> bytes:
-    """An element that is to be added."""
+    """Return an element that is to be added."""
     key, value, comment = entry
     data = encoded_key(kind, key)
     if isinstance(value, Target):
@@ -104,7 +104,7 @@ def encoded(kind: Kind, entry: Entry) -> bytes:
 
 
 def encoded_key(kind: Kind, key: Element) -> bytes:
-    """An element that is to be deleted: the kernel finds it by its key."""
+    """Return an element that is to be deleted: the kernel finds it by its key."""
     return _of_value(_KEY, b"".join([_PACKED[name](field) for name, field in zip(kind.key, key, strict=True)]))
 
 

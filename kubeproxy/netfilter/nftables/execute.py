@@ -54,7 +54,7 @@ class NftCommands:
 
 
 def refused(error: OSError, what: str) -> KernelError:
-    """The error for something that the kernel has refused by netlink."""
+    """Return the error for something that the kernel has refused by netlink."""
     text = f"nf_tables refuses {what}: {error.strerror or error}"
     if error.errno == errno.EPERM:
         return KernelError(f"{text}; it needs CAP_NET_ADMIN (root, or the capability)")
@@ -74,6 +74,6 @@ def _explained(error: CommandFailed) -> KernelError:
 
 
 def _shorten(error: CommandFailed) -> str:
-    """The error without the command, which nft repeats and may have thousands of elements."""
+    """Return the error without the command, which nft repeats and may have thousands of elements."""
     lines = [line for line in error.stderr.splitlines() if "Error" in line]
     return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

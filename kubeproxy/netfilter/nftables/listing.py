@@ -54,7 +54,7 @@ class _Set(msgspec.Struct):
 
 
 def _type(found: Any) -> Any:
-    """The type of a key, also where nft lists it by the expressions that have it."""
+    """Return the type of a key, also where nft lists it by the expressions that have it."""
     match found:
         case {"typeof": {"concat": [*expressions]}}:
             return [_TYPES.get(_expression(it)) for it in expressions]
@@ -115,7 +115,7 @@ _decoder = msgspec.json.Decoder(_Listing)
 
 
 def parse(listing: bytes) -> Table:
-    """The table in the output of `nft -j list table`; msgspec.MsgspecError when that is no such output."""
+    """Return the table in the output of `nft -j list table`; msgspec.MsgspecError when that is no such output."""
     try:
         items = _decoder.decode(listing).nftables
     except (UnicodeDecodeError, RecursionError) as error:  # a comment may hold any bytes
@@ -175,7 +175,7 @@ def parse(listing: bytes) -> Table:
 
 
 def _has_rescue(hooks: Mapping[str, Any], sets: Mapping[str, _Set]) -> bool:
-    """Whether the chains and sets for failed connections are those of this version."""
+    """Return whether the chains and sets for failed connections are those of this version."""
     return {name: hook for name, hook in hooks.items() if name in rescue.HOOKS} == rescue.HOOKS and {
         name: kind.declared for name, kind in sets.items() if name in rescue.SETS
     } == rescue.SETS
@@ -194,7 +194,7 @@ def _redirects(sets: Mapping[str, _Set], *, own: bool) -> dict[Destination, int]
 
 
 def _slots(sets: Mapping[str, _Set], *, own: bool) -> dict[Destination, Slots]:
-    """The slots of the destinations that jump to a chain; ValueError if a slot is missing or surplus."""
+    """Return the slots of the destinations that jump to a chain; ValueError if a slot is missing or surplus."""
     numbered: dict[Destination, dict[int, Target]] = {}
     for name, kind in SLOTS.items():
         if name.startswith("own_") is own:
@@ -233,13 +233,13 @@ def _destination(kind: Kind, fields: Sequence[Any]) -> Destination:
 
 
 def clients_in(listing: bytes) -> dict[Address, Address]:
-    """The clients in the output of `nft -j list map`, and the addresses of their endpoints."""
+    """Return the clients in the output of `nft -j list map`, and the addresses of their endpoints."""
     maps = (item.map for item in _decoder.decode(listing).nftables)
     return {client: endpoint for found in maps if found is not None for client, endpoint in _clients(found).items()}
 
 
 def counts_in(listing: bytes, name: str) -> Iterator[tuple[Destination, int]]:
-    """The destinations in the output of `nft -j list map`, each with the packets that its element has counted."""
+    """Yield the destinations in the output of `nft -j list map`, each with the packets that its element has counted."""
     kind = KINDS[name]
     for item in _decoder.decode(listing).nftables:
         for element, _ in item.map.elem if item.map is not None else ():
@@ -278,7 +278,7 @@ def _port(found: Any) -> int:
 
 
 def _canonical(address: Any) -> str:
-    """An address as the model writes it; nft prints the ends of some IPv6 addresses as IPv4 addresses."""
+    """Return an address as the model writes it; nft prints the ends of some IPv6 addresses as IPv4 addresses."""
     if not isinstance(address, str):
         raise TypeError(address)
     return str(ipaddress.ip_address(address)) if ":" in address and "." in address else address

@@ -73,7 +73,7 @@ class Change:
 
 
 def rebalancing(have: Table, change: Rebalance) -> Change | None:
-    """The transaction that makes this change; None if it takes more than elements and chains of slots.
+    """Return the transaction that makes this change; None if it takes more than elements and chains of slots.
 
     Redirects, masquerading and affinity timeouts stay as they are, and so do chains that are not needed any more and
     rules of affinity for ports that no endpoint has any more: `table.difference` removes them."""

@@ -100,7 +100,7 @@ _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 
 
 def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """The commands that make the sets, timeouts and chains. They succeed if these are there already.
+    """Return the commands that make the sets, timeouts and chains. They succeed if these are there already.
 
     The rules work from the first packet on: a process reads the group of the packet log before it is in the rules.
 
@@ -130,14 +130,14 @@ def _timeouts(table: str, tcp_timeouts: Mapping[str, int]) -> list[str]:
 
 
 def replacement(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """The commands that replace the timeouts, which the kernel cannot change. Their chains are empty then."""
+    """Return the commands that replace the timeouts, which the kernel cannot change. Their chains are empty then."""
     lines = [f"flush chain {table} {chain}" for chain in SET_TIMEOUTS]
     lines += [f"delete ct timeout {table} {name}" for name, _ in _TIMEOUTS.values()]
     return "\n".join([*lines, *_timeouts(table, tcp_timeouts)]) + "\n"
 
 
 def deletion(table: str) -> str:
-    """The commands that delete all of it, where it is."""
+    """Return the commands that delete all of it, where it is."""
     lines = [f"flush chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete set {table} {name}" for name in sorted(SETS)]
@@ -146,7 +146,7 @@ def deletion(table: str) -> str:
 
 
 def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """The rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
+    """Return the rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     first = _first_packets(log, tcp_timeouts)
@@ -154,7 +154,7 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
 
 
 def _hooks() -> dict[str, Rules]:
-    """The chains that see all packets: most leave them after one test."""
+    """Return the chains that see all packets: most leave them after one test."""
     data = (
         ("tcp flags & (syn | rst) == 0 accept", "neither begins a connection nor refuses one"),
         ("ct direction original accept", "no answer, and no error about one's own packet"),
@@ -175,7 +175,7 @@ def _hooks() -> dict[str, Rules]:
 
 
 def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """The chains of a client's first SYN: a timeout for its flow, and a copy."""
+    """Return the chains of a client's first SYN: a timeout for its flow, and a copy."""
     # By its comment the rule is recognized, so it says what it sets.
     kept = (
         "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
@@ -194,7 +194,7 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules
 
 
 def _questions() -> dict[str, Rules]:
-    """The chain that keeps when an endpoint was asked."""
+    """Return the chain that keeps when an endpoint was asked."""
     return {
         "rescue_asked": tuple(
             (
@@ -208,7 +208,7 @@ def _questions() -> dict[str, Rules]:
 
 
 def _answers(report: str) -> dict[str, Rules]:
-    """The chains of an endpoint's answers: a SYN-ACK, or a reset that answers a SYN."""
+    """Return the chains of an endpoint's answers: a SYN-ACK, or a reset that answers a SYN."""
     return {
         "rescue_reply": _checked("meta l4proto tcp", "meta l4proto", "rescue_answer"),
         "rescue_answer": (
@@ -250,7 +250,7 @@ def _answers(report: str) -> dict[str, Rules]:
 
 
 def _errors(report: str) -> dict[str, Rules]:
-    """The chains of ICMP errors."""
+    """Return the chains of ICMP errors."""
     return {
         "rescue_error": (
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
@@ -278,12 +278,12 @@ def _errors(report: str) -> dict[str, Rules]:
 
 
 def copying(family: Family) -> tuple[str, str]:
-    """The rule that copies a client's first SYN, for a chain that leads first packets to an endpoint."""
+    """Return the rule that copies a client's first SYN, for a chain that leads first packets to an endpoint."""
     return f"{_FIRST} jump rescue_copy{family.value}", "may be a client's first SYN"
 
 
 def asking() -> tuple[str, str]:
-    """The rule, for a chain of first packets after their translation, that remembers the endpoint."""
+    """Return the rule, for a chain of first packets after their translation, that remembers the endpoint."""
     return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
 
 

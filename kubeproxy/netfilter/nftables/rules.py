@@ -186,23 +186,23 @@ def _first_packets(content: Content, family: Family, to: str | None, *, from_thi
 
 
 def _from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
-    """The condition for packets of this node's pods. `source`: the expression of the client's address."""
+    """Return the condition for packets of this node's pods. `source`: the expression of the client's address."""
     elsewhere = "".join(f'iifname != "{name}" ' for name in sorted(uplinks))
     return f"{source} @internal_sources{family.value} {elsewhere}"
 
 
 def has_spreads(wanted: RuleSet) -> bool:
-    """Whether the rules that choose endpoints are needed."""
+    """Return whether the rules that choose endpoints are needed."""
     return bool(wanted.spreads or wanted.own_spreads)
 
 
 def has_affinity(wanted: RuleSet) -> bool:
-    """Whether the rules that remember clients are needed."""
+    """Return whether the rules that remember clients are needed."""
     return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
 
 
 def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
-    """The rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
+    """Yield the rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
     if not content.spreads:
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
@@ -228,7 +228,7 @@ def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
 
 
 def _arriving(content: Content) -> Iterator[Rule]:
-    """The rules for first packets that have come to an endpoint on this very host."""
+    """Yield the rules for first packets that have come to an endpoint on this very host."""
     if not (content.spreads and (content.sticky or content.rescued)):
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
@@ -240,7 +240,7 @@ def _arriving(content: Content) -> Iterator[Rule]:
 
 
 def _by_original_destination(name: str, why: str) -> Iterator[tuple[str, Rule]]:
-    """The jumps of each map by the destination that the client has chosen. nft knows the type of its port for one
+    """Yield the jumps of each map by the destination that the client has chosen. nft knows the type of its port for one
     protocol at a time."""
     for family in Family:
         number, ip = family.value, IP[family]
@@ -302,7 +302,7 @@ MASQUERADE_CHAINS = (
 
 
 def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
-    """The chain that masquerades these clients."""
+    """Return the chain that masquerades these clients."""
     suffix = str(family.value) if masquerade is Masquerade.OUTSIDE else ""
     return f"masquerade_{masquerade}{suffix}"
 
@@ -311,12 +311,12 @@ def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
 
 
 def spread_chain(destination: Destination, slots: int, *, own: bool) -> str:
-    """The chain that chooses one of so many slots of a destination."""
+    """Return the chain that chooses one of so many slots of a destination."""
     return f"{place(destination, f'{destination.protocol.lower()}_spread', own=own)}_{slots}"
 
 
 def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
-    """The rules of a chain that `spread_chain` names. `rescued`: its failed connections are reported."""
+    """Return the rules of a chain that `spread_chain` names. `rescued`: its failed connections are reported."""
     name, _, slots = chain.rpartition("_")
     family = Family(int(name[-1]))
     is_tcp = "tcp_spread" in name
@@ -337,12 +337,12 @@ _LONGEST = 120
 
 
 def comment_of(spread: Spread) -> str:
-    """The name of a service port, as far as a comment can have it."""
+    """Return the name of a service port, as far as a comment can have it."""
     return _WORDS.sub("?", spread.service_port)[:_LONGEST]
 
 
 def affinity_name(spread: Spread, family: Family) -> str:
-    """The common part of the names of a service port's chains and maps of clients, in one scope."""
+    """Return the common part of the names of a service port's chains and maps of clients, in one scope."""
     name = spread.service_port.replace(":", "/")
     if _WORDS.search(name) or len(name) > _LONGEST:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -389,7 +389,7 @@ def affinity_chains(
 
 
 def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
-    """The rules that lead clients with their own way to a destination to the chain of that way."""
+    """Yield the rules that lead clients with their own way to a destination to the chain of that way."""
     ip = IP[family]
     own = _from_own_pods(f"ct original {ip} saddr", family, uplinks)
     yield Rule(f"{own}goto {chain}", "pods have their own way")
@@ -409,7 +409,7 @@ class Affinity(NamedTuple):
 
 
 def affinities(spreads: Iterable[tuple[Destination, Spread]]) -> Iterator[Affinity]:
-    """The service ports with session affinity, each once."""
+    """Yield the service ports with session affinity, each once."""
     found: dict[tuple[str, Family], tuple[set[int], int, str | None]] = {}
     seen: set[tuple[int, Family]] = set()
     for destination, spread in spreads:
@@ -430,7 +430,7 @@ def affinities(spreads: Iterable[tuple[Destination, Spread]]) -> Iterator[Affini
 
 
 def clients_map(name: str, port: int) -> str:
-    """The map of a service port's clients, for its endpoints at one port."""
+    """Return the map of a service port's clients, for its endpoints at one port."""
     return f"clients{name}-{port}"
 
 
@@ -438,10 +438,10 @@ _DYNAMIC = re.compile(r"(?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46]_[0-9]+|(?
 
 
 def is_dynamic(chain: str) -> bool:
-    """Whether a chain is one of those that come and go with the Services."""
+    """Return whether a chain is one of those that come and go with the Services."""
     return _DYNAMIC.fullmatch(chain) is not None
 
 
 def draws_slots(chain: str) -> bool:
-    """Whether it is, of those, a chain that draws slots."""
+    """Return whether it is, of those, a chain that draws slots."""
     return is_dynamic(chain) and not chain.startswith(("sticky", "learn"))

@@ -133,7 +133,7 @@ class SetElements:
         self._elements.close()
 
     def _alive_for(self) -> float:
-        """The seconds for which the rescue rules work without a renewal."""
+        """Return the seconds for which the rescue rules work without a renewal."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, ALIVE.encode() + b"\0")])
         self._socket.send(frame(_GET, body, flags=NLM_F_DUMP, sequence=self._sequence))
@@ -141,7 +141,7 @@ class SetElements:
         return min((s for it in found if it.kind == NEW for _, s in _elements(it.body)), default=0.0)
 
     def _times(self, name: str, family: Family) -> tuple[dict[Target, float], float]:
-        """The endpoints of a set with their stamps, and how much younger these may be."""
+        """Return the endpoints of a set with their stamps, and how much younger these may be."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, name.encode() + b"\0")])
         timed = _TimedSocket(self._socket)
@@ -182,7 +182,7 @@ def _element(key: bytes, timeout_s: float | None = None) -> bytes:
 
 
 def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
-    """The elements in an answer, each with the seconds until it expires."""
+    """Yield the elements in an answer, each with the seconds until it expires."""
     for kind, value in attributes(body[4:]):
         if kind & ~NESTED != LIST_ELEMENTS:
             continue
@@ -201,7 +201,7 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
-    """The same of elements that have a key of one length, the time until they expire, and nothing else.
+    """Return the same of elements that have a key of one length, the time until they expire, and nothing else.
 
     So are those that rules add, and there may be ten thousands of them. None: these are others."""
     shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
@@ -217,7 +217,7 @@ def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
 
 
 def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
-    """The layout of an element with such a key, and its bytes before and after the key."""
+    """Return the layout of an element with such a key, and its bytes before and after the key."""
     header = ATTRIBUTE_HEADER
     value, expiration = header.size + key_bytes, header.size + 8
     before = header.pack(2 * header.size + value + expiration, 1) + header.pack(header.size + value, _KEY)

@@ -26,7 +26,7 @@ class Counted(NamedTuple):
 
 
 async def new_connections(destinations: Collection[Counted]) -> Mapping[Counted, int]:
-    """The counters of these destinations, as far as there are any. KernelError when nft fails.
+    """Return the counters of these destinations, as far as there are any. KernelError when nft fails.
 
     A counter begins anew when the number of endpoints changes, as its element is replaced. With 10,000 Services one
     reading takes nft a second of processor time."""

@@ -32,7 +32,7 @@ NO_SLOTS = Slots((), "")
 
 
 def arranged(have: Slots, wanted: Spread | None) -> Slots:
-    """The slots for a spread, as few of them changed as possible."""
+    """Return the slots for a spread, as few of them changed as possible."""
     if wanted is None or not wanted.targets:
         return NO_SLOTS
     if have.spread is wanted:
@@ -60,7 +60,7 @@ def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target,
 
 
 def arrange(have: Mapping[Destination, Slots], wanted: Mapping[Destination, Spread]) -> dict[Destination, Slots]:
-    """The slots of all destinations that have any."""
+    """Return the slots of all destinations that have any."""
     slots = ((each, arranged(have.get(each, NO_SLOTS), spread)) for each, spread in wanted.items())
     return {each: found for each, found in slots if found.targets}
 
@@ -75,7 +75,7 @@ def chains_of(slots: Mapping[Destination, Slots], *, own: bool) -> set[str]:
 
 
 def chains_for(destination: Destination, slots: Slots, *, own: bool) -> list[str]:
-    """The same for one destination."""
+    """Return the same for one destination."""
     return _chains_around(place(destination, f"{destination.protocol.lower()}_spread", own=own), len(slots.targets))
 
 
@@ -86,7 +86,7 @@ def _chains_around(name: str, count: int) -> list[str]:
 def changed(
     have: Mapping[Destination, Slots], wanted: Mapping[Destination, Slots]
 ) -> Iterator[tuple[Destination, Slots, Slots]]:
-    """The destinations with other slots than before, and both."""
+    """Yield the destinations with other slots than before, and both."""
     for each, new in wanted.items():
         old = have.get(each, NO_SLOTS)
         if old is not new and old != new:
@@ -97,7 +97,7 @@ def changed(
 
 
 def slot_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: bool) -> Iterator[Replacement]:
-    """The slots that differ."""
+    """Yield the slots that differ."""
     for destination, old, new in changes:
         name = place(destination, f"{destination.protocol.lower()}_slots", own=own)
         *address, _, port = destination_key(destination)
@@ -112,7 +112,7 @@ def slot_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: b
 
 
 def spread_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: bool) -> Iterator[Replacement]:
-    """The jumps that differ."""
+    """Yield the jumps that differ."""
     for destination, old, new in changes:
         before, now = (_spread_entry(destination, each, own=own) for each in (old, new))
         if before != now:
@@ -138,7 +138,7 @@ def affinity_verdicts(spreads: Mapping[Destination, Spread], *, own: bool) -> It
 
 
 def clients_of(spreads: Iterable[tuple[Destination, Spread]]) -> dict[str, frozenset[Address]]:
-    """The maps of clients, and the addresses that these may lead to."""
+    """Return the maps of clients, and the addresses that these may lead to."""
     pairs = list(spreads)
     found: dict[str, set[Address]] = {
         clients_map(it.name, port): set() for it in affinities(pairs) for port in it.ports

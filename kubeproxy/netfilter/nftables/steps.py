@@ -19,7 +19,7 @@ DELETION = f"delete table {TABLE}\n"
 
 
 def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
-    """The replacements, each within one step."""
+    """Yield the replacements, each within one step."""
     by_name: dict[str, list[Replacement]] = {}
     for each in elements:
         by_name.setdefault(each.name, []).append(each)
@@ -34,7 +34,7 @@ def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
 
 
 def forgetting(name: str, clients: Mapping[Address, Address]) -> str:
-    """The transaction that deletes these clients from a map of clients."""
+    """Return the transaction that deletes these clients from a map of clients."""
     texts = [f"{client} : {endpoint}" for client, endpoint in clients.items()]
     # Added first, because one that has expired by now could not be deleted.
     steps = zip(text_steps("add", name, texts), text_steps("delete", name, texts), strict=True)
@@ -69,12 +69,12 @@ def text_steps(verb: str, name: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def comments_of(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The comments by which the rules of a chain are recognized."""
+    """Return the comments by which the rules of a chain are recognized."""
     return tuple(rule.comment for rule in rules)
 
 
 def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
-    """The commands that make these chains, or fill them anew, where their rules differ."""
+    """Yield the commands that make these chains, or fill them anew, where their rules differ."""
     lines: list[str] = []
     for chain, rules in want.items():
         if have.get(chain, ()) != comments_of(rules):

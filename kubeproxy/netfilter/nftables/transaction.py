@@ -98,7 +98,7 @@ class Table:
 
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
-        """The table of a rule set; `after` another, from which slots stay as they are."""
+        """Return the table of a rule set; `after` another, from which slots stay as they are."""
         return _made_of(wanted, after if after is not None and after.sound else EMPTY)[0]
 
 
@@ -106,7 +106,7 @@ EMPTY = Table(chains={}, redirects={}, own_redirects={}, sets=dict.fromkeys(SETS
 
 
 def _made_of(wanted: RuleSet, have: Table) -> tuple[Table, dict[str, tuple[Rule, ...]]]:
-    """The table of a rule set, and the rules of its chains."""
+    """Return the table of a rule set, and the rules of its chains."""
     slots, own_slots = arrange(have.slots, wanted.spreads), arrange(have.own_slots, wanted.own_spreads)
     rules = _chains_of(wanted, slots, own_slots)
     table = Table(
@@ -141,7 +141,7 @@ def _chains_of(
 
 
 def clients_in(spreads: Iterable[tuple[Destination, Spread]]) -> frozenset[str]:
-    """The maps of clients that spreads need."""
+    """Return the maps of clients that spreads need."""
     return frozenset(clients_map(it.name, port) for it in affinities(spreads) for port in it.ports)
 
 
@@ -196,12 +196,12 @@ class Transition(NamedTuple):
 
 
 def difference(have: Table | None, wanted: RuleSet) -> list[str]:
-    """The steps of `transition`."""
+    """Return the steps of `transition`."""
     return transition(have, wanted).steps
 
 
 def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> Transition:
-    """The transaction from one table to the other, without a step when they are equal.
+    """Return the transaction from one table to the other, without a step when they are equal.
 
     `apart`: where the first slots are so many or more, they are apart from the steps. They are most of all elements,
     and no packet comes to them before the steps.
@@ -282,7 +282,7 @@ def reach(have: Table, ours: RuleSet) -> Reach:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """The transaction that replaces redirects by drops of first packets, as steps.
+    """Return the transaction that replaces redirects by drops of first packets, as steps.
 
     So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. What
     needs no process stays in force: spreads with all that belongs to them. When the time is up, the drops have no
@@ -342,7 +342,7 @@ def _redirect_steps(have: Mapping[Destination, int], want: Mapping[Destination, 
 
 
 def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
-    """The jumps that differ."""
+    """Yield the jumps that differ."""
     for (name, each), chain in want.items():
         old = have.get((name, each))
         if old != chain:

@@ -63,7 +63,7 @@ class TableWatch:
         self._own_under_way = False
 
     def _count(self) -> int:
-        """The number of transactions that have changed our table since the last call."""
+        """Return the number of transactions that have changed our table since the last call."""
         ended = 0
         for message in received(self._socket):
             if message is None:

@@ -19,7 +19,7 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
 def has_route(address: Address) -> bool:
-    """Whether a packet from this host would find a way; without sending one, in some 10 us."""
+    """Return whether a packet from this host would find a way; without sending one, in some 10 us."""
     try:
         with socket.socket(_inet(address), socket.SOCK_DGRAM) as sock:
             sock.connect((address, 9))
@@ -29,7 +29,7 @@ def has_route(address: Address) -> bool:
 
 
 def link_to(address: Address) -> int | None:
-    """The number of the interface by which a packet to an address would leave this host. OSError.
+    """Return the number of the interface by which a packet to an address would leave this host. OSError.
 
     0: the address is this host's own; None: there is no way."""
     destination = socket.inet_pton(_inet(address), address)

@@ -52,7 +52,7 @@ class RouteWatch:
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> Lost:
-        """What has gone since the last look. The kernel notifies of a link before it takes its routes away."""
+        """Return what has gone since the last look. The kernel notifies of a link before it takes its routes away."""
         lost = Lost(set(), more=False)
         for data in received(self._socket):
             more = data is None or hides_losses(data)
@@ -65,7 +65,7 @@ class RouteWatch:
 
 
 def lost_ways(data: bytes) -> Iterator[Prefix]:
-    """The destinations of deleted routes, and of new ones that lead nowhere. Pure."""
+    """Yield the destinations of deleted routes, and of new ones that lead nowhere. Pure."""
     for message in parse(data):
         if message.kind not in (_RTM_NEWROUTE, _RTM_DELROUTE) or len(message.body) < _ROUTE.size:
             continue
@@ -80,7 +80,7 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Whether links that go down, or addresses or next hops that go, are among the messages. Pure."""
+    """Return whether links that go down, or addresses or next hops that go, are among the messages. Pure."""
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True

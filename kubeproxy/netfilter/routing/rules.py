@@ -111,7 +111,7 @@ def _probe_family(netlink: socket.socket, family: Family) -> None:
 
 
 def present() -> bool:
-    """Whether there is anything for `remove` to remove. KernelError when the kernel cannot list it."""
+    """Return whether there is anything for `remove` to remove. KernelError when the kernel cannot list it."""
     found = False
     try:
         with open_netlink() as netlink:
@@ -127,7 +127,7 @@ def present() -> bool:
 
 
 def is_removal_of_ours(message: bytes) -> bool:
-    """Whether a notification of the kernel reports the removal of one of our rules."""
+    """Return whether a notification of the kernel reports the removal of one of our rules."""
     return any(
         it.kind == _RTM_DELRULE and dict(attributes(it.body[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
         for it in parse(message)
@@ -169,7 +169,7 @@ def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -
 
 
 def _wanted_entries(family: Family) -> list[_Entry]:
-    """The wanted rules and route, in the order in which they are added."""
+    """Return the wanted rules and route, in the order in which they are added."""
 
     def rule(priority: int, action: int, table: int = 0, **values: bytes) -> _Entry:
         kinds = {"iif": _FRA_IIFNAME, "goto": _FRA_GOTO, "mark": _FRA_FWMARK, "mask": _FRA_FWMASK}
@@ -211,7 +211,7 @@ def _rules(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
 
 
 def _routes(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
-    """The routes in our table."""
+    """Yield the routes in our table."""
     for payload in dump(netlink, _RTM_GETROUTE, _INET[family]):
         header = _ROUTE.unpack_from(payload)
         values = dict(attributes(payload[_ROUTE.size :]))
@@ -234,5 +234,5 @@ def _number(value: int) -> bytes:
 
 
 def _short(table: int) -> int:
-    """A table's number as a header has it, in one byte."""
+    """Return a table's number as a header has it, in one byte."""
     return table if table < 256 else 252

@@ -24,7 +24,7 @@ class RuleWatch:
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Whether rules of ours have been removed since the last look, or may have been."""
+        """Return whether rules of ours have been removed since the last look, or may have been."""
         found = False
         for message in received(self._socket):
             found |= message is None or is_removal_of_ours(message)

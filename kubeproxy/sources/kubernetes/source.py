@@ -86,15 +86,15 @@ class KubernetesSource:
             reflector.retry()
 
     def state(self) -> tuple[ReflectorState, ...]:
-        """The state of each reflector."""
+        """Return the state of each reflector."""
         return tuple(reflector.state() for reflector in self._reflectors)
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Why a Service of the server is not served (namespace empty: any); empty: it is, or none is known."""
+        """Return why a Service of the server is not served (namespace empty: any); empty: it is, or none is known."""
         return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
-        """What is wrong with what the server has; None: nothing."""
+        """Return what is wrong with what the server has; None: nothing."""
         return LEFT_OUT if any(reflector.state().left_out for reflector in self._reflectors) else None
 
     async def _choose_slices(self) -> Resource[Any]:

@@ -86,7 +86,7 @@ class _Mistakes:
         self.ignored: dict[str, int] = {}
 
     def located(self, problem: ManifestProblem) -> str:
-        """A fault with its line."""
+        """Return a fault with its line."""
         word, _, number = problem.path.rpartition("line ")
         if number.isdecimal() and not word.strip("."):  # the text cannot be parsed from there on
             return f"{problem.origin}:{number}: error: {problem.message}"
@@ -97,7 +97,7 @@ class _Mistakes:
         return str(problem)
 
     def of_objects(self) -> Iterator[str]:
-        """The mistakes of each object by itself."""
+        """Yield the mistakes of each object by itself."""
         for origin, read in self._manifests.items():
             for piece in read:
                 for path, message in self._of_object(piece):
@@ -123,7 +123,7 @@ class _Mistakes:
         self.ignored[what] = self.ignored.get(what, 0) + 1
 
     def of_references(self) -> Iterator[str]:
-        """The mistakes in what objects say of each other."""
+        """Yield the mistakes in what objects say of each other."""
         everything = [(origin, piece) for origin, read in self._manifests.items() for piece in read]
         services: dict[ServiceName, tuple[Where, Service | None]] = {}
         for origin, piece in everything:
@@ -139,14 +139,14 @@ class _Mistakes:
 
 
 def _label(value: object) -> object:
-    """The label of a slice that names its Service; None: there is none."""
+    """Return the label of a slice that names its Service, or None if there is none."""
     for key in ("metadata", "labels", _SERVICE_NAME):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
 def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "warning") -> str:
-    """A mistake with its line, in the form that editors and compilers use."""
+    """Return a mistake with its line, in the form that editors and compilers use."""
     inner = f"{piece.inner_path}.{path}" if piece.inner_path else path
     line = line_of(piece.text, inner, first=piece.line)
     name = f"{piece.entry.name}: " if piece.entry.name is not None else ""
@@ -155,7 +155,7 @@ def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "w
 
 
 def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The manifests by name, in their order; adds the faults of files and URLs to `faults`."""
+    """Yield the manifests by name, in their order; adds the faults of files and URLs to `faults`."""
     for path in dict.fromkeys(paths):
         if path == STDIN:
             yield STDIN_ORIGIN, sys.stdin.buffer.read()

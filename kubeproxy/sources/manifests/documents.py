@@ -114,7 +114,7 @@ class Place(NamedTuple):
     """Its path within a list, like ``items[3]``."""
 
     def path(self, field_path: str) -> str:
-        """A field's path from the document's root."""
+        """Return a field's path from the document's root."""
         return _join(self.item, field_path)
 
 
@@ -145,7 +145,7 @@ class Piece(NamedTuple):
         return self.place.item.removeprefix(self.path).lstrip(".")
 
     def value(self) -> object:
-        """The object as plain data; None if the text cannot be parsed."""
+        """Return the object as plain data; None if the text cannot be parsed."""
         try:
             (found, *_) = [value.to(object) for value in parse(self.text, self.line)]
         except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
@@ -175,7 +175,7 @@ class _Part:
 
 
 def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
-    """The objects of a manifest. Never raises: faults of the text are among the entries' faults.
+    """Return the objects of a manifest. Never raises: faults of the text are among the entries' faults.
 
     Only texts that the `previous` reading does not contain are parsed. Entries equal to those of the `previous` reading
     are the same Python objects, so that a comparison is cheap.
@@ -186,7 +186,7 @@ def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
 
 
 def pieces(data: bytes, terms: Terms) -> Iterator[Piece]:
-    """The objects of a manifest, each with its text. Never raises, as `read`."""
+    """Yield the objects of a manifest, each with its text. Never raises, as `read`."""
     return _pieces(data, _Reader(terms, Reading()))
 
 
@@ -200,7 +200,7 @@ def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
 
 
 def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
-    """The parts of each document, cut as the commands cut them."""
+    """Yield the parts of each document, cut as the commands cut them."""
     for line, text in split(as_utf8(data)):
         inside = body(text)
         for row, value in json_values(inside, line) or ((line, inside),):
@@ -208,7 +208,7 @@ def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
 
 
 def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
-    """The items of a list; empty if the text is not a list or must be parsed as a whole."""
+    """Return the items of a list; empty if the text is not a list or must be parsed as a whole."""
     try:
         if is_json(text):
             fields = JsonValue(text).fields()
@@ -247,7 +247,7 @@ class _Reader:
         self.texts: dict[bytes, Items] = {}
 
     def items(self, part: _Part) -> Items:
-        """The objects of one part, each with its path in the document."""
+        """Return the objects of one part, each with its path in the document."""
         if part.refused is not None:
             return (("", Entry(faults=(part.refused,))),)
         items = self._known.get(part.digest)
@@ -293,7 +293,7 @@ class _Refused(Exception):
 def _objects(
     value: Value, terms: Terms, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
-    """The objects in a document: itself, or a list's items. Items of a typed list need not state their kind."""
+    """Yield the objects in a document: itself, or a list's items. Items of a typed list need not state their kind."""
     if value.null:
         return
     try:
@@ -318,13 +318,13 @@ def _join(*paths: str) -> str:
 
 
 def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
-    """The apiVersion and kind that an object states, or that follow from its list."""
+    """Return the apiVersion and kind that an object states, or that follow from its list."""
     api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
     return api_version, _text(fields, "kind") or of_list or ""
 
 
 def _list_kind(fields: Mapping[str, Value]) -> str:
-    """The kind if it is one of `_LISTS`, else empty."""
+    """Return the kind if it is one of `_LISTS`, else empty."""
     api_version, kind = _header(fields, None)
     if kind not in _LISTS:
         return ""
@@ -435,7 +435,7 @@ def _fault(error: Exception, value: Value) -> Fault:
 
 
 def _found(value: Value, path: str, kind: str) -> str:
-    """The value at a path; only its kind if it is a list or mapping."""
+    """Return the value at a path; only its kind if it is a list or mapping."""
     try:
         found: Any = value.to(object)
         for step in steps(path):

@@ -84,7 +84,7 @@ class Inventory:
         return difference
 
     def _effective(self, name: ObjectName, origin: str, manifest: _Manifest) -> Entry | None:
-        """The served version of an object, where `manifest` is the former version of `origin`."""
+        """Return the served version of an object, where `manifest` is the former version of `origin`."""
         claims = self._claims.get(name)
         if not claims:
             return None
@@ -92,18 +92,18 @@ class Inventory:
         return held[name].entry
 
     def services(self) -> Iterator[Service]:
-        """All served Services."""
+        """Yield all served Services."""
         return (entry.service for entry in self._entries() if entry.service is not None)
 
     def slices(self) -> Iterator[EndpointSlice]:
-        """All served EndpointSlices."""
+        """Yield all served EndpointSlices."""
         return (endpoint_slice for entry in self._entries() for endpoint_slice in entry.slices)
 
     def _entries(self) -> Iterator[Entry]:
         return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Why a Service of a manifest is not served (namespace empty: any); empty: it is, or there is none."""
+        """Return why a Service of a manifest is not served (namespace empty: any); empty: it is, or there is none."""
         for known, origins in self._claims.items():
             if known.kind is not ObjectKind.SERVICE or known.name != name or namespace not in ("", known.namespace):
                 continue
@@ -114,7 +114,7 @@ class Inventory:
         return ""
 
     def problems(self) -> Iterator[ManifestProblem]:
-        """All present faults, and all skipped objects."""
+        """Yield all present faults, and all skipped objects."""
         for manifest in self._manifests.values():
             yield from manifest.problems
         for name in self._contested:
@@ -126,16 +126,16 @@ class Inventory:
                 yield ManifestProblem(origin, mine.document, mine.path("metadata.name"), message, name=str(name))
 
     def origins(self) -> Iterator[str]:
-        """The names of all manifests."""
+        """Yield the names of all manifests."""
         return iter(self._manifests)
 
     def services_of(self, origin: str) -> int:
-        """The number of Services in a manifest."""
+        """Return the number of Services in a manifest."""
         manifest = self._manifests.get(origin)
         return sum(held.entry.service is not None for held in manifest.held.values()) if manifest is not None else 0
 
     def objects_of(self, origin: str) -> int:
-        """The number of objects in a manifest."""
+        """Return the number of objects in a manifest."""
         manifest = self._manifests.get(origin)
         return len(manifest.held) if manifest is not None else 0
 
@@ -144,7 +144,7 @@ _NOTHING = Entry()
 
 
 def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
-    """A manifest's new versions; the last good ones where the new ones are faulty.
+    """Return a manifest's new versions; the last good ones where the new ones are faulty.
 
     While one document is too broken to identify its object, no missing object is withdrawn: the broken document may
     define it.

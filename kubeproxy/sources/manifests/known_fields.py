@@ -113,7 +113,7 @@ def _unknown(found: object, known: Any, path: str) -> Iterator[UnknownField]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was probably meant; empty: none is near."""
+    """Return the name that was probably meant; empty: none is near."""
     lower = {other.lower(): other for other in known}
     near = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
     return lower[near[0]] if near else ""

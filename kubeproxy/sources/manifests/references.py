@@ -24,7 +24,7 @@ class Defined:
 
 
 def warnings(defined: Defined) -> Iterator[tuple[Where, str, str]]:
-    """Where, the path of a field, and a message."""
+    """Yield where, the path of a field, and a message."""
     yield from _dangling(defined)
     yield from _port_names(defined)
     yield from _same_addresses(defined.services.values())
@@ -88,7 +88,7 @@ def _same_addresses(services: Iterable[tuple[Where, Service | None]]) -> Iterato
 
 
 def _addresses(service: Service) -> Iterator[tuple[str, str, Protocol, int]]:
-    """The path, address, protocol and port of everything that clients may use; an empty address: of the node."""
+    """Yield the path, address, protocol and port of everything that clients may use; an empty address: of the node."""
     by_path = (
         ("spec.clusterIP", service.cluster_ips),
         ("spec.externalIPs", service.external_ips),

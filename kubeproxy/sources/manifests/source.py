@@ -122,7 +122,7 @@ class ManifestSource:
         self._deep = Watcher(self._poke.set, recursive=True)
 
     def state(self) -> ManifestState:
-        """The source's contents now."""
+        """Return the source's contents now."""
         return self._state
 
     def why_not_served(self, namespace: str, name: str) -> str:
@@ -266,7 +266,7 @@ class ManifestSource:
         return _Look(listing.files, changed, gone, faults)
 
     def _read(self, looks: Mapping[str, _Look], answers: Mapping[str, Answer]) -> dict[str, Reading]:
-        """The readings of changed manifests. Notes the files that cannot be read."""
+        """Return the readings of changed manifests. Notes the files that cannot be read."""
         states: dict[str, list[tuple[PathMemory, Signature]]] = {}
         readings = {}
         for origin, data in self._texts(looks, answers, states):
@@ -286,7 +286,7 @@ class ManifestSource:
         return readings
 
     def _keeps_services(self, file: str, reading: Reading) -> bool:
-        """Whether a file keeps the Services that this reading of it does not have any more."""
+        """Return whether a file keeps the Services that this reading of it does not have any more."""
         lost = self._inventory.services_of(file) and not any(
             entry.broken or (entry.name is not None and entry.name.kind is ObjectKind.SERVICE)
             for _, entry in reading.entries
@@ -302,7 +302,7 @@ class ManifestSource:
         answers: Mapping[str, Answer],
         states: dict[str, list[tuple[PathMemory, Signature]]],
     ) -> Iterator[tuple[str, bytes]]:
-        """The changed manifests, in the order of the named paths. Adds the state of each file that was read to
+        """Yield the changed manifests, in the order of the named paths. Adds the state of each file that was read to
         `states`."""
         for path in self._paths:
             for file in looks[path].changed if path in looks else ():

@@ -26,7 +26,7 @@ Directories = frozenset[tuple[str, Identity]]
 
 
 def directories(paths: list[str]) -> Directories:
-    """The directories that exist."""
+    """Return the directories that exist."""
     found = set()
     for path in paths:
         try:

@@ -22,7 +22,7 @@ _TYPES = ("InternalIP", "ExternalIP")
 
 
 def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
-    """A Node of the model; None and a fault if its name is invalid."""
+    """Return a Node of the model; None and a fault if its name is invalid."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     name = meta.name or ""

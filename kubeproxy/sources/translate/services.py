@@ -116,7 +116,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
 
 
 def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> DrainRequests | None:
-    """The drain requests; None where there are none, or where they are unusable: then all endpoints serve."""
+    """Return the drain requests; None where there are none, or where they are unusable: then all endpoints serve."""
     text = None if annotations is None else annotations.drain_requests
     if not text:
         return None
@@ -179,7 +179,7 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 def _ingress_addresses(
     status: api_types.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """The load balancer's addresses that the node captures: those of mode VIP. Host names belong to DNS."""
+    """Return the load balancer's addresses that the node captures: those of mode VIP. Host names belong to DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
         return ()
     found: dict[Address, None] = {}
@@ -218,7 +218,7 @@ def _source_ranges(
 
 
 def _service_ports(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
-    """The ports that can be served. Of two with the same name, number or node port, the first wins."""
+    """Return the ports that can be served. Of two with the same name, number or node port, the first wins."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
         faults.append(Fault("spec.ports", "missing; allowed: at least one port"))
@@ -258,7 +258,7 @@ def _node_port(
     taken: set[tuple[Protocol, int]],
     faults: list[Fault],
 ) -> int:
-    """The node port, 0 for none."""
+    """Return the node port, 0 for none."""
     if not number:
         return 0
     if not port_number(path, number, faults):

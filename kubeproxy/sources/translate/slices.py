@@ -34,7 +34,7 @@ from kubeproxy.sources.translate.validation import (
 
 
 def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
-    """A slice of the model. None without faults: it belongs to no Service of this proxy (no service-name label,
+    """Return a slice of the model. None without faults: it belongs to no Service of this proxy (no service-name label,
     headless, another proxy's) or has names instead of addresses (FQDN); None with faults: no part of it can be
     served."""
     faults: list[Fault] = FaultList()
@@ -68,7 +68,7 @@ def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, 
 
 
 def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
-    """A legacy Endpoints object as slices, one per subset and family.
+    """Return a legacy Endpoints object as slices, one per subset and family.
 
     Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. Empty for Endpoints of headless Services and of
     another proxy's.

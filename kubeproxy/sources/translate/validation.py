@@ -25,17 +25,17 @@ _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 
 
 def foreign(labels: api_types.Labels) -> bool:
-    """Whether endpoints with these labels belong to a headless Service or another proxy's."""
+    """Return whether endpoints with these labels belong to a headless Service or another proxy's."""
     return labels.headless is not None or labels.service_proxy_name is not None
 
 
 def indexed(items: list[T | None] | None) -> Iterator[tuple[int, T]]:
-    """The items with their indices, without nulls."""
+    """Yield the items with their indices, without nulls."""
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)
 
 
 def allowed(values: Iterable[str]) -> str:
-    """The allowed values, for a fault's message."""
+    """Return the allowed values, for a fault's message."""
     return f"allowed: {', '.join(values)}"
 
 
@@ -56,7 +56,7 @@ def object_name(
 
 
 def address_in(text: str | None) -> Address | None:
-    """The canonical address; None if `text` is not an address."""
+    """Return the canonical address; None if `text` is not an address."""
     if text is None:
         return None
     if _CANONICAL_IPV4.fullmatch(text):  # nearly all addresses; twenty times as fast as ipaddress
@@ -68,7 +68,7 @@ def address_in(text: str | None) -> Address | None:
 
 
 def reserved(address: Address, *, loopback: bool) -> str:
-    """The reason why no Service can have this address; empty if it can."""
+    """Return the reason why no Service can have this address; empty if it can."""
     if address.startswith(_ORDINARY_BEGINNINGS):
         return ""
     parsed = ipaddress.ip_address(address)
@@ -86,7 +86,7 @@ _ORDINARY_BEGINNINGS = ("10.", "172.", "192.168.", "fd", "2001:")
 
 
 def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
-    """Whether this is a valid port number; adds a fault if not."""
+    """Return whether this is a valid port number; adds a fault if not."""
     if number is not None and 1 <= number <= 65535:
         return True
     faults.append(Fault(path, f"{show(number)}; allowed: 1 to 65535"))
@@ -94,7 +94,7 @@ def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
 
 
 def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | None:
-    """The protocol, by default TCP; None and a fault if it is unknown."""
+    """Return the protocol, by default TCP; None and a fault if it is unknown."""
     try:
         return Protocol(text or "TCP")
     except ValueError:
@@ -103,7 +103,7 @@ def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | 
 
 
 def port_name(path: str, name: str, faults: list[Fault]) -> bool:
-    """Whether this is a valid port name, or none; adds a fault if not."""
+    """Return whether this is a valid port name, or none; adds a fault if not."""
     if not name or LABEL.fullmatch(name):
         return True
     faults.append(Fault(path, f"{show(name)}; {LABEL_RULE}"))
