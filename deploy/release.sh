@@ -35,6 +35,7 @@ import datetime, json, os, pathlib, sys
 
 sbom = json.loads(pathlib.Path(sys.argv[1]).read_text())
 del sbom["serialNumber"]
+sbom["metadata"]["component"].pop("bom-ref", None)  # a hash of the directory's name
 time = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc)
 sbom["metadata"]["timestamp"] = time.isoformat()
 pathlib.Path(sys.argv[2]).write_text(json.dumps(sbom, indent=1) + "\n")
@@ -44,7 +45,7 @@ END
 make_all() {
   local to=$1 source=$work/source
   rm -rf "$source" && mkdir -p "$source" "$to"
-  git archive HEAD | tar -x -C "$source"
+  git archive "$REVISION" | tar -x -C "$source"
   (cd "$source" && "$python" -m hatchling build -d "$to" >"$work/log" 2>&1) || { cat "$work/log" >&2; return 1; }
   bash "$source/deploy/build-deb.sh" "$to"
   # As `helm package` makes it, with the files that the chart's links lead to.

@@ -15,6 +15,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # What is executed in a build has hashes, too: pip would fetch the newest build tools without. So they come first.
 install() { "$dir/bin/python" -m pip install --quiet --no-compile --no-deps --require-hashes "$@"; }
 install --only-binary :all: -r requirements-build.lock
+# Debug information, which strip removes below, would leave the name of a temporary directory in the build ID.
+export CFLAGS="${CFLAGS:-} -g0"
 install --use-pep517 --no-build-isolation -r requirements.lock
 "$dir/bin/python" -m pip uninstall --quiet --yes wheel packaging setuptools pip 2>/dev/null
 
@@ -24,6 +26,7 @@ find "$site" -depth -type d -name __pycache__ -exec rm -rf {} +
 
 # Programs of the dependencies are not installed.
 find "$dir/bin" -mindepth 1 ! -name 'python*' -delete
+sed -i '\|^\.\./\.\./\.\./bin/|d' "$site"/*.dist-info/RECORD
 while read -r script function; do
   cat >"$dir/bin/$script" <<END
 #!$final/bin/python
