@@ -44,7 +44,7 @@ ENDS_CPU_S: Final = 0.1
 LINES_MAX: Final = 4096
 """Lines of the access log at a time, as many as of a worker."""
 READ_SHARE: Final = 0.05
-"""The most of the time that readings of the table may take, whoever asks for them."""
+"""The most of one processor's time that readings of the table may take, whoever asks for them."""
 READ_PAUSE_LIMIT_S: Final = 30.0
 """The longest time between two of them."""
 BASE_LOOK_S: Final = 0.2
@@ -162,9 +162,18 @@ class KernelFlows:
         """Read the flows, for `counts`. A failure is logged once, and the last counts stay."""
         if not self.has_spread() or (rules := self._rules()) is None:
             return
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), 0.0
+
+        def read() -> None:
+            nonlocal cpu_s
+            cpu_began = time.thread_time()
+            try:
+                self._read(rules)
+            finally:
+                cpu_s = time.thread_time() - cpu_began
+
         try:
-            await self._in_thread(lambda: self._read(rules))
+            await self._in_thread(read)
         except KernelError as error:
             self._problem = str(error)
             self._log.warning("kernel path's flows not counted", key="read", reason=str(error))
@@ -173,7 +182,8 @@ class KernelFlows:
             self._log.reset("read")
         self._reading_s = time.monotonic() - began
         self._read_at = max(self._read_at, began)
-        self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, self._reading_s / READ_SHARE)
+        # By processor time: on a busy node a reading waits for its turn, which costs nobody anything.
+        self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, cpu_s / READ_SHARE)
         self._report_losses()
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:

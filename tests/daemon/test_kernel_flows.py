@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +166,13 @@ async def test_readings_have_a_twentieth_of_the_time_whoever_asks(
 ) -> None:
     now, began = 100.0, list[float]()
 
-    async def reading() -> None:
+    def reading(rules: RuleSet) -> None:
         nonlocal now
         began.append(now)
         now += 0.5  # a table of hundreds of thousands of flows
+
+    async def at_once(work: Callable[[], None]) -> None:
+        work()
 
     async def sleep(delay_s: float) -> None:
         nonlocal now
@@ -177,7 +180,9 @@ async def test_readings_have_a_twentieth_of_the_time_whoever_asks(
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(bench.flows, "_in_thread", lambda work: reading())
+    monkeypatch.setattr(time, "thread_time", lambda: now)
+    monkeypatch.setattr(bench.flows, "_in_thread", at_once)
+    monkeypatch.setattr(bench.flows, "_read", reading)
     for _ in range(5):
         await bench.flows.refresh()
         await bench.flows.open_to({POD.address})
