@@ -40,12 +40,15 @@ libraries=$(cd "$work" && find kubeproxy -name '*.so*' -type f -print0 \
   | xargs -0 dpkg-shlibdeps --ignore-missing-info -O -l"$root/usr/lib/kubeproxy/lib" 2>"$work/shlibs.log" \
   | sed -n 's/^shlibs:Depends=//p') || { cat "$work/shlibs.log" >&2; exit 1; }
 
+# As dpkg-gencontrol counts: what a file system takes for them differs.
+size=$(find "$root" -path "$root/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '1\n' \
+  | awk '{ all += int(($1 + 1023) / 1024) } END { print all }')
 # The environment is that of one minor version of Python.
 read -r this next < <("$python" -c 'import sys; print("3.%d 3.%d" % (sys.version_info[1], sys.version_info[1] + 1))')
 sed -e "s|@VERSION@|$version|" -e "s|@ARCHITECTURE@|$architecture|" \
   -e "s|@MAINTAINER@|${DEBFULLNAME:-Local build} <${DEBEMAIL:-root@localhost}>|" \
   -e "s|@DEPENDS@|python3 (>= $this), python3 (<< $next), ${libraries:+$libraries, }|" \
-  -e "s|@SIZE@|$(du -sk --exclude=DEBIAN "$root" | cut -f1)|" deploy/deb/control >"$root/DEBIAN/control"
+  -e "s|@SIZE@|$size|" deploy/deb/control >"$root/DEBIAN/control"
 [ -z "${PROJECT_URL:-}" ] || echo "Homepage: $PROJECT_URL" >>"$root/DEBIAN/control"
 install -m 755 -t "$root/DEBIAN" deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm
 (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"

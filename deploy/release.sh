@@ -57,7 +57,13 @@ make_all() {
   write_sbom "dir:$work/wheel" "$to/kubeproxy-$version-wheel.cdx.json"
   if [ -n "$image" ]; then
     local archive=$to/kubeproxy-$version-image-$architecture.tar
-    REVISION=$REVISION OUTPUT=$archive bash "$source/deploy/build-image.sh" "localhost/kubeproxy:$version"
+    REVISION=$REVISION OUTPUT=$work/image.tar bash "$source/deploy/build-image.sh" "localhost/kubeproxy:$version"
+    # Again, because buildah gives the files in the archive the time of now. Syft reads no names that begin with "./".
+    rm -rf "$work/image" && mkdir "$work/image"
+    tar -C "$work/image" -xf "$work/image.tar"
+    tar -C "$work/image" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf "$archive" \
+      blobs index.json oci-layout
+    rm "$work/image.tar"
     write_sbom "oci-archive:$archive" "$to/kubeproxy-$version-image-$architecture.cdx.json"
   fi
   (cd "$to" && LC_ALL=C && sha256sum kubeproxy* >SHA256SUMS)
