@@ -78,13 +78,16 @@ NOWHERE6 = (
 INERT_S = {
     "removal of rules": 0.0,
     "kill rescue": 0.0,
-    "stop rescue": 0.7,
+    "stop rescue": 0.5,
     "kill control": 1.9,
     "stop control": 1.9,
     "execute anew": 9.9,
+    "stop and start": 1.9,
 }
 """How soon the rules may be inert: the control process empties `alive` as soon as it knows, or the element expires
-three seconds after its last renewal, which was at most a second ago; ten seconds before a re-exec (docs/rescue.md)."""
+three seconds after its last renewal, which was at most a second ago; ten seconds before a re-exec (docs/rescue.md). The
+last message of a rescue process that stops may be half a second old, so the second without one may end after half a
+second."""
 
 
 def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, ...]:
