@@ -117,6 +117,12 @@ def comparable(found: Mapping[str, Any]) -> dict[str, Any]:
     return {re.sub(r"-[a-z0-9]{10}$", "", name): plain(item) for name, item in found.items()}
 
 
+def test_a_manifest_of_the_chart_stands_once() -> None:
+    """The chart has links to what kustomize applies. A program that edits files may leave copies in their place."""
+    copies = [path.name for path in (CHART / "files").iterdir() if not path.is_symlink()]
+    assert copies == []
+
+
 def test_it_has_no_faults(home: Path) -> None:
     file = home / "values.yaml"
     file.write_text(json.dumps(VALUES))
