@@ -36,6 +36,19 @@ MAX_NAMED: Final = 10
 log = structlog.get_logger(__name__)
 
 
+class _Growth:
+    """Tells by how much a counter has grown between two looks."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+        self._seen = read()
+
+    def look(self) -> int:
+        """Return the growth since the last look, or since the beginning."""
+        before, self._seen = self._seen, self._read()
+        return self._seen - before
+
+
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
@@ -64,13 +77,13 @@ class Monitor:
         self._check_s = check_s
         self._sleep = sleep
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
-        self._accept_paused = metrics.workers.accept_paused
-        self._log_skipped = metrics.workers.log_skipped
-        self._memory_shortages = metrics.workers.memory_shortages
-        self._ports_exhausted = metrics.workers.ports_exhausted
+        self._accept_paused = _Growth(lambda: metrics.workers.accept_paused)
+        self._log_skipped = _Growth(lambda: metrics.workers.log_skipped)
+        self._memory_shortages = _Growth(lambda: metrics.workers.memory_shortages)
+        self._ports_exhausted = _Growth(lambda: metrics.workers.ports_exhausted)
         self._endpoint_health = EjectionLog(is_endpoint)
         self._on_lost = on_lost
-        self._looped = metrics.workers.looped
+        self._looped = _Growth(lambda: metrics.workers.looped)
         self._accept_paused_at: float | None = None
         self._full_since: float | None = None
         self._memory_short_at: float | None = None
@@ -137,8 +150,7 @@ class Monitor:
 
     def _check_memory(self) -> None:
         now = self._clock()
-        more = self._metrics.workers.memory_shortages - self._memory_shortages
-        self._memory_shortages = self._metrics.workers.memory_shortages
+        more = self._memory_shortages.look()
         if more:
             self._memory_short_at = now
             self._log.warning(
@@ -151,8 +163,7 @@ class Monitor:
         self._health.degraded(Reason.MEMORY, "no memory for new clients" if short else None)
 
     def _check_ports(self) -> None:
-        more = self._metrics.workers.ports_exhausted - self._ports_exhausted
-        self._ports_exhausted = self._metrics.workers.ports_exhausted
+        more = self._ports_exhausted.look()
         if more:
             self._log.warning(
                 "no ephemeral port for a dial",
@@ -162,8 +173,7 @@ class Monitor:
 
     def _check_descriptors(self, worker_status: Sequence[WorkerStatus]) -> None:
         now = self._clock()
-        more = self._metrics.workers.accept_paused - self._accept_paused
-        self._accept_paused = self._metrics.workers.accept_paused
+        more = self._accept_paused.look()
         if more and self._memory_short_at is None:
             self._accept_paused_at = now
             self._log.warning(
@@ -193,8 +203,7 @@ class Monitor:
         self._health.exhausted("no client can be served: all descriptors are in use" if full else None)
 
     def _check_loops(self) -> None:
-        more = self._metrics.workers.looped - self._looped
-        self._looped = self._metrics.workers.looped
+        more = self._looped.look()
         if more:
             self._log.warning(
                 "connections loop through proxies",
@@ -211,8 +220,7 @@ class Monitor:
             self._log.reset("data plane degraded")
 
     def _check_access_log(self) -> None:
-        more = self._metrics.workers.log_skipped - self._log_skipped
-        self._log_skipped = self._metrics.workers.log_skipped
+        more = self._log_skipped.look()
         if more:
             self._log.warning("access log skipped connections", connections=more)
 
