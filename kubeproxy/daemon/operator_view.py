@@ -37,7 +37,9 @@ class OperatorView:
             checks={
                 **parts.kernel.host_facts.complaints,
                 Reason.LOG: setup.writer_problem,
-                Reason.KUBERNETES: control_plane.sources.complaint,
+                Reason.ACCESS_LOG: self.access_log.complaint,
+                Reason.KUBERNETES: control_plane.sources.kubernetes_complaint,
+                Reason.MANIFESTS: control_plane.sources.manifests_complaint,
                 Reason.STALE: control_plane.state_keeper.complaint,
                 Reason.RESCUE: rescue.complaint,
                 Reason.OPERATOR: self.orders.complaint,

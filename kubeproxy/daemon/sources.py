@@ -173,9 +173,13 @@ class Sources:
         watches = self._kubernetes.state() if self._kubernetes is not None else ()
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 
-    def complaint(self) -> str | None:
+    def kubernetes_complaint(self) -> str | None:
         """Return what is wrong with the API server's objects. Return None if nothing is."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None
+
+    def manifests_complaint(self) -> str | None:
+        """Return what is wrong with the manifests. Return None if nothing is."""
+        return self._manifests.state().complaint if self._manifests is not None else None
 
     def behind_s(self, source: str) -> float:
         """Return for how many seconds changes of a source may be missing. Return 0 if the source is in step."""

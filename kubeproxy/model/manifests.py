@@ -23,14 +23,23 @@ class ManifestProblem:
     """No fault, but probably a mistake: the object is served."""
 
     @property
+    def is_fault(self) -> bool:
+        """Return whether something of the manifest is not in effect that should be."""
+        return not (self.skipped or self.warning)
+
+    @property
     def key(self) -> tuple[str, str, str, str]:
         """Return what identifies the problem even after documents were added before its own."""
         return self.origin, self.name, self.path, self.message
 
+    @property
+    def place(self) -> str:
+        """Return the file, and the document if it is known."""
+        return f"{self.origin} document {self.document}" if self.document else self.origin
+
     def __str__(self) -> str:
-        document = f" document {self.document}" if self.document else ""
         path = f" {self.path}:" if self.path else ""
-        return f"{self.origin}{document}:{path} {self.message}"
+        return f"{self.place}:{path} {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +62,16 @@ class ManifestState:
     slices: int = 0
     problems: tuple[ManifestProblem, ...] = ()
     last_change: float = 0.0
+
+    @property
+    def faults(self) -> tuple[ManifestProblem, ...]:
+        """Return the problems for which something is not in effect that should be."""
+        return tuple(problem for problem in self.problems if problem.is_fault)
+
+    @property
+    def complaint(self) -> str | None:
+        """Return where the first fault is and how many more there are. Return None if there is none."""
+        if not self.faults:
+            return None
+        more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""
+        return f"fault in {self.faults[0].place}{more}"

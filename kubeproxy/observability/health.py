@@ -43,16 +43,21 @@ class Reason(StrEnum):
     STALE = "stale"
     """The state of an earlier run is served, because the sources are not listed."""
     KUBERNETES = "kubernetes"
+    """Changes of the API server's objects are not known, or not all of them are kept."""
     CONFIGURATION = "configuration"
+    MANIFESTS = "manifests"
+    """A manifest is faulty, and what stands in it is not in effect."""
     LEFTOVERS = "leftovers"
     """Rules of another proxy are in force."""
     LOG = "log"
+    ACCESS_LOG = "access-log"
 
 
 DEGRADES_ONLY: Final = frozenset(
     (
         *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER, Reason.OPERATOR),
-        *(Reason.STALE, Reason.KUBERNETES, Reason.CONFIGURATION, Reason.LEFTOVERS, Reason.LOG),
+        *(Reason.STALE, Reason.KUBERNETES, Reason.CONFIGURATION, Reason.MANIFESTS, Reason.LEFTOVERS),
+        *(Reason.LOG, Reason.ACCESS_LOG),
     )
 )
 """Reasons with which the daemon serves and takes changes all the same."""

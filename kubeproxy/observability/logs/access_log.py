@@ -60,6 +60,11 @@ class AccessLog:
         self._file: _File | None = None
         self._writing = asyncio.Lock()
         self._log = RateLimitedLog(log)
+        self._complaint: str | None = None
+
+    def complaint(self) -> str | None:
+        """Return why the last lines were lost. Return None if they were written."""
+        return self._complaint
 
     def use(self, where: str, *, as_json: bool) -> None:
         """Set the place: a file, the log itself (``-``) or none (empty); the file has logfmt or JSON lines.
@@ -67,6 +72,7 @@ class AccessLog:
         The log itself keeps its own format. A call always reopens the file.
         """
         self._where, self._json = where, as_json
+        self._complaint = None
         self._file = _File(Path(where)) if where not in ("", THE_LOG) else None
         if where:
             self._enabled.set()
@@ -105,15 +111,18 @@ class AccessLog:
         try:
             await asyncio.to_thread(file.append, text)
         except OSError as error:
+            reason = error.strerror or str(error)
             self._on_lost(len(ended))
+            self._complaint = f"cannot write {file.path}: {reason}"
             self._log.error(
                 "cannot write the access log",
                 key="file",
                 path=str(file.path),
-                reason=error.strerror or str(error),
+                reason=reason,
                 lines_lost=len(ended),
             )
         else:
+            self._complaint = None
             self._log.reset("file")
 
 

@@ -222,7 +222,7 @@ def _manifests(manifests: ManifestState) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_manifests_faults",
         "Faulty manifests and documents; their last good version stays in effect",
-        sum(not (problem.skipped or problem.warning) for problem in manifests.problems),
+        len(manifests.faults),
     )
     yield GaugeMetricFamily(
         "kubeproxy_manifests_warnings",

@@ -33,20 +33,32 @@ REPEAT_S: Final = 60.0
 MAX_NAMED: Final = 10
 """Endpoints that one check logs by name; when a node dies with all its pods, the others are counted."""
 
+LOGGED_WHERE_FOUND: Final = frozenset((Reason.KUBERNETES, Reason.MANIFESTS, Reason.ACCESS_LOG))
+"""Reasons that their own part logs, with more detail than the check has."""
+
 log = structlog.get_logger(__name__)
 
 
 class _Growth:
     """Tells by how much a counter has grown between two looks."""
 
-    def __init__(self, read: Callable[[], int]) -> None:
+    def __init__(self, read: Callable[[], int], clock: Callable[[], float]) -> None:
         self._read = read
+        self._clock = clock
         self._seen = read()
+        self._grew_at: float | None = None
 
     def look(self) -> int:
         """Return the growth since the last look, or since the beginning."""
         before, self._seen = self._seen, self._read()
+        if self._seen > before:
+            self._grew_at = self._clock()
         return self._seen - before
+
+    @property
+    def lately(self) -> bool:
+        """Return whether a look has found growth within `REPEAT_S`."""
+        return self._grew_at is not None and self._clock() - self._grew_at <= REPEAT_S
 
 
 class Monitor:
@@ -77,16 +89,14 @@ class Monitor:
         self._check_s = check_s
         self._sleep = sleep
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
-        self._accept_paused = _Growth(lambda: metrics.workers.accept_paused)
-        self._log_skipped = _Growth(lambda: metrics.workers.log_skipped)
-        self._memory_shortages = _Growth(lambda: metrics.workers.memory_shortages)
-        self._ports_exhausted = _Growth(lambda: metrics.workers.ports_exhausted)
+        self._accept_paused = _Growth(lambda: metrics.workers.accept_paused, clock)
+        self._log_skipped = _Growth(lambda: metrics.workers.log_skipped, clock)
+        self._memory_shortages = _Growth(lambda: metrics.workers.memory_shortages, clock)
+        self._ports_exhausted = _Growth(lambda: metrics.workers.ports_exhausted, clock)
         self._endpoint_health = EjectionLog(is_endpoint)
         self._on_lost = on_lost
-        self._looped = _Growth(lambda: metrics.workers.looped)
-        self._accept_paused_at: float | None = None
+        self._looped = _Growth(lambda: metrics.workers.looped, clock)
         self._full_since: float | None = None
-        self._memory_short_at: float | None = None
 
     async def run(self) -> None:
         """Check the data plane every few seconds."""
@@ -149,17 +159,12 @@ class Monitor:
             log.info("more ejected endpoints removed", endpoints=more)
 
     def _check_memory(self) -> None:
-        now = self._clock()
-        more = self._memory_shortages.look()
-        if more:
-            self._memory_short_at = now
+        if self._memory_shortages.look():
             self._log.warning(
                 "no memory for new clients",
                 remedy="raise the limit on address space (ulimit -v, LimitAS=), or close connections",
             )
-        elif self._memory_short_at is not None and now - self._memory_short_at > REPEAT_S:
-            self._memory_short_at = None
-        short = self._memory_short_at is not None
+        short = self._memory_shortages.lately
         self._health.degraded(Reason.MEMORY, "no memory for new clients" if short else None)
 
     def _check_ports(self) -> None:
@@ -172,10 +177,9 @@ class Monitor:
             )
 
     def _check_descriptors(self, worker_status: Sequence[WorkerStatus]) -> None:
-        now = self._clock()
         more = self._accept_paused.look()
-        if more and self._memory_short_at is None:
-            self._accept_paused_at = now
+        short_of_memory = self._memory_shortages.lately
+        if more and not short_of_memory:
             self._log.warning(
                 "no descriptors for new clients",
                 times=more,
@@ -183,23 +187,19 @@ class Monitor:
                 limit=sum(status.descriptors_limit for status in worker_status),
                 remedy="raise the limit on open files (LimitNOFILE=, ulimit -n), or close connections",
             )
-        if self._accept_paused_at is not None:
-            over = now - self._accept_paused_at > REPEAT_S
-            self._health.degraded(Reason.DESCRIPTORS, None if over else "no descriptors for new clients")
-            if over:
-                self._accept_paused_at = None
+        short = self._accept_paused.lately and not short_of_memory
+        self._health.degraded(Reason.DESCRIPTORS, "no descriptors for new clients" if short else None)
+        self._look_whether_full(worker_status)
 
-        self._look_whether_full(worker_status, now)
-
-    def _look_whether_full(self, worker_status: Sequence[WorkerStatus], now: float) -> None:
+    def _look_whether_full(self, worker_status: Sequence[WorkerStatus]) -> None:
         """Make the node unhealthy if every worker lacks descriptors for long: no client is served then."""
         if not worker_status or any(
             status.descriptors + DESCRIPTORS_PER_CLIENT <= status.descriptors_limit for status in worker_status
         ):
             self._full_since = None
         elif self._full_since is None:
-            self._full_since = now
-        full = self._full_since is not None and now - self._full_since >= FULL_S
+            self._full_since = self._clock()
+        full = self._full_since is not None and self._clock() - self._full_since >= FULL_S
         self._health.exhausted("no client can be served: all descriptors are in use" if full else None)
 
     def _check_loops(self) -> None:
@@ -223,10 +223,13 @@ class Monitor:
         more = self._log_skipped.look()
         if more:
             self._log.warning("access log skipped connections", connections=more)
+        skips = self._log_skipped.lately
+        problem = "the access log skips connections: too many end at once" if skips else None
+        self._health.degraded(Reason.ACCESS_LOG, problem, part="skipped")
 
     def _check_others(self) -> None:
         for reason, check in self._checks.items():
             problem = check()
             self._health.degraded(reason, problem)
-            if problem is not None:
+            if problem is not None and reason not in LOGGED_WHERE_FOUND:
                 self._log.warning(problem)

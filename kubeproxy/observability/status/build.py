@@ -8,7 +8,6 @@ from typing import Final
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import Address
-from kubeproxy.model.manifests import ManifestProblem
 from kubeproxy.model.rescue import RescueState
 from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.model.version import __version__
@@ -194,10 +193,6 @@ def _netfilter(observation: Observation) -> NetfilterStatus:
     )
 
 
-def _is_minor(problem: ManifestProblem) -> bool:
-    return problem.skipped or problem.warning
-
-
 def _sources(observation: Observation) -> Iterator[SourceStatus]:
     shown = set()
     for watch in observation.watches:
@@ -225,8 +220,10 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
             observation.manifests.loaded,
             0.0,
             observation.manifests.last_change or None,
-            sum(not (problem.skipped or problem.warning) for problem in problems),
-            tuple(redact(str(problem)) for problem in sorted(problems, key=_is_minor)[:PROBLEMS_SHOWN]),
+            len(observation.manifests.faults),
+            tuple(
+                redact(str(problem)) for problem in sorted(problems, key=lambda it: not it.is_fault)[:PROBLEMS_SHOWN]
+            ),
             warnings=sum(problem.warning for problem in problems),
             stale_since=observation.stale.get("manifests"),
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 from time import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +35,8 @@ class _GroupList(msgspec.Struct):
     groups: list[_Group] | None = None
 
 
+BEHIND_S: Final = 10.0
+"""Seconds for which changes may be missed before it is a complaint: a server that restarts is back before."""
 LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
@@ -94,8 +96,15 @@ class KubernetesSource:
         return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
-        """Return what is wrong with what the server has; None: nothing."""
-        return LEFT_OUT if any(reflector.state().left_out for reflector in self._reflectors) else None
+        """Return what keeps objects of the server from being served, or known. Return None if nothing does."""
+        states = self.state()
+        if any(state.left_out for state in states):
+            return LEFT_OUT
+        behind = next((state for state in states if state.behind_s >= BEHIND_S and state.last_error), None)
+        if behind is None:
+            return None
+        effect = "changes are not known" if behind.lists else "none is known yet"
+        return f"{behind.resource}: {effect}: {behind.last_error}"
 
     async def _choose_slices(self) -> Resource[Any]:
         """EndpointSlices if the list of API groups has them, else Endpoints. A request for the group's own path would

@@ -194,9 +194,11 @@ async def test_a_file_that_cannot_be_written_is_logged_once_and_lost_lines_are_c
             source.ended = [SERVED, SERVED]
             await log.flush()
         assert source.lost == 6
+        assert log.complaint() == f"cannot write {path}: No such file or directory"
         path.parent.mkdir()
         source.ended = [SERVED]
         await log.flush()
+    assert log.complaint() is None
     assert path.read_text() == text_line(SERVED)
     assert [(entry["log_level"], entry["reason"], entry["lines_lost"]) for entry in logs] == [
         ("error", "No such file or directory", 2)

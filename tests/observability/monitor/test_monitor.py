@@ -32,12 +32,13 @@ class Watched:
         self.health = ProxyHealth(timeout_s=60.0)
         self.metrics = Metrics()
         self.problem: str | None = None
+        self.fault: str | None = None
         self.monitor = Monitor(
             is_endpoint=lambda name, target: True,
             data_plane=self.serving,
             health=self.health,
             metrics=self.metrics,
-            checks={Reason.CONNTRACK: lambda: self.problem},
+            checks={Reason.CONNTRACK: lambda: self.problem, Reason.MANIFESTS: lambda: self.fault},
             clock=lambda: self.now,
             sleep=self.sleep,
         )
@@ -129,6 +130,31 @@ async def test_the_node_is_unhealthy_when_no_client_can_be_served_for_minutes() 
     assert await look(1000, 900)
     watched.now += FULL_S
     assert await look(1000, 1000)
+
+
+async def test_connections_that_the_access_log_skips_are_a_reason_for_a_minute() -> None:
+    watched = Watched()
+    with capture_logs() as logs:
+        for skipped in (0, 3):
+            watched.serving.workers = [worker_status(log_skipped=skipped)]
+            await watched.monitor.check()
+        assert list(watched.health.at(watched.now).reasons) == [Reason.STARTING, Reason.ACCESS_LOG]
+        watched.now += 61.0
+        await watched.monitor.check()
+    assert watched.degraded() == ()
+    assert [(entry["event"], entry["connections"]) for entry in logs] == [("access log skipped connections", 3)]
+
+
+async def test_a_problem_that_its_own_part_logs_is_only_shown() -> None:
+    watched = Watched()
+    with capture_logs() as logs:
+        watched.fault = "fault in web.yaml document 2"
+        await watched.monitor.check()
+        assert list(watched.health.at(watched.now).reasons) == [Reason.STARTING, Reason.MANIFESTS]
+        watched.fault = None
+        await watched.monitor.check()
+    assert watched.degraded() == ()
+    assert logs == []
 
 
 async def test_loops_are_logged_once_a_minute() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -413,7 +414,8 @@ async def test_an_object_of_wrong_types_keeps_its_last_version() -> None:
 # A server that is lost, starting or overloaded, or none
 
 
-async def test_an_outage_changes_nothing_and_missed_deletions_are_found() -> None:
+async def test_an_outage_changes_nothing_and_missed_deletions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubeproxy.sources.kubernetes.source.BEHIND_S", 0.1)
     server = ApiServer(cluster())
     await server.start()
     with capture_logs() as logs:
@@ -422,13 +424,14 @@ async def test_an_outage_changes_nothing_and_missed_deletions_are_found() -> Non
             await server.stop()
             await until(lambda: state_of(source, "services").failures.get("refused", 0) >= 5)
             assert sink.calls == calls
-            assert state_of(source, "services").behind_s > 0
+            await until(lambda: (source.complaint() or "").startswith("services: changes are not known: "))
             server.cluster.delete("services", "demo", "service-1")
             server.cluster.delete("endpointslices", "demo", "service-1-a")
             server.cluster.expire()
             await server.start()
             await until(lambda: equal(server, sink) and in_step(source))
             assert SliceName("demo", "service-1-a") not in sink.slices
+            assert source.complaint() is None
             await server.stop()
     lost = [log for log in logs if "API server lost" in log["event"]]
     back = [log for log in logs if log["event"] == "API server back"]
@@ -450,7 +453,7 @@ async def test_a_short_outage_needs_no_list() -> None:
         await server.stop()
 
 
-async def test_a_starting_server_is_retried_with_few_log_lines() -> None:
+async def test_a_starting_server_is_retried_with_few_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, then 403 for everything (its RBAC rules are not loaded), then 503, then good; three log lines in all."""
     server = ApiServer(cluster())
     await server.start()
@@ -461,6 +464,9 @@ async def test_a_starting_server_is_retried_with_few_log_lines() -> None:
             server.forbidden = True
             await server.start()
             await until(lambda: all(state.failures.get("forbidden", 0) >= 2 for state in source.state()))
+            monkeypatch.setattr("kubeproxy.sources.kubernetes.source.BEHIND_S", 0.0)
+            said = source.complaint() or ""
+            assert re.match("services: none is known yet: .*answered 403: Forbidden", said), said
             server.inject(Fault(status=503, retry_after="0", times=4))
             server.forbidden = False
             await until(lambda: sink.complete and in_step(source))

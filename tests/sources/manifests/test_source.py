@@ -144,8 +144,10 @@ async def test_a_mistyped_restriction_keeps_the_last_good_version_and_other_mist
         path.write_text(service("a", "10.0.0.2").replace("spec:", "spec:\n  loadBalancerSourceRange: [10.0.0.0/8]"))
         await listener.until(lambda: listener.reported("spec.loadBalancerSourceRange: unknown field, refused") == 1)
         assert listener.addresses == {"a": "10.0.0.1"}
+        assert followed.state().complaint == f"fault in {path} document 1"
         path.write_text(service("a", "10.0.0.2").replace("spec:", "spec:\n  novelty: 1"))
         await listener.serves(a="10.0.0.2")
+        assert followed.state().complaint is None, "a warning takes nothing out of effect"
         assert [it.warning for it in followed.state().problems] == [True]
         path.write_text(good)
         await listener.serves(a="10.0.0.1")

@@ -77,7 +77,7 @@ CASES = {
     ),
     "KubeproxyDegraded": Case(
         {f'kubeproxy_degraded{{{NODE},reason="leftovers"}}': "0x5 1x60"},
-        {f'kubeproxy_degraded{{{NODE},reason="draining"}}': "1x60"},
+        {f'kubeproxy_degraded{{{NODE},reason="{own}"}}': "1x60" for own in ("draining", "manifests", "access-log")},
     ),
     "KubeproxyConntrackFull": Case(
         {f"kubeproxy_conntrack_entries{{{NODE}}}": "950x60", f"kubeproxy_conntrack_limit{{{NODE}}}": "1000x60"},

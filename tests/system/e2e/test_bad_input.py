@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from tests.support.lab.daemon import KUBEPROXY
+from tests.support.lab.daemon import KUBEPROXY, METRICS
 from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import QUICK, VIP, Object, Stage, ask, endpoints, service, until
 from tests.system.e2e.traffic import Traffic
@@ -166,8 +166,14 @@ def test_one_faulty_document_of_a_file_and_the_last_good_version(stage: Stage) -
     stage.await_answers(2)
     assert ask(stage.client, ("10.96.0.20", 80)) == "pod-1", "its last good version goes on"
     assert "spec.ports[0].port" in daemon.log()
+    place = f"manifests: fault in {stage.manifests / 'both.yaml'} document 3"
+    until(lambda: place in daemon.get("/statusz", address=METRICS).body, "the head of the status has it")
+    assert place in daemon.get("/readyz").body
+    assert 'kubeproxy_degraded{reason="manifests"} 1.0' in daemon.get("/metrics", address=METRICS).body
+    assert daemon.get("/healthz").status == 200
     stage.write("both", service(), endpoints("web", [2]), good[2], endpoints("second", [3]))
     stage.await_answers(3, address=("10.96.0.20", 80))
+    until(lambda: "degraded" not in daemon.get("/statusz", address=METRICS).body, "the status is healthy again")
 
 
 def test_null_where_a_list_belongs_and_a_thousand_endpoints(stage: Stage) -> None:
