@@ -6,7 +6,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from importlib import import_module
 from typing import Final
 
@@ -34,6 +35,10 @@ NAMES: Final = (
 """The commands. Each is a function of its name in a module of its name."""
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""
+LIKE: Final = 0.7
+"""Likeness from which an option may have been meant, between 0 and 1."""
+SPREAD: Final = 0.15
+"""How much less like the second proposal may be than the first."""
 
 
 class Commands(click.Group):
@@ -144,7 +149,28 @@ def _prefixed(fault: str) -> str:
 def _of_click(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context else "kubeproxy"
-    return f"{path}: {error.format_message()} (see {path} --help)"
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        meant = nearest_options(error.option_name, context.command.params)
+        message = f"{error.message} Did you mean {' or '.join(map(repr, meant))}?" if meant else error.message
+    return f"{path}: {message} (see {path} --help)"
+
+
+def nearest_options(typed: str, parameters: Iterable[click.Parameter]) -> list[str]:
+    """Return the options that were probably meant, the nearest first.
+
+    An option that begins with nearly what was typed is as near as one of that length: click compares whole names, and
+    would propose ``--drain-reports`` for ``--nod-port``.
+    """
+
+    def likeness(option: str) -> float:
+        word, name = typed.removeprefix("--"), option.removeprefix("--")
+        return max(SequenceMatcher(None, word, part).ratio() for part in (name, name[: len(word) + 1]))
+
+    options = [name for it in parameters if not getattr(it, "hidden", False) for name in it.opts if name[:2] == "--"]
+    near = sorted(((likeness(option), option) for option in options), key=lambda it: (-it[0], it[1]))
+    least = max(LIKE, near[0][0] - SPREAD) if near else LIKE
+    return [option for like, option in near if like >= least][:2]
 
 
 def _fail(*lines: str, status: int) -> int:

@@ -56,7 +56,9 @@ def test_version(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "text"),
     [
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
-        (["run", "--proxymode=x"], "'--proxy-mode'"),
+        (["run", "--proxymode=x"], "No such option '--proxymode'. Did you mean '--proxy-mode'? (see"),
+        (["run", "--nod-port=1"], "Did you mean '--node-port-conflict' or '--nodeport-addresses'? (see"),
+        (["run", "--dry"], "No such option '--dry'. (see"),
         (["run", "--netfliter", "none"], "'--netfilter'"),
         (["--nonsense"], "--nonsense"),
         (["run", "--master"], "requires an argument"),
