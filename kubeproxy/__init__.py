@@ -13,7 +13,7 @@ RuleSet                  service address -> proxy port, or endpoints, as one val
 Netfilter                keeps the kernel equal to a RuleSet: nftables, iptables
 Message                  the only thing that crosses to the data plane                     ``kubeproxy.dataplane``
 Reactor, Listener        an epoll loop; accepts redirected connections
-Balancer                 round robin, ejection and session affinity (pure)
+Balancer                 session affinity, ejection, and the policy of the scheduler (pure)
 Dial                     finds an endpoint that answers, trying several if it must
 Connection, Session      moves bytes (TCP) or datagrams (UDP) both ways
 Worker                   a process that runs the data plane; it survives the control process

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.balancing.affinity import pieces
-from kubeproxy.dataplane.balancing.balancer import Ejection
+from kubeproxy.dataplane.balancing.ejections import Ejection
 from kubeproxy.dataplane.budgets.fd_budget import Tenant
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.interface import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model import Address, FrontendName, Protocol, Target
+from kubeproxy.model import ROUND_ROBIN, Address, Balancing, FrontendName, Protocol, Target
 
 
 class Listen(Struct, frozen=True, tag=True, array_like=True):
@@ -22,7 +22,7 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
-    """Replace a frontend's endpoints and affinity timeout (None: no affinity).
+    """Replace a frontend's endpoints, affinity timeout (None: no affinity) and way of spreading clients.
 
     Open connections to endpoints that are not listed any more go on."""
 
@@ -31,6 +31,7 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     affinity_timeout_s: int | None = None
     preserve: frozenset[Target] = frozenset()
     """Endpoints that are dialed from the client's own address."""
+    balancing: Balancing = ROUND_ROBIN
 
 
 class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):

@@ -1,7 +1,7 @@
 """Frozen values shared by all rooms; standard library only, no I/O, no clock.
 
 service        a Service; `endpoint` its EndpointSlices
-frontend       what one listener serves
+frontend       what one listener serves; `balancing` says how it spreads clients over endpoints
 snapshot       the proxier's state; `rescue` that of the rescue, `manifests` that of manifest files
 node           this node
 address        IP addresses as canonical text
@@ -13,6 +13,7 @@ version        of this package
 """
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
+from kubeproxy.model.balancing import ROUND_ROBIN, Balancing, Scheduler
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
 from kubeproxy.model.frontend import NODE_PORTS, Claim, Destination, Frontend, FrontendName, Scope, Target, Verdict
 from kubeproxy.model.mark import MARK
@@ -29,7 +30,9 @@ from kubeproxy.model.service import (
 __all__ = [
     "MARK",
     "NODE_PORTS",
+    "ROUND_ROBIN",
     "Address",
+    "Balancing",
     "Claim",
     "Destination",
     "Endpoint",
@@ -40,6 +43,7 @@ __all__ = [
     "FrontendName",
     "Node",
     "Protocol",
+    "Scheduler",
     "Scope",
     "Service",
     "ServiceName",

@@ -8,6 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address, Family
+from kubeproxy.model.balancing import ROUND_ROBIN, Balancing
 from kubeproxy.model.service import Protocol, ServicePortName
 
 
@@ -101,4 +102,5 @@ class Frontend:
     preserve: frozenset[Target] = frozenset()
     """Endpoints that are dialed from the client's own address."""
     affinity_timeout_s: int | None = None
+    balancing: Balancing = ROUND_ROBIN
     when_empty: Verdict = Verdict.REFUSE

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address
+from kubeproxy.model.balancing import ROUND_ROBIN, Balancing
 from kubeproxy.model.drain_request import DrainRequests
 
 
@@ -71,6 +72,7 @@ class Service:
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
     """Seconds that a client stays with its endpoint after its last connection. None without affinity."""
+    balancing: Balancing = ROUND_ROBIN
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()

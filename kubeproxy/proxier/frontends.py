@@ -104,6 +104,7 @@ def _frontends(
             neighbors=_neighbors(endpoints, choice),
             preserve=_preserved(endpoints, scope, choice, facts),
             affinity_timeout_s=service.affinity_timeout_s,
+            balancing=service.balancing,
             when_empty=Verdict.DROP if choice.any_usable and not endpoints else Verdict.REFUSE,
         )
 

@@ -118,7 +118,13 @@ def next_move(wanted: Frontend | None, listener: ListenerState | None, *, addres
 
 def endpoints_of(frontend: Frontend) -> SetEndpoints:
     """Return the message with the endpoints of a frontend."""
-    return SetEndpoints(frontend.name, frontend.endpoints, frontend.affinity_timeout_s, frontend.preserve)
+    return SetEndpoints(
+        frontend.name,
+        frontend.endpoints,
+        frontend.affinity_timeout_s,
+        preserve=frontend.preserve,
+        balancing=frontend.balancing,
+    )
 
 
 def bind_address(bind: Mapping[Family, Address], family: Family) -> Address:

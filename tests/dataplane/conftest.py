@@ -15,7 +15,17 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Listen, SetEndpoints
-from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target, family_of
+from kubeproxy.model import (
+    ROUND_ROBIN,
+    Address,
+    Balancing,
+    Family,
+    FrontendName,
+    Protocol,
+    ServicePortName,
+    Target,
+    family_of,
+)
 from tests.support.clock import Clock
 
 LOOPBACK = Address("127.0.0.1")
@@ -57,6 +67,7 @@ class Bench:
         *endpoints: Target,
         name: str = "web",
         affinity_timeout_s: int | None = None,
+        balancing: Balancing = ROUND_ROBIN,
         protocol: Protocol = Protocol.TCP,
         address: Address = LOOPBACK,
     ) -> tuple[str, int]:
@@ -65,11 +76,15 @@ class Bench:
         failures = await self.plane.send(
             [
                 Listen(frontend=frontend(name), protocol=protocol, address=address, port=reserved.port),
-                SetEndpoints(frontend(name), endpoints, affinity_timeout_s),
+                SetEndpoints(frontend(name), endpoints, affinity_timeout_s, balancing=balancing),
             ]
         )
         assert not failures
         return "127.0.0.1" if family_of(address) is Family.IPV4 else "::1", reserved.port
+
+    def open(self, name: str = "web") -> Mapping[Target, int]:
+        """What is open to each endpoint of a frontend, by its balancer's count."""
+        return self.plane.engine._listeners[frontend(name)].balancer.open
 
 
 @pytest.fixture

@@ -1,1 +1,7 @@
-"""Choice of the endpoint: rotation, ejection, session affinity."""
+"""Choice of the endpoint.
+
+balancer     what the byte path asks; has the others
+policies     which policy belongs to which scheduler, and what a policy is; `round_robin`, `at_random`
+ejections    endpoints that did not answer
+affinity     clients that stay with their endpoint
+"""

@@ -1,109 +1,92 @@
-"""Picks an endpoint for a client: exact round robin, session affinity, ejection. Pure: no sockets, no clock.
+"""Picks an endpoint for a client. Pure: no sockets, no clock.
 
-The rotation is a queue: the front is next, and goes to the back when picked. When the set of endpoints changes, those
-that stay keep their places and new ones join at the back, so that the position is kept and no endpoint gets two turns
-in a round. The first order is shuffled, or the proxies of a thousand nodes would all begin with the same endpoint.
-
-An endpoint that did not answer is ejected, for a time that doubles with every failure: it is skipped, also for clients
-with affinity to it, as long as there is another. When its time is over it is probed once, by a client's connection or
-(with `probes_beside`) by one of the proxy's own, and skipped for all other clients until the probe has a result. If all
-endpoints are ejected, all are tried, the one with the fewest failures first.
+Session affinity stands before everything else, as in kube-proxy: a client that is bound keeps its endpoint. For any
+other, the policy of the frontend's scheduler picks one, of those that are neither ejected nor tried already. What is
+open to each endpoint is counted here, whatever the policy.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.balancing.affinity import Affinity
+from kubeproxy.dataplane.balancing.ejections import Ejection, Ejections
+from kubeproxy.dataplane.balancing.policies import policy_for
 from kubeproxy.dataplane.messages import Binding
-from kubeproxy.model import Target
-
-EJECTION_FIRST_S = 1.0
-EJECTION_LIMIT_S = 30.0
-"""How long an ejection lasts at the first failure, and at most."""
-PROBE_S = 5.0
-"""How long a probe keeps the endpoint from other clients: a little longer than all dial timeouts by default."""
-
-
-class Ejection:
-    """Why, and until when, an endpoint is ejected."""
-
-    __slots__ = ("delay_s", "failures", "probing", "reason", "since", "until")
-
-    def __init__(self, since: float, delay_s: float, reason: str) -> None:
-        self.since = since
-        self.until = since + delay_s
-        self.delay_s = delay_s
-        self.reason = reason
-        self.failures = 1
-        self.probing = False
-
-    def copy(self) -> Ejection:
-        """Return an independent copy."""
-        copy = Ejection(self.since, self.delay_s, self.reason)
-        copy.until, copy.failures, copy.probing = self.until, self.failures, self.probing
-        return copy
+from kubeproxy.model import ROUND_ROBIN, Balancing, Target
 
 
 class Balancer:
-    """The endpoints of one frontend and their order."""
+    """The endpoints of one frontend, and who gets which."""
 
-    __slots__ = ("_affinity", "_ejected", "_members", "_probes_beside", "_rng", "_rotation")
+    __slots__ = ("_affinity", "_balancing", "_ejections", "_members", "_open", "_policy", "_rng")
 
     def __init__(self, *, rng: random.Random, probes_beside: bool = False) -> None:
-        """With `probes_beside`, the caller probes the endpoints that are `due`.
-
-        Then no client is sent to one that may still be dead while there is another."""
+        """`probes_beside`: see `Ejections`."""
         self._rng = rng
-        self._probes_beside = probes_beside
-        self._rotation: deque[Target] = deque()
-        self._members: frozenset[Target] = frozenset()
-        self._ejected: dict[Target, Ejection] = {}
+        self._ejections = Ejections(probes_beside=probes_beside)
         self._affinity = Affinity()
+        self._balancing = ROUND_ROBIN
+        self._policy = policy_for(ROUND_ROBIN, rng)
+        self._members: frozenset[Target] = frozenset()
+        self._open: Counter[Target] = Counter()
 
-    def update(self, endpoints: Sequence[Target], affinity_timeout_s: float | None) -> None:
-        """Replace the endpoints and the affinity timeout (None: no affinity).
+    def update(
+        self, endpoints: Sequence[Target], affinity_timeout_s: float | None, balancing: Balancing = ROUND_ROBIN
+    ) -> None:
+        """Replace the endpoints, the way of spreading, and the affinity timeout (None: no affinity).
 
         A client stays with its endpoint for that time after its last connection."""
         members = frozenset(endpoints)
-        if members != self._members:
-            added = [target for target in endpoints if target not in self._members]
-            self._rng.shuffle(added)
-            self._rotation = deque([target for target in self._rotation if target in members] + added)
-            self._members = members
-            # An endpoint that left and comes back is a new one, without an ejection.
-            self._ejected = {target: ejected for target, ejected in self._ejected.items() if target in members}
+        if balancing.scheduler is not self._balancing.scheduler:
+            self._policy, self._members = policy_for(balancing, self._rng), frozenset()
+        if members != self._members or balancing != self._balancing:
+            self._policy.update(endpoints, balancing)
+            self._members, self._balancing = members, balancing
+            self._ejections.keep(members)
         self._affinity.set_timeout(affinity_timeout_s)
 
-    def pick(self, client: str, now: float, avoid: Container[Target] = ()) -> Target | None:
+    def pick(self, client: str, now: float, avoid: Container[Target] = (), *, port: int = 0) -> Target | None:
         """Return the endpoint for a client's connection, none of those to avoid, or None if there is no other.
 
         `client` is the text of its address. With affinity, it is bound to the endpoint."""
         affinity = self._affinity
         if affinity.timeout_s is None:
-            return self._next(avoid, now)
+            return self._next(client, port, avoid, now)
         target = affinity.of(client, now)
-        if target in self._members and target not in avoid:
-            ejected = self._ejected.get(target)
-            if ejected is None or self._may_probe(ejected, now):
-                self._mark_probing(target, now)
-                affinity.bind(client, target, now)
-                return target
-        picked = self._next(avoid, now)
+        if target in self._members and target not in avoid and self._ejections.admits(target, now):
+            self._ejections.mark_probing(target, now)
+            affinity.bind(client, target, now)
+            return target
+        picked = self._next(client, port, avoid, now)
         if picked is not None:
             affinity.bind(client, picked, now)
         return picked
 
-    def preview(self, client: str, now: float, *, limit: int) -> tuple[Target | None, tuple[Target, ...]]:
+    def _next(self, client: str, port: int, avoid: Container[Target], now: float) -> Target | None:
+        ejections = self._ejections
+        if not ejections.by_target:
+            return self._policy.pick(client, port, lambda target: target not in avoid)
+        picked = self._policy.pick(client, port, lambda target: target not in avoid and ejections.admits(target, now))
+        if picked is not None:
+            ejections.mark_probing(picked, now)
+            return picked
+        # All are ejected: try one all the same.
+        likeliest = ejections.likeliest([target for target in self._members if target not in avoid])
+        return self._policy.pick(client, port, likeliest.__contains__)
+
+    def preview(
+        self, client: str, now: float, *, limit: int, port: int = 0
+    ) -> tuple[Target | None, tuple[Target, ...]]:
         """Return the endpoint that a client is bound to, and the order of its next connection's attempts.
 
         None: it is not bound. At most `limit` endpoints. Computed on a copy, so it changes nothing."""
-        copy = Balancer(rng=self._rng, probes_beside=self._probes_beside)
-        copy._rotation = self._rotation.copy()
+        copy = Balancer(rng=self._rng)
+        copy._policy = self._policy.copy()
         copy._members = self._members
-        copy._ejected = {target: ejected.copy() for target, ejected in self._ejected.items()}
+        copy._ejections = self._ejections.copy()
         copy._affinity.set_timeout(self._affinity.timeout_s)
         bound = self._affinity.of(client, now)
         if bound in self._members:
@@ -111,9 +94,28 @@ class Balancer:
         else:
             bound = None
         order: dict[Target, None] = {}
-        while len(order) < limit and (target := copy.pick(client, now, order)) is not None:
+        while len(order) < limit and (target := copy.pick(client, now, order, port=port)) is not None:
             order[target] = None
         return bound, tuple(order)
+
+    # What is open.
+
+    def opened(self, target: Target) -> None:
+        """Count a connection or session to an endpoint, from its dial on."""
+        self._open[target] += 1
+
+    def closed(self, target: Target) -> None:
+        """Count it no more; the endpoint may have left meanwhile."""
+        self._open[target] -= 1
+        if not self._open[target]:
+            del self._open[target]
+
+    @property
+    def open(self) -> Mapping[Target, int]:
+        """Return how many are open to each endpoint from this process, without zeros."""
+        return self._open
+
+    # Affinity.
 
     def settle(self, client: str, target: Target, now: float) -> None:
         """Bind a client to the endpoint of its connection, whichever was picked last."""
@@ -125,76 +127,6 @@ class Balancer:
         bindings to other than this frontend's endpoints are dropped."""
         self._affinity.restore_bindings((each for each in bindings if each.target in self._members), now)
 
-    def failed(self, target: Target, now: float, reason: str) -> None:
-        """Eject an endpoint that did not answer; `reason` as in `EjectedEndpoint`.
-
-        Failures of many connections during one ejection count once."""
-        ejected = self._ejected.get(target)
-        if ejected is not None:
-            if not ejected.probing:
-                return
-            ejected.probing = False
-            ejected.reason = reason
-            ejected.failures += 1
-            ejected.delay_s = min(2 * ejected.delay_s, EJECTION_LIMIT_S)
-            ejected.until = now + ejected.delay_s
-        elif target in self._members:
-            self._ejected[target] = Ejection(now, EJECTION_FIRST_S, reason)
-
-    def answered(self, target: Target) -> None:
-        """End the ejection of an endpoint that answered."""
-        if self._ejected:
-            self._ejected.pop(target, None)
-
-    def due(self, now: float) -> Target | None:
-        """Return an endpoint that the caller has to probe now, as its ejection is over; or None."""
-        for target, ejected in self._ejected.items():
-            if ejected.until <= now:
-                self._mark_probing(target, now)
-                return target
-        return None
-
-    def _next(self, avoid: Container[Target], now: float) -> Target | None:
-        rotation, ejected = self._rotation, self._ejected
-        for _ in range(len(rotation)):
-            target = rotation[0]
-            rotation.rotate(-1)
-            if target in avoid:
-                continue
-            if ejected and target in ejected:
-                if not self._may_probe(ejected[target], now):
-                    continue
-                self._mark_probing(target, now)
-            return target
-        if not ejected:
-            return None
-        # All are ejected: try one all the same, and the one with the fewest failures is the likeliest to answer.
-        likeliest = min((it for it in rotation if it not in avoid), key=lambda it: ejected[it].failures, default=None)
-        if likeliest is not None:
-            rotation.remove(likeliest)
-            rotation.append(likeliest)
-        return likeliest
-
-    def _may_probe(self, ejected: Ejection, now: float) -> bool:
-        return not self._probes_beside and ejected.until <= now
-
-    def _mark_probing(self, target: Target, now: float) -> None:
-        """Skip an ejected endpoint for all other clients while it is probed."""
-        ejected = self._ejected.get(target)
-        if ejected is not None:
-            ejected.probing = True
-            ejected.until = now + PROBE_S
-
-    @property
-    def endpoints(self) -> Iterable[Target]:
-        """The endpoints in rotation order, the next one first."""
-        return tuple(self._rotation)
-
-    @property
-    def ejected(self) -> Mapping[Target, Ejection]:
-        """The ejected endpoints."""
-        return self._ejected
-
     @property
     def affinity_entries(self) -> int:
         """Clients bound now; expired bindings count until they are removed."""
@@ -204,8 +136,33 @@ class Balancer:
         """Yield the bindings made or used since `since`, the least recently seen first."""
         return self._affinity.bindings(now, since=since)
 
+    # Ejection.
+
+    def failed(self, target: Target, now: float, reason: str) -> None:
+        """Eject an endpoint that did not answer; `reason` as in `EjectedEndpoint`."""
+        if target in self._members:
+            self._ejections.eject(target, now, reason)
+
+    def answered(self, target: Target) -> None:
+        """End the ejection of an endpoint that answered."""
+        self._ejections.end(target)
+
+    def due(self, now: float) -> Target | None:
+        """Return an endpoint that the caller has to probe now, as its ejection is over; or None."""
+        return self._ejections.due(now)
+
+    @property
+    def ejected(self) -> Mapping[Target, Ejection]:
+        """The ejected endpoints."""
+        return self._ejections.by_target
+
+    @property
+    def endpoints(self) -> Sequence[Target]:
+        """The endpoints in the order of their turns, the next one first."""
+        return self._policy.endpoints
+
     def __len__(self) -> int:
-        return len(self._rotation)
+        return len(self._members)
 
     def __repr__(self) -> str:
-        return f"<Balancer [{', '.join(map(str, self._rotation))}]>"
+        return f"<Balancer {self._balancing.scheduler} [{', '.join(map(str, self.endpoints))}]>"

@@ -27,6 +27,7 @@ from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, res
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from kubeproxy.dataplane.balancing.balancer import Balancer
     from kubeproxy.dataplane.connection_log import Entry
     from kubeproxy.dataplane.context import Context, FrontendCounters
     from kubeproxy.model import Target
@@ -360,6 +361,7 @@ class Connection:
     """A client connected to an endpoint; owns both descriptors and the claim on them."""
 
     __slots__ = (
+        "_balancer",
         "_client",
         "_context",
         "_counters",
@@ -376,6 +378,7 @@ class Connection:
         self,
         context: Context,
         counters: FrontendCounters,
+        balancer: Balancer,
         *,
         client: int,
         endpoint: int,
@@ -383,7 +386,9 @@ class Connection:
         since: float,
         entry: Entry | None,
     ) -> None:
-        """The reactor watches both descriptors already. `entry`: the connection log's, if there is to be one."""
+        """The reactor watches both descriptors already, and the balancer has been told that the connection is open.
+
+        `entry`: the connection log's, if there is to be one."""
         self.since = since
         self.target = target
         """The endpoint."""
@@ -391,6 +396,7 @@ class Connection:
         """Whether TCP keepalive is on towards the endpoint."""
         self._context = context
         self._counters = counters
+        self._balancer = balancer
         self._client = client
         self._endpoint = endpoint
         self._entry = entry
@@ -466,6 +472,7 @@ class Connection:
         context = self._context
         context.live.discard(self)
         self._counters.active -= 1
+        self._balancer.closed(self.target)
         up, down = self.up, self.down
         up.stop()
         down.stop()

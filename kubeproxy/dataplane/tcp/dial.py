@@ -55,6 +55,7 @@ class Dial:
         "_client",
         "_client_address",
         "_client_events",
+        "_client_port",
         "_context",
         "_counters",
         "_early",
@@ -76,18 +77,19 @@ class Dial:
         balancer: Balancer,
         *,
         client: int,
-        client_address: str,
+        client_address: tuple[str, int],
         hops: int,
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """`hops`: the hop limit of the dials; 0: the client is reset. `entry`: for the connection log, if wanted."""
+        """`client_address`: with its port. `hops`: the hop limit of the dials; 0: the client is reset. `entry`: for the
+        connection log, if wanted."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
         self._balancer = balancer
         self._client = client
-        self._client_address = client_address
+        self._client_address, self._client_port = client_address
         self._hops = hops
         self._preserve = preserve
         self._client_events = 0
@@ -159,7 +161,9 @@ class Dial:
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
             EndpointProbe(self._context, self._balancer, due).begin(client=self._source_address(due), hops=self._hops)
         while self._attempts < ATTEMPTS_PER_STEP:
-            target = self._balancer.pick(self._client_address, self._context.reactor.now, self._tried)
+            target = self._balancer.pick(
+                self._client_address, self._context.reactor.now, self._tried, port=self._client_port
+            )
             if target is None:
                 break
             self._attempts += 1
@@ -188,6 +192,7 @@ class Dial:
                 context.budget.give(1, self._counters.share)
             return False
         self._waiting[fd] = target
+        self._balancer.opened(target)
         sent = 0
         try:
             context.reactor.add(fd, partial(self._on_endpoint, fd))
@@ -216,7 +221,7 @@ class Dial:
         self._balancer.failed(target, self._context.reactor.now, reason)
 
     def _drop(self, fd: int) -> None:
-        del self._waiting[fd]
+        self._balancer.closed(self._waiting.pop(fd))
         self._context.reactor.close(fd)
         if self._waiting:
             self._context.budget.give(1, self._counters.share)
@@ -248,6 +253,7 @@ class Dial:
         connection = Connection(
             context,
             self._counters,
+            self._balancer,
             client=self._client,
             endpoint=fd,
             target=target,

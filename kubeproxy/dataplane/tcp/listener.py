@@ -61,7 +61,7 @@ class Listener:
 
     def set_endpoints(self, message: SetEndpoints) -> None:
         """Replace the endpoints; open connections are not moved."""
-        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self._preserve = message.preserve
 
     def _on_clients(self, what: int) -> None:
@@ -105,7 +105,7 @@ class Listener:
                 self.counters,
                 self.balancer,
                 client=fd,
-                client_address=address[0],
+                client_address=address[:2],
                 hops=hops_left(hops_of(fd)),
                 preserve=self._preserve,
                 entry=self._entry_of(address) if self._context.tune.access_log else None,

@@ -213,6 +213,11 @@ def host_of(peer: bytes, family: int) -> str:
     return socket.inet_ntop(family, peer[_LAYOUTS[socket.AddressFamily(family)].host])
 
 
+def port_of(peer: bytes) -> int:
+    """Return the port in a peer."""
+    return int.from_bytes(peer[2:4], "big")
+
+
 def reply_to(peer: bytes, family: int) -> bytes:
     """Return the peer to send an answer to, from the local address that the client used.
 

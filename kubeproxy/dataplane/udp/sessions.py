@@ -25,7 +25,7 @@ from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.loop_prevention import hops_left, limit_hops, mark
 from kubeproxy.dataplane.sockets.transparent_dial import bind_as, can_preserve
 from kubeproxy.dataplane.sockets.udp_options import prepare
-from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, reply_to
+from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, port_of, reply_to
 from kubeproxy.model import Target
 
 BATCHES = 8
@@ -212,9 +212,9 @@ class Session:
 
     def _connect(self) -> socket.socket | None:
         listener = self.listener
-        client = host_of(self._peer, listener.family)
+        client, port = host_of(self._peer, listener.family), port_of(self._peer)
         balancer, now = listener.balancer, listener.context.reactor.now
-        target = balancer.pick(client, now, self._avoid) or balancer.pick(client, now)
+        target = balancer.pick(client, now, self._avoid, port=port) or balancer.pick(client, now, port=port)
         if target is None:
             return None
         family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
@@ -234,6 +234,7 @@ class Session:
             self._avoid = (target,)
             return None
         self._socket, self._target = sock, target
+        balancer.opened(target)
         return sock
 
     def _on_answer(self, what: int) -> None:
@@ -272,6 +273,8 @@ class Session:
     def _disconnect(self) -> None:
         if self._socket is not None:
             self.listener.context.reactor.close(self._socket.detach())
+        if self._target is not None:
+            self.listener.balancer.closed(self._target)
         self._socket = self._target = None
 
     def tighten(self, hops: int) -> bool:
@@ -326,7 +329,7 @@ class DatagramListener:
 
     def set_endpoints(self, message: SetEndpoints) -> None:
         """Replace the endpoints; sessions with a removed one get another."""
-        self.balancer.update(message.endpoints, message.affinity_timeout_s)
+        self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.preserve = message.preserve
         members = frozenset(message.endpoints)
         for session in self._sessions.values():

@@ -44,6 +44,22 @@ async def test_a_refusing_endpoint_is_never_seen_by_a_client(bench: Bench) -> No
     assert counters.dial_retries >= 1
 
 
+async def test_a_connection_is_counted_from_its_dial_to_its_end(bench: Bench) -> None:
+    await bench.plane.send([QUICK])
+    with refusing_target() as refusing, silent_target() as silent:
+        async with endpoint(echo) as alive:
+            host, port = await bench.serve(refusing, silent, alive)
+            clients = [await asyncio.open_connection(host, port) for _ in range(6)]
+            await eventually(lambda: bench.open().get(alive) == 6)
+            assert set(bench.open()) == {alive}, "neither what refused nor what lost the race is open"
+            for _, writer in clients[:2]:
+                writer.close()
+            await eventually(lambda: bench.open() == {alive: 4})
+            for _, writer in clients[2:]:
+                writer.transport.abort()
+            await eventually(lambda: not bench.open())
+
+
 async def test_a_silent_endpoint_is_skipped_after_its_step(bench: Bench) -> None:
     await bench.plane.send([QUICK])
     with silent_target() as dead:

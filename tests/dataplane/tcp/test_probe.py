@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from kubeproxy.dataplane.balancing import balancer
-from kubeproxy.dataplane.balancing.balancer import Ejection
+from kubeproxy.dataplane.balancing import ejections
+from kubeproxy.dataplane.balancing.ejections import Ejection
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import Bench, ask, endpoint, eventually, frontend, refusing_target, sends, silent_target
@@ -18,7 +18,7 @@ EJECTION_S = 0.05
 
 @pytest.fixture(autouse=True)
 def short_ejections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balancer, "EJECTION_FIRST_S", EJECTION_S)
+    monkeypatch.setattr(ejections, "EJECTION_FIRST_S", EJECTION_S)
 
 
 def ejection(bench: Bench, target: Target) -> Ejection | None:

@@ -257,3 +257,16 @@ async def test_sessions_end_with_their_frontend(bench: Bench) -> None:
             sock.send(b"y")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 10), 0.2)
+
+
+async def test_a_session_is_counted_as_open_until_it_ends(bench: Bench) -> None:
+    async with endpoint(echo) as first, endpoint(echo) as second:
+        address = await bench.serve(first, second, protocol=Protocol.UDP)
+        with client(address) as one, client(address) as other:
+            assert [await ask(one, b"a"), await ask(other, b"b"), await ask(other, b"c")] == [b"a", b"b", b"c"]
+            assert bench.open() == {first: 1, second: 1}
+            await bench.plane.send([SetEndpoints(frontend(), (second,))])
+            assert bench.open() == {second: 1}
+            await bench.plane.send([Tune(udp_idle_s=0.05)])
+            assert await ask(one, b"d") == b"d"
+            await eventually(lambda: not bench.open())
