@@ -14,7 +14,7 @@ from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.restrictions import NodePortConflict, PortSpan, Restrictions
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.sync_schedule import Periods
-from kubeproxy.sources.manifests.documents import Terms
+from kubeproxy.sources.manifests.objects import Terms
 from kubeproxy.sources.manifests.source import NAME as MANIFESTS
 
 

@@ -63,8 +63,9 @@ from kubeproxy.rescue.packets import Refusal, Refused, Syn, again
 from kubeproxy.rescue.packets import parse as parse_packet
 from kubeproxy.rescue.resends import Resends
 from kubeproxy.sources.kubernetes.kinds import Endpoints, OwnNode, Services, Slices
-from kubeproxy.sources.manifests.documents import Terms, read
+from kubeproxy.sources.manifests.documents import read
 from kubeproxy.sources.manifests.inventory import Inventory
+from kubeproxy.sources.manifests.objects import Terms
 from kubeproxy.sources.sink import SourceName
 from tests.fuzz.invariants import canonical, check_node, check_service, check_slice, port, resolvable
 

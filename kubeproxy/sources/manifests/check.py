@@ -13,11 +13,12 @@ from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.kubernetes.manifests.lines import line_of
 from kubeproxy.model import Service, ServiceName
 from kubeproxy.model.manifests import ManifestProblem
-from kubeproxy.sources.manifests.documents import ObjectKind, Piece, Reading, Terms, pieces
+from kubeproxy.sources.manifests.documents import Piece, Reading, pieces
 from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.known_fields import KINDS, nearest
+from kubeproxy.sources.manifests.objects import ObjectKind, Terms
+from kubeproxy.sources.manifests.reader import NO_MEMORY, STDIN, STDIN_ORIGIN
 from kubeproxy.sources.manifests.references import Defined, Where, warnings
-from kubeproxy.sources.manifests.source import NO_MEMORY, STDIN, STDIN_ORIGIN
 
 _SERVICE_NAME = "kubernetes.io/service-name"
 
@@ -27,16 +28,17 @@ class Survey:
     """The result of a check."""
 
     faults: tuple[str, ...]
-    """One line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``. The daemon does not serve these parts."""
+    """Parts that the daemon does not serve, one line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``."""
     warnings: tuple[str, ...]
     """Likely mistakes, in the same form. The daemon serves the objects as they are."""
     manifests: int
     """Files, URLs and streams that could be read."""
     services: int
     slices: int
-    """EndpointSlices, and Endpoints by family."""
+    """The number of EndpointSlices. An Endpoints object counts once for each of its IP families."""
     ignored: Mapping[str, int]
-    """Objects that are not served, and no fault: ``apps/v1 Deployment``, ``EndpointSlice without a Service``."""
+    """Objects that are neither served nor faulty, counted by what they are: ``apps/v1 Deployment``, ``EndpointSlice
+    without a Service``."""
 
 
 def check(
@@ -47,13 +49,13 @@ def check(
 ) -> Survey:
     """Read the named manifests. Do not call it from a running event loop."""
     faults: list[str] = []
-    found: list[str] = []
+    hints: list[str] = []
     listings = {
         path: look(os.path.normpath(path), recursive=recursive) for path in paths if path != STDIN and not is_url(path)
     }
     for path, listing in listings.items():
         if listing.directory is not None and not listing.files and not listing.faults:
-            found.append(f"{path}: warning: no manifest in this directory; their names end with .yaml, .yml or .json")
+            hints.append(f"{path}: warning: no manifest in this directory; their names end with .yaml, .yml or .json")
     manifests: dict[str, list[Piece]] = {}
     for origin, data in _texts(paths, listings, faults):
         try:
@@ -69,8 +71,8 @@ def check(
     )
     mistakes = _Mistakes(manifests)
     return Survey(
-        faults=(*faults, *(mistakes.located(it) for it in inventory.problems() if not (it.skipped or it.warning))),
-        warnings=(*found, *mistakes.of_objects(), *mistakes.of_references()),
+        faults=(*faults, *(mistakes.located(one) for one in inventory.problems() if not (one.skipped or one.warning))),
+        warnings=(*hints, *mistakes.of_objects(), *mistakes.of_references()),
         manifests=len(manifests),
         services=sum(1 for _ in inventory.services()),
         slices=sum(1 for _ in inventory.slices()),
@@ -97,7 +99,7 @@ class _Mistakes:
         return str(problem)
 
     def of_objects(self) -> Iterator[str]:
-        """Yield the mistakes of each object by itself."""
+        """Yield the mistakes that lie in one object."""
         for origin, read in self._manifests.items():
             for piece in read:
                 for path, message in self._of_object(piece):
@@ -113,7 +115,7 @@ class _Mistakes:
             return
         if entry.name is None:
             return
-        yield from ((it.path, it.message) for it in entry.warnings)
+        yield from ((warning.path, warning.message) for warning in entry.warnings)
         if entry.name.kind is not ObjectKind.SERVICE and not entry.slices and not entry.faults:
             self._ignore(f"{entry.name.kind} without a Service")
             if entry.name.kind is ObjectKind.ENDPOINT_SLICE and _label(piece.value()) is None:
@@ -123,7 +125,7 @@ class _Mistakes:
         self.ignored[what] = self.ignored.get(what, 0) + 1
 
     def of_references(self) -> Iterator[str]:
-        """Yield the mistakes in what objects say of each other."""
+        """Yield the mistakes in references between objects."""
         everything = [(origin, piece) for origin, read in self._manifests.items() for piece in read]
         services: dict[ServiceName, tuple[Where, Service | None]] = {}
         for origin, piece in everything:
@@ -155,7 +157,7 @@ def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "w
 
 
 def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the manifests by name, in their order; adds the faults of files and URLs to `faults`."""
+    """Yield the manifests with their names, in order. Add the faults of files and URLs to `faults`."""
     for path in dict.fromkeys(paths):
         if path == STDIN:
             yield STDIN_ORIGIN, sys.stdin.buffer.read()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.model.manifests import ManifestProblem
-from kubeproxy.sources.manifests.documents import Entry, ObjectKind, ObjectName, Place, Reading
+from kubeproxy.sources.manifests.documents import Place, Reading
+from kubeproxy.sources.manifests.objects import Entry, ObjectKind, ObjectName
 
 
 @dataclass(slots=True)
@@ -46,13 +47,13 @@ class Inventory:
 
     def __init__(self) -> None:
         self._manifests: dict[str, _Manifest] = {}
-        self._claims: dict[ObjectName, list[str]] = {}
-        """Per object the manifests that define it, in the order of their first definitions."""
+        self._definers: dict[ObjectName, list[str]] = {}
+        """The manifests that define each object, in the order of their first definitions."""
         self._contested: dict[ObjectName, None] = {}
 
     def update(self, readings: Mapping[str, Reading | None]) -> Difference:
-        """Apply new versions of manifests (None: the manifest is gone) at once, so that an object that moves from one
-        to another is not withdrawn in between."""
+        """Apply new versions of manifests, or None for a manifest that is gone. All are applied at once, so that an
+        object that moves from one manifest to another is not withdrawn in between."""
         touched: dict[ObjectName, Entry | None] = {}
         for origin, reading in readings.items():
             before = self._manifests.pop(origin, _Manifest(held={}, problems=()))
@@ -63,32 +64,32 @@ class Inventory:
                     touched[name] = self._effective(name, origin, before)
             for name in before.held:
                 if name not in held:
-                    self._claims[name].remove(origin)
+                    self._definers[name].remove(origin)
             for name in held:
                 if name not in before.held:
-                    self._claims.setdefault(name, []).append(origin)
+                    self._definers.setdefault(name, []).append(origin)
             if after is not None:
                 self._manifests[origin] = after
         difference = Difference()
         for name, old in touched.items():
-            claims = self._claims[name]
-            if len(claims) > 1:
+            definers = self._definers[name]
+            if len(definers) > 1:
                 self._contested[name] = None
             else:
                 self._contested.pop(name, None)
-                if not claims:
-                    del self._claims[name]
-            new = self._manifests[claims[0]].held[name].entry if claims else None
+                if not definers:
+                    del self._definers[name]
+            new = self._manifests[definers[0]].held[name].entry if definers else None
             if old is not new:
                 _compare(old or _NOTHING, new or _NOTHING, difference)
         return difference
 
     def _effective(self, name: ObjectName, origin: str, manifest: _Manifest) -> Entry | None:
         """Return the served version of an object, where `manifest` is the former version of `origin`."""
-        claims = self._claims.get(name)
-        if not claims:
+        definers = self._definers.get(name)
+        if not definers:
             return None
-        held = manifest.held if claims[0] == origin else self._manifests[claims[0]].held
+        held = manifest.held if definers[0] == origin else self._manifests[definers[0]].held
         return held[name].entry
 
     def services(self) -> Iterator[Service]:
@@ -100,16 +101,20 @@ class Inventory:
         return (endpoint_slice for entry in self._entries() for endpoint_slice in entry.slices)
 
     def _entries(self) -> Iterator[Entry]:
-        return (self._manifests[claims[0]].held[name].entry for name, claims in self._claims.items())
+        return (self._manifests[definers[0]].held[name].entry for name, definers in self._definers.items())
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Return why a Service of a manifest is not served (namespace empty: any); empty: it is, or there is none."""
-        for known, origins in self._claims.items():
-            if known.kind is not ObjectKind.SERVICE or known.name != name or namespace not in ("", known.namespace):
+        """Return why a Service of a manifest is not served, or an empty text if it is served or there is none. Without
+        a namespace, look in all of them."""
+        for defined, origins in self._definers.items():
+            if defined.kind is not ObjectKind.SERVICE or defined.name != name:
                 continue
-            place, entry = (held := self._manifests[origins[0]].held[known]).place, held.entry
+            if namespace not in ("", defined.namespace):
+                continue
+            held = self._manifests[origins[0]].held[defined]
+            entry = held.entry
             if entry.service is None:
-                where = f"{origins[0]} document {place.document}"
+                where = f"{origins[0]} document {held.place.document}"
                 return entry.not_for_this_proxy or f"it is faulty, see {where}: {'; '.join(map(str, entry.faults))}"
         return ""
 
@@ -118,7 +123,7 @@ class Inventory:
         for manifest in self._manifests.values():
             yield from manifest.problems
         for name in self._contested:
-            first, *others = self._claims[name]
+            first, *others = self._definers[name]
             place = self._manifests[first].held[name].place
             for origin in others:
                 mine = self._manifests[origin].held[name].place
@@ -144,7 +149,7 @@ _NOTHING = Entry()
 
 
 def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
-    """Return a manifest's new versions; the last good ones where the new ones are faulty.
+    """Return a manifest's new versions of objects, and the last good version of each one that is faulty now.
 
     While one document is too broken to identify its object, no missing object is withdrawn: the broken document may
     define it.
@@ -180,9 +185,14 @@ def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> 
         )
         problems.extend(
             ManifestProblem(
-                origin, place.document, place.path(it.path), it.message, name=str(entry.name or ""), warning=True
+                origin,
+                place.document,
+                place.path(warning.path),
+                warning.message,
+                name=str(entry.name or ""),
+                warning=True,
             )
-            for it in entry.warnings
+            for warning in entry.warnings
         )
     if broken:
         for name, old in before.items():

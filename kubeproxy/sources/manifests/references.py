@@ -1,4 +1,4 @@
-"""What objects say of each other: a slice of its Service, ports by name, addresses that two Services claim. Pure."""
+"""Finds mistakes between objects: slices without a Service, unknown port names, addresses of two Services. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Defined:
     """The objects of all manifests, each with its manifest and its text."""
 
     services: Mapping[ServiceName, tuple[Where, Service | None]] = field(default_factory=dict)
-    """None: the Service is headless, another proxy's, or faulty."""
+    """The Service itself is None if it is headless, another proxy's, or faulty."""
     slices: Sequence[tuple[Where, EndpointSlice]] = ()
 
 
 def warnings(defined: Defined) -> Iterator[tuple[Where, str, str]]:
-    """Yield where, the path of a field, and a message."""
+    """Yield each mistake: its object, the path of the field in it, and a message."""
     yield from _dangling(defined)
     yield from _port_names(defined)
     yield from _same_addresses(defined.services.values())
@@ -43,7 +43,7 @@ def _dangling(defined: Defined) -> Iterator[tuple[Where, str, str]]:
 
 
 def _port_names(defined: Defined) -> Iterator[tuple[Where, str, str]]:
-    """Ports of slices that no Service port has, and ports of Services that no slice has."""
+    """Yield ports of slices that their Service does not have, and ports of Services that no slice has."""
     of_slices: dict[ServiceName, set[tuple[str, Protocol]]] = defaultdict(set)
     for where, one in defined.slices:
         known = defined.services.get(one.service)
@@ -88,7 +88,7 @@ def _same_addresses(services: Iterable[tuple[Where, Service | None]]) -> Iterato
 
 
 def _addresses(service: Service) -> Iterator[tuple[str, str, Protocol, int]]:
-    """Yield the path, address, protocol and port of everything that clients may use; an empty address: of the node."""
+    """Yield the path, address, protocol and port of everything that clients may use. A node port has no address."""
     by_path = (
         ("spec.clusterIP", service.cluster_ips),
         ("spec.externalIPs", service.external_ips),

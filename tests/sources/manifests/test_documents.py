@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.sources.manifests.documents import Entry, ObjectKind, ObjectName, Place, Reading, Terms, read
+from kubeproxy.sources.manifests.documents import Place, Reading, read
+from kubeproxy.sources.manifests.objects import Entry, ObjectKind, ObjectName, Terms
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 from tests.support.recordings import recording
 

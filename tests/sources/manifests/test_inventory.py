@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.sources.manifests.documents import Terms, read
+from kubeproxy.sources.manifests.documents import read
 from kubeproxy.sources.manifests.inventory import Difference, Inventory
+from kubeproxy.sources.manifests.objects import Terms
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
 
 PARTLY = service("a") + "    name: x\n  - {name: y, port: 0}\n"

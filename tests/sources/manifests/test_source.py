@@ -17,9 +17,9 @@ from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
 from kubeproxy.runtime.threads import NotBegun
-from kubeproxy.sources.manifests import source
+from kubeproxy.sources.manifests import reader, source
 from kubeproxy.sources.manifests.check import check
-from kubeproxy.sources.manifests.documents import Terms
+from kubeproxy.sources.manifests.objects import Terms
 from kubeproxy.sources.manifests.source import ManifestSource, Report
 from kubeproxy.sources.sink import SourceName
 from tests.kubernetes.manifests.texts import endpoint_slice, join, service
@@ -170,7 +170,7 @@ async def test_a_file_that_loses_all_services_keeps_them_for_some_seconds(
         await listener.serves(a="10.0.0.2", b="10.0.0.1")
         await listener.until(lambda: listener.reported("has lost all Services", resolved=True) == 1)
         assert "remove a" not in listener.calls
-        monkeypatch.setattr(source, "EMPTIED_S", 0.2)
+        monkeypatch.setattr(reader, "EMPTIED_S", 0.2)
         path.write_text(text)
         await listener.serves()
         await listener.until(lambda: listener.reported("has lost all Services", resolved=True) == 2)
@@ -404,7 +404,7 @@ async def test_a_run_after_a_failed_first_run_starts_again(directory: Path, monk
         on_report=listener.reports.append,
     )
     with monkeypatch.context() as patched:
-        patched.setattr(source, "directories", lambda paths: 1 / 0)
+        patched.setattr(reader, "directories", lambda paths: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await followed.run()
     assert listener.calls == []
@@ -420,7 +420,7 @@ async def test_a_lack_of_memory_is_reported_and_retried(directory: Path, monkeyp
     (directory / "a.yaml").write_text(service("a"))
     async with following(directory) as (listener, _):
         with monkeypatch.context() as patched:
-            patched.setattr(source, "read", refuse)
+            patched.setattr(reader, "read", refuse)
             (directory / "a.yaml").write_text(service("a", "10.0.0.2"))
             await listener.until(
                 lambda: listener.reported("not enough memory to read it; its last good version stays") == 1

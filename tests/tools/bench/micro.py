@@ -25,7 +25,8 @@ from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
-from kubeproxy.sources.manifests.documents import Terms, read
+from kubeproxy.sources.manifests.documents import read
+from kubeproxy.sources.manifests.objects import Terms
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.apiserver.generate import endpoint_slice as raw_slice
 from tests.support.apiserver.generate import service as raw_service

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from kubeproxy.kubernetes.manifests.parse import parse
 from kubeproxy.kubernetes.manifests.split import body, split
-from kubeproxy.sources.manifests.documents import Terms, read
+from kubeproxy.sources.manifests.documents import read
+from kubeproxy.sources.manifests.objects import Terms
 from tests.tools.bench.clusters import manifest
 
 SERVICES = 10_000
