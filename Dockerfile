@@ -52,6 +52,7 @@ LABEL org.opencontainers.image.title="kubeproxy" \
 # NET_RAW for marked dials and dials from clients' addresses, NET_BIND_SERVICE for ports below 1024.
 USER 0
 STOPSIGNAL SIGTERM
+# No init beside it: `kubeproxy run` is one, and keeps its workers when the control process crashes.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s CMD ["kubeproxy", "healthcheck"]
 ENTRYPOINT ["kubeproxy"]
 CMD ["run"]

@@ -272,6 +272,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Delete objects of that namespace, or limit them by a ResourceQuota; see "
         "[reliability.md](reliability.md#the-api-server-goes-away).",
     ),
+    "previous control process has crashed": (
+        "In a container: the control process before this one has ended by itself, as `how` says; its workers serve on.",
+        "[A process of kubeproxy ends](operations.md#a-process-of-kubeproxy-ends)",
+    ),
     "orphaned worker: other takeover protocol": (
         "A worker of an earlier run has another version of the takeover protocol; its session affinity is not fetched.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",

@@ -12,6 +12,7 @@ from kubeproxy.config.flags import flags
 from kubeproxy.config.load import Loaded, load
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import require_source
+from kubeproxy.daemon import container_init
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 from kubeproxy.runtime.output import echo
@@ -64,6 +65,7 @@ def _initialize(loaded: Loaded) -> int:
 
 
 def _serve(given: FlagTexts, loaded: Loaded) -> int:
+    container_init.become()
     _import_structlog()
     from kubeproxy.daemon import check_files, lifecycle
     from kubeproxy.observability.logs import setup

@@ -15,5 +15,5 @@ operator_view    the monitor, the access log, orders (`operator_orders`), and th
 
 Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
 `data_plane`; `parts` holds them all for what shows them. Of the process itself: `signals`, `sd_notify`,
-`process_limits`, `check_files`, `startup_progress`, `shutdown`.
+`process_limits`, `check_files`, `startup_progress`, `shutdown`; `container_init` is the first process of a container.
 """

@@ -20,6 +20,7 @@ import uvloop
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
+from kubeproxy.daemon.container_init import PREVIOUS_END
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.data_plane import AnyDataPlane, make_data_plane
@@ -30,7 +31,7 @@ from kubeproxy.daemon.operator_view import OperatorView
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.process import Process, look_at_own_ports, on_crash
-from kubeproxy.daemon.process_limits import reap_adopted, restrict_process, settle_memory
+from kubeproxy.daemon.process_limits import end_if_hung, reap_adopted, restrict_process, settle_memory
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.sd_notify import own_notifier
@@ -101,6 +102,8 @@ async def live(configuration: CurrentConfiguration) -> int:
     async with AsyncExitStack() as closing:
         closing.callback(notifier.close)
         process = Process(signals, notifier, find_holders, TaskSet(on_crash), closing, began)
+        if (how := os.environ.get(PREVIOUS_END)) is not None:
+            follow_container_init(how, process.tasks)
         daemon = await Daemon.create(configuration, process)
         await daemon.find_predecessor()
         if not signals.stop.is_set():
@@ -109,6 +112,15 @@ async def live(configuration: CurrentConfiguration) -> int:
             await daemon.end()
     log.info("kubeproxy has stopped")
     return 0
+
+
+def follow_container_init(how: str, tasks: TaskSet) -> None:
+    """As the child of a container's first process: say how the control process before this one has ended, if it has,
+    and end when this one hangs, because the next one can relieve its workers."""
+    if how:
+        log.error("previous control process has crashed", how=how)
+    os.environ[PREVIOUS_END] = ""  # the next program of a re-exec follows no crash
+    tasks.start(end_if_hung(), name="hang")
 
 
 class Daemon(Owner):
@@ -355,10 +367,6 @@ class Daemon(Owner):
         requested = server.stop_requested.is_set()  # then clients wait for the other instance
         rules = rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit and not requested)
         await self._shutdown.leave(rules, within_s=last_s(grace_s))
-        if requested and not self._process.signals.stop.is_set():
-            marker.close()
-            server.release()
-            await self._shutdown.remain_if_container_init()
 
     # As the owner of the node
 

@@ -1,9 +1,10 @@
-"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphaned children, memory."""
+"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphans, memory, a hanging loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import resource
@@ -19,13 +20,14 @@ from kubeproxy.runtime import privileges
 
 log = structlog.get_logger(__name__)
 
-CONTAINER_INIT: Final = 1
-"""The process number of a container's first process."""
 MODULES: Final = ("ip_tables", "ip6_tables")
 """The modules of the legacy tables. The kernel itself loads those of a single table or match."""
 MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often the process looks for dead children of others."""
+HUNG_S: Final = 20.0
+"""After so long a hanging control process ends in a container. The liveness probe, which fails after 30 s, would end
+its workers, too."""
 
 
 def raise_descriptor_limit() -> int:
@@ -75,8 +77,7 @@ def load_modules() -> None:
 async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
     """Reap zombies that no part of this process waits for, until cancelled.
 
-    After a re-exec the children of the program before are ours: its workers and its rescue process. A
-    container's first process becomes the parent of orphans, for example of a program started in it. As zombies they
+    After a re-exec the children of the program before are ours: its workers and its rescue process. As zombies they
     would count against the limit on processes. Parts of this process reap their own children within one look.
     """
     us = os.getpid()
@@ -88,6 +89,18 @@ async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
                 os.waitpid(child, os.WNOHANG)  # noqa: ASYNC222 - does not wait
         before = dead
         await asyncio.sleep(look_s)
+
+
+async def end_if_hung(*, hung_s: float = HUNG_S) -> None:
+    """End this process, after a traceback on stderr, when its loop has hung for so long; until cancelled.
+
+    It does for a container what the watchdog of systemd does on a host."""
+    try:
+        while True:
+            faulthandler.dump_traceback_later(hung_s, exit=True)
+            await asyncio.sleep(hung_s / 4)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _children(pid: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import Any, Final
@@ -11,7 +10,6 @@ from typing import Any, Final
 import structlog
 
 from kubeproxy.daemon.data_plane import AnyDataPlane
-from kubeproxy.daemon.process_limits import CONTAINER_INIT
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.server import TakeoverServer
 from kubeproxy.model.errors import KernelError
@@ -106,14 +104,6 @@ class Shutdown:
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()
         await self._drain_last(grace_s)
-        await self.remain_if_container_init()
-
-    async def remain_if_container_init(self) -> None:
-        """As a container's first process wait for SIGTERM: if it ended now, the kubelet would start the container
-        again, and it would take over in its turn."""
-        if os.getpid() == CONTAINER_INIT:
-            log.info("container init: waiting for SIGTERM")
-            await self._signals.stop.wait()
 
     async def _drain_last(self, grace_s: float) -> None:
         """Accept the packets under way; then stop accepting, and drain for so long."""

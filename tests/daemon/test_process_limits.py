@@ -1,4 +1,4 @@
-"""Core dumps, and zombies of a container's first process."""
+"""Core dumps, and zombies of other programs."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ ALONE = """if True:
 """
 
 
+HUNG = """if True:
+    import asyncio, sys, time
+    from kubeproxy.daemon.process_limits import end_if_hung
+
+    async def main():
+        watching = asyncio.create_task(end_if_hung(hung_s=1.0))
+        await asyncio.sleep(2.0)
+        print("alive", flush=True)
+        if "hangs" in sys.argv:
+            time.sleep(60)
+        watching.cancel()
+        await asyncio.wait([watching])
+        time.sleep(1.5)
+        print("done")
+
+    asyncio.run(main())
+"""
+
+
 ABORTED = "import os; from kubeproxy.daemon.process_limits import forbid_core_dumps; forbid_core_dumps(); os.abort()"
 
 
@@ -54,6 +73,16 @@ def test_finding_16_an_aborted_process_leaves_no_core_dump(tmp_path: Path, limit
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_first_process_reaps_orphaned_zombies() -> None:
+def test_children_of_the_program_before_are_reaped() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_whose_loop_hangs_ends_and_says_where() -> None:
+    quick, hanging = (
+        subprocess.run([sys.executable, "-c", HUNG, how], capture_output=True, text=True, timeout=50, check=False)
+        for how in ("lives", "hangs")
+    )
+    assert (quick.returncode, quick.stdout.split(), quick.stderr) == (0, ["alive", "done"], "")
+    assert (hanging.returncode, hanging.stdout.split()) == (1, ["alive"])
+    assert "in main" in hanging.stderr

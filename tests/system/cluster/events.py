@@ -19,6 +19,10 @@ LEAD_S: Final = 4.0
 """How long the clients go on before and after: losses that come late belong to the event, too."""
 GRACE_S: Final = 36.0
 """After a pod of ours has been told to end: it serves its connections for `shutdownGrace`, 30 s, then ends them."""
+FIRST_PROCESS: Final = "container_init.py .*kubeproxy run"
+CONTROL_PROCESS: Final = "^[^ ]*python[^ ]* [^ ]*kubeproxy run"
+"""The processes of a container of ours, by their command lines."""
+CRASHED: Final = "previous control process has crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,20 @@ def delete_pod(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> 
     ours.await_rollout()
 
 
+def kill_control_process(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The control process on the clients' node dies alone; its container's first process starts the next one."""
+    before, log = _restarts(cluster, near), ("-n", NAMESPACE, "logs", ours.pod_on(near.name))
+    crashes = cluster.kubectl(*log).count(CRASHED)
+    near.run("pkill", "-KILL", "-f", CONTROL_PROCESS)
+    until(lambda: cluster.kubectl(*log).count(CRASHED) > crashes, "the next one has started", within_s=120)
+    ours.await_rollout()
+    assert _restarts(cluster, near) == before, "the container has ended"
+
+
 def kill_container(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
     """Every process of the pod on the clients' node dies at once; the kubelet starts its container again."""
     before = _restarts(cluster, near)
-    near.run("pkill", "-KILL", "-o", "-f", "kubeproxy run")
+    near.run("pkill", "-KILL", "-f", FIRST_PROCESS)
     until(lambda: _restarts(cluster, near) > before, "the kubelet has started the container again", within_s=120)
     ours.await_rollout()
 
@@ -90,6 +104,7 @@ def drain_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Version
 EVENTS: Final[Mapping[str, Event]] = {
     "rollout restart": Event(rollout_restart, GRACE_S),
     "delete pod": Event(delete_pod, without_successor=True),
+    "kill control process": Event(kill_control_process, GRACE_S),
     "kill container": Event(kill_container, without_successor=True),
     "upgrade": Event(upgrade, GRACE_S),
     "rollback": Event(rollback, GRACE_S),

@@ -11,6 +11,7 @@ from typing import Final
 from tests.system.cluster.node import Node
 
 _PARTS: Final = {
+    "container init": r"container_init\.py",
     "control process": r"kubeproxy run",
     "worker": r"dataplane\.workers\.main",
     "rescue process": r"rescue\.main",

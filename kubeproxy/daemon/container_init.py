@@ -1,0 +1,129 @@
+"""The first process of a container: it keeps the workers of a control process that has crashed, and starts the next.
+
+The kernel kills every process of a container with its first one. So `kubeproxy run`, as such a first process, becomes
+this small program and runs as its child. On a host systemd does the same. This program decides nothing. The control
+process has ended
+
+- after SIGTERM or SIGINT: so does this program, with the same exit status.
+- with exit status 0: another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
+  container that has ended again, and that would take over in its turn.
+- otherwise, and other processes of the container live: those are workers, and serve on. This program starts the next
+  control process, which relieves them.
+- otherwise: there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
+  and the kubelet starts the container again, with its own back-off.
+
+It runs in an interpreter of its own without any package, which takes 4 MiB, so it imports nothing of this project. All
+its signals are blocked; it takes one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+PASSED_ON = frozenset({*STOP, signal.SIGHUP, signal.SIGUSR2})
+"""The signals that the control process handles."""
+AWAITED = frozenset({*PASSED_ON, signal.SIGCHLD})
+PREVIOUS_END = "KUBEPROXY_PREVIOUS_END"
+"""The variable that tells a control process how the one before it has ended."""
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""Before the next start: as systemd's unit does, and longer from one to the next."""
+SETTLED_S = 60.0
+"""A control process that has lived for so long begins a new row of pauses."""
+
+
+def become() -> None:
+    """As the first process of a container become this program, and run the present command line as its child.
+
+    Return if this process is another one."""
+    if os.getpid() == 1:
+        os.execv(sys.executable, command([sys.executable, *sys.orig_argv[1:]]))
+
+
+def command(words: Sequence[str]) -> list[str]:
+    """Return the command line by which this program keeps a command."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), *words]
+
+
+def keep(words: Sequence[str]) -> int:
+    """Run a command until it has ended for good; return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    ending, pause_s = "", PAUSE_S
+    while True:
+        began = time.monotonic()
+        status, stopping = _run(words, ending)
+        if stopping:
+            return _exit_status(status)
+        if status == 0:
+            return _await_stop()
+        if time.monotonic() - began >= SETTLED_S:
+            pause_s = PAUSE_S
+        if not _others_live(pause_s):
+            return _exit_status(status)
+        ending, pause_s = _ending(status), min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
+    """Run the command once, and pass signals on; return how it has ended, as `subprocess` has it, and whether it was to
+    stop."""
+    try:
+        child = os.posix_spawn(words[0], [*words], {**os.environ, PREVIOUS_END: ending}, setsigmask=())
+    except OSError:  # the kernel has no process or memory to spare
+        return 1, False
+    stopping = False
+    while True:
+        number = signal.sigwaitinfo(AWAITED).si_signo
+        if number in PASSED_ON:
+            stopping = stopping or number in STOP
+            os.kill(child, number)
+        elif (status := _reap()[0].get(child)) is not None:
+            return status, stopping
+
+
+def _await_stop() -> int:
+    while signal.sigwaitinfo(AWAITED).si_signo not in STOP:
+        _reap()
+    return 0
+
+
+def _others_live(within_s: float) -> bool:
+    """Wait for so long; return False as soon as no other process is left, or this one is to stop."""
+    until = time.monotonic() + within_s
+    while _reap()[1]:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return True
+        if (arrived := signal.sigtimedwait(AWAITED, left_s)) is not None and arrived.si_signo in STOP:
+            return False
+    return False
+
+
+def _reap() -> tuple[dict[int, int], bool]:
+    """Reap the children that have ended; return how, by process number, and whether others live.
+
+    The kernel gives the first process those that have lost their parent: workers, and what a person has started."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, False
+        if child == 0:
+            return ended, True
+        ended[child] = os.waitstatus_to_exitcode(status)
+
+
+def _exit_status(status: int) -> int:
+    return status if status >= 0 else 128 - status
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"signal {-status}"
+
+
+if __name__ == "__main__":
+    sys.exit(keep(sys.argv[1:]))
