@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import time
 
+from msgspec import Struct, field
+
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import FrontendName, Protocol, Target
 
@@ -13,29 +15,26 @@ ENTRIES_MAX = 4096
 """Entries that one process keeps; some 2 MiB."""
 
 
-class Entry:
+class Entry(Struct, array_like=True):
     """An open connection that will be logged at its end."""
 
-    __slots__ = ("_began", "_client", "_frontend", "attempts", "dial_s", "endpoint")
-
-    def __init__(self, frontend: FrontendName, client: Target) -> None:
-        """To be made when the connection is accepted: that is when it begins."""
-        self._frontend = frontend
-        self._client = client
-        self._began = time.time()
-        self.endpoint: Target | None = None
-        self.attempts = 0
-        self.dial_s: float | None = None
+    frontend: FrontendName
+    client: Target
+    began: float = field(default_factory=time.time)
+    """Time of accept, Unix seconds: the entry is to be made then."""
+    endpoint: Target | None = None
+    attempts: int = 0
+    dial_s: float | None = None
 
     def ended(self, reason: str, *, duration_s: float, bytes_in: int = 0, bytes_out: int = 0) -> Ended:
         """Return the log record. Durations in seconds from accept."""
         return Ended(
-            frontend=self._frontend,
+            frontend=self.frontend,
             protocol=Protocol.TCP,
-            client=self._client,
+            client=self.client,
             endpoint=self.endpoint,
             attempts=self.attempts,
-            began=self._began,
+            began=self.began,
             dial_s=self.dial_s,
             duration_s=duration_s,
             bytes_in=bytes_in,

@@ -14,7 +14,7 @@ from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpo
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
-from kubeproxy.dataplane.tcp.connection import send_backlogs
+from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.time_slice import TimeSlice
 

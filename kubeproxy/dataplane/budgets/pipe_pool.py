@@ -53,6 +53,11 @@ class PipePool:
         self.in_use += 1
         return pipe
 
+    def adopt(self) -> None:
+        """Count a pipe in use that another process has opened. The caller has seen that the budget has room."""
+        self.in_use += 1
+        self._budget.take(2)
+
     def give(self, pipe: Pipe, *, empty: bool) -> None:
         """Return a pipe. One that still holds a connection's bytes is closed."""
         self.in_use -= 1

@@ -1,360 +1,20 @@
-"""A proxied TCP connection: moves bytes both ways between client and endpoint.
-
-A connection is two flows, one for each direction. A flow reads from its source and writes to its sink. What the sink
-does not take at once waits (the *backlog*, or the bytes in the pipe), and nothing more is read until it is written:
-that is all the back-pressure, and all the memory.
-
-Small messages go through `recv` and `send`: all that a turn has read is sent at the end of the turn, because a receiver
-that is still awake from the last message need not be woken again, and waking is most of the cost of a small message
-(1.2 times the requests per second). A flow that fills the buffer twice in a row carries bulk data: it takes a pipe, and
-the bytes stay in the kernel (`splice`). After a few small batches it returns the pipe.
-
-Ends. FIN is passed on after all bytes before it, and the other flow goes on (half-close). A reset, or any other error
-of a socket, is passed on as a reset, after the bytes still in that socket: it is read to its end first. (TCP itself
-guarantees neither. But a proxy must not discard an answer because its sender has closed.)
-"""
+"""A proxied TCP connection: a client and an endpoint, and a flow in each direction (`flow`)."""
 
 from __future__ import annotations
 
-import os
-import select
-from os import read, write
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.budgets.pipe_pool import PIPE_BYTES, Pipe
-from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close, write_last
+from kubeproxy.dataplane.sockets.fd_calls import keep_alive, reset_on_close
+from kubeproxy.dataplane.tcp.flow import NO_MEMORY, READABLE, Flow
+from kubeproxy.dataplane.tcp.frozen import ConnectionState, FrozenConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection
 
     from kubeproxy.dataplane.balancing.balancer import Balancer
     from kubeproxy.dataplane.connection_log import Entry
     from kubeproxy.dataplane.context import Context, FrontendCounters
     from kubeproxy.model import Target
-
-READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""After one of these a short read does not mean that the source is empty: the end was reported (and will not be
-reported again), or there is urgent data: a read stops at its mark."""
-WRITABLE = select.EPOLLOUT
-BROKEN = select.EPOLLERR
-SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
-
-READ_BYTES = 64 * 1024
-BATCH_BYTES = 1 << 20
-"""Bytes that one flow may move in a turn; all others get their share before its next."""
-NO_MEMORY = "no memory"
-FULL_READS_FOR_PIPE = 2
-SMALL_BATCHES_FOR_COPY = 4
-
-
-class Flow:
-    """One direction of a connection, from descriptor to descriptor."""
-
-    __slots__ = (
-        "_backlog",
-        "_connection",
-        "_context",
-        "_last",
-        "_meter",
-        "_more",
-        "_pipe",
-        "_piped",
-        "_queue_write",
-        "_read_on",
-        "_sink",
-        "_source",
-        "_streak",
-        "blocked",
-        "broken",
-        "count",
-        "open",
-        "reverse",
-    )
-
-    reverse: Flow
-    """The other direction; exists until the connection ends."""
-
-    def __init__(
-        self,
-        context: Context,
-        connection: Connection,
-        source: int,
-        sink: int,
-        *,
-        meter: list[int],
-        queue_write: Callable[[Flow], None],
-    ) -> None:
-        self._context = context
-        self._connection = connection
-        self._source = source
-        self._sink = sink
-        self._meter = meter
-        self._queue_write = queue_write
-        self.count = 0
-        """Bytes read."""
-        self.open = True
-        """The source has not ended."""
-        self.blocked = False
-        """Bytes that were read wait for the sink."""
-        self.broken = False
-        """The source is dead: after the bytes still in it comes a reset."""
-        self._read_on = False
-        self._more = False
-        self._last = False
-        """FIN follows the backlog."""
-        self._backlog = b""
-        self._pipe: Pipe | None = None
-        self._piped = 0
-        self._streak = 0
-        """Full reads in a row; with a pipe, small batches in a row."""
-
-    def on_event(self, what: int) -> None:
-        """Handle an event of this flow's source, which is the sink of the reverse flow."""
-        reverse = self.reverse
-        try:
-            if what & READABLE:
-                if what & READ_ON:
-                    self._read_on = True
-                    if what & BROKEN:
-                        self.lost()
-                        return
-                if self.blocked:
-                    self._more = True
-                elif self.open:
-                    self.pump()
-            if what & WRITABLE and reverse.blocked:
-                reverse.flush()
-        except MemoryError:
-            self._connection.abort(NO_MEMORY)
-
-    def begin_with(self, data: bytes, sent: int) -> None:
-        """Account for `data`, read before the flow existed; `sent` of its bytes were written."""
-        self.count = len(data)
-        self._meter[0] += len(data)
-        if sent < len(data):
-            self._backlog = data[sent:]
-            self.blocked = True
-            self._queue_write(self)
-
-    def pump(self) -> None:
-        """Move bytes until the source is empty, the sink is full or `BATCH_BYTES` are moved."""
-        if self._pipe is not None:
-            self._pump_piped(self._pipe)
-            return
-        moved = 0
-        while moved < BATCH_BYTES:
-            try:
-                data = read(self._source, READ_BYTES)
-            except BlockingIOError:
-                self._source_empty()
-                return
-            except MemoryError:
-                # Nothing has been read yet, so the connection can go on if the reserve makes room.
-                if not self._context.memory.spend():
-                    raise
-                break
-            except OSError:
-                self._over(reset=True)
-                return
-            if not data:
-                self._over(reset=self.broken)
-                return
-            count = len(data)
-            self.count += count
-            self._meter[0] += count
-            self._backlog = data
-            self.blocked = True
-            if count < READ_BYTES:
-                self._streak = 0
-                if self._read_on:
-                    self._look_for_end()
-                else:
-                    self._more = False
-                self._queue_write(self)
-                return
-            self._more = True
-            if not self._write_backlog():
-                return
-            self._streak += 1
-            if self._streak >= FULL_READS_FOR_PIPE and (pipe := self._context.pipes.take()) is not None:
-                self._pipe = pipe
-                self._streak = 0
-                self._pump_piped(pipe)
-                return
-            moved += count
-        self._context.reactor.again(self._continue)
-
-    def _look_for_end(self) -> None:
-        """Look for the reported end, so that FIN can leave in the data's packet."""
-        self._more = True
-        if self.broken:
-            return
-        try:
-            data = read(self._source, READ_BYTES)
-        except BlockingIOError:
-            self._more = False
-        except OSError:
-            self.broken = True
-        else:
-            count = len(data)
-            self.count += count
-            self._meter[0] += count
-            self._backlog += data
-            self._last = not data
-
-    def flush(self) -> None:
-        """Write what waits for the sink, if anything still does, and then continue reading."""
-        if not self.blocked:
-            return
-        if self._backlog:
-            if not self._write_backlog():
-                return
-        elif self._pipe is not None and not self._empty_pipe(self._pipe):
-            return
-        self.blocked = False
-        if self._last:
-            self._over(reset=self.broken)
-        elif self._more:
-            self.pump()
-
-    def _write_backlog(self) -> bool:
-        """Write the backlog; whether the sink took all of it."""
-        try:
-            sent = (write_last if self._last else write)(self._sink, self._backlog)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._sink_lost()
-            return False
-        if sent < len(self._backlog):
-            self._backlog = self._backlog[sent:]
-            return False
-        self._backlog = b""
-        self.blocked = False
-        return True
-
-    def _pump_piped(self, pipe: Pipe) -> None:
-        moved = 0
-        while moved < BATCH_BYTES:
-            try:
-                count = os.splice(self._source, pipe.write_fd, PIPE_BYTES, flags=SPLICE_FLAGS)
-            except BlockingIOError:
-                self._consider_copying(moved)
-                self._source_empty()
-                return
-            except OSError:
-                self._over(reset=True)
-                return
-            if not count:
-                self._over(reset=self.broken)
-                return
-            self.count += count
-            self._meter[0] += count
-            moved += count
-            self._piped = count
-            if not self._empty_pipe(pipe):
-                return
-        self._streak = 0
-        self._context.reactor.again(self._continue)
-
-    def _empty_pipe(self, pipe: Pipe) -> bool:
-        """Write the pipe's bytes; whether the sink took all of them."""
-        while self._piped:
-            try:
-                self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
-            except BlockingIOError:
-                self.blocked = self._more = True
-                return False
-            except OSError:
-                self._sink_lost()
-                return False
-        return True
-
-    def _consider_copying(self, moved: int) -> None:
-        """Return the pipe when the batches are small again.
-
-        It costs two descriptors, and two system calls per batch."""
-        if moved >= READ_BYTES:
-            self._streak = 0
-            return
-        self._streak += 1
-        if self._streak >= SMALL_BATCHES_FOR_COPY:
-            self._release_pipe(self._pipe)
-
-    def _release_pipe(self, pipe: Pipe | None) -> None:
-        if pipe is not None:
-            self._context.pipes.give(pipe, empty=self._piped == 0)
-            self._pipe = None
-            self._piped = self._streak = 0
-
-    def _continue(self) -> None:
-        if self.open and not self.blocked:
-            try:
-                self.pump()
-            except MemoryError:
-                self._connection.abort(NO_MEMORY)
-
-    def lost(self) -> None:
-        """Handle a dead source: deliver the bytes still in it, then pass on the reset."""
-        self.broken = self._more = True
-        if self.blocked:
-            return
-        if self.open:
-            self.pump()
-        else:
-            self._connection.reset_by(self)
-
-    def _source_empty(self) -> None:
-        if self.broken:
-            self._over(reset=True)
-
-    def _sink_lost(self) -> None:
-        """Handle a dead sink: stop writing, but read what it still holds."""
-        self.stop()
-        self.reverse.lost()
-
-    def _over(self, *, reset: bool) -> None:
-        """Pass on the end of the source. All its bytes are delivered, as nothing is read while bytes wait."""
-        self.stop()
-        if reset:
-            self._connection.reset_by(self)
-        elif not self.reverse.open:
-            self._connection.finish()
-        elif not finish_writing(self._sink):
-            self.reverse.lost()
-
-    def stop(self) -> None:
-        """Stop reading, and drop the bytes that wait."""
-        self.open = self.blocked = False
-        self._backlog = b""
-        self._release_pipe(self._pipe)
-
-
-def send_backlogs(flows: Iterable[Flow]) -> None:
-    """Write the backlog of each flow: `Flow.flush` for many, without calls around `write`."""
-    for flow in flows:
-        if not flow.blocked:
-            continue
-        try:
-            backlog = flow._backlog
-            if flow._last or not backlog:
-                flow.flush()
-                continue
-            sent = write(flow._sink, backlog)
-            if sent < len(backlog):
-                flow._backlog = backlog[sent:]
-                continue
-            flow._backlog = b""
-            flow.blocked = False
-            if flow._more:
-                flow.pump()
-        except BlockingIOError:
-            continue
-        except OSError:
-            flow._sink_lost()
-        except MemoryError:
-            flow._connection.abort(NO_MEMORY)
 
 
 class Connection:
@@ -369,6 +29,7 @@ class Connection:
         "_entry",
         "down",
         "kept_alive",
+        "quiet",
         "since",
         "target",
         "up",
@@ -394,6 +55,8 @@ class Connection:
         """The endpoint."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
+        self.quiet: tuple[int, float] | None = None
+        """Half-closed: the bytes moved at the first check that saw so many, and its time (`half_closed`)."""
         self._context = context
         self._counters = counters
         self._balancer = balancer
@@ -468,9 +131,66 @@ class Connection:
             if reason == NO_MEMORY:
                 self._context.memory.spend()
 
-    def _end(self, reason: str) -> None:
+    def freeze(self) -> FrozenConnection | None:
+        """Stop moving bytes and return all that another process needs to go on; None if it has ended.
+
+        Nothing is read, written or closed from then on, until `FrozenConnection.thaw`."""
         context = self._context
-        context.live.discard(self)
+        if self not in context.live:
+            return None
+        up, down, now = self.up, self.down, context.reactor.now
+        quiet = self.quiet is not None and self.quiet[0] == self.moved
+        state = ConnectionState(
+            frontend=self._counters.frontend,
+            target=self.target,
+            age_s=now - self.since,
+            kept_alive=self.kept_alive,
+            quiet_s=now - self.quiet[1] if self.quiet is not None and quiet else 0.0,
+            entry=self._entry,
+            up=up.state(),
+            down=down.state(),
+        )
+        descriptors = self._client, self._endpoint, *up.take_pipe(), *down.take_pipe()
+        self._leave()
+        # Not left to the close: the kernel goes on reporting events of a socket that another process has, too.
+        context.reactor.remove(self._client)
+        context.reactor.remove(self._endpoint)
+        return FrozenConnection(context, self._counters, self._balancer, state, descriptors)
+
+    @classmethod
+    def thaw(cls, frozen: FrozenConnection) -> Connection:
+        """Go on with a connection that was frozen, in this process or in another one.
+
+        OSError when the reactor has no room: then nothing has changed."""
+        context, state = frozen.context, frozen.state
+        client, endpoint, *pipes = frozen.descriptors
+        reactor, now = context.reactor, context.reactor.now
+        reactor.add(client, _ignore)
+        try:
+            reactor.add(endpoint, _ignore)
+        except OSError:
+            reactor.remove(client)
+            raise
+        frozen.balancer.opened(state.target)
+        self = cls(
+            context,
+            frozen.counters,
+            frozen.balancer,
+            client=client,
+            endpoint=endpoint,
+            target=state.target,
+            since=now - state.age_s,
+            entry=state.entry if context.tune.access_log else None,
+        )
+        self.kept_alive = state.kept_alive
+        self.up.go_on(state.up, pipes[:2] if state.up.piped else ())
+        self.down.go_on(state.down, pipes[-2:] if state.down.piped else ())
+        if state.quiet_s:
+            self.quiet = self.moved, now - state.quiet_s
+        return self
+
+    def _leave(self) -> None:
+        self._context.live.discard(self)
         self._counters.active -= 1
         self._balancer.closed(self.target)
         up, down = self.up, self.down
@@ -478,6 +198,10 @@ class Connection:
         down.stop()
         # Connection and flows refer to each other; without this only the garbage collector would free them.
         del up.reverse, down.reverse, self.up, self.down
+
+    def _end(self, reason: str) -> None:
+        context, up, down = self._context, self.up, self.down
+        self._leave()
         context.reactor.close(self._client)
         context.reactor.close(self._endpoint)
         context.budget.give(2, self._counters.share)
@@ -486,3 +210,7 @@ class Connection:
             context.connection_log.add(
                 self._entry.ended(reason, duration_s=duration_s, bytes_in=up.count, bytes_out=down.count)
             )
+
+
+def _ignore(what: int) -> None:
+    """Do nothing: `Connection` takes the descriptor over before there is an event."""

@@ -28,7 +28,8 @@ from kubeproxy.dataplane.sockets.connect import (
 )
 from kubeproxy.dataplane.sockets.fd_calls import reset_on_close
 from kubeproxy.dataplane.sockets.transparent_dial import can_preserve
-from kubeproxy.dataplane.tcp.connection import READ_BYTES, Connection
+from kubeproxy.dataplane.tcp.connection import Connection
+from kubeproxy.dataplane.tcp.flow import READ_BYTES
 from kubeproxy.dataplane.tcp.probe import EndpointProbe
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Ends half-closed connections that stay idle.
 
 One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive never
-finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of its last byte. It ends a
+finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of each byte. It ends a
 half-closed connection that has moved no byte between two checks a whole limit apart. While the endpoint has
 not sent a byte at all, the limit is minutes: it may be a loop, or the endpoint may be dead."""
 
@@ -24,8 +24,6 @@ class HalfClosedSweep:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timer: Timer | None = None
-        self._quiet: dict[Connection, tuple[int, float]] = {}
-        """Half-closed connections: the bytes they had moved at the first check that saw so many, and its time."""
 
     def restart(self) -> None:
         """Apply a changed limit."""
@@ -38,15 +36,11 @@ class HalfClosedSweep:
     def _look(self) -> None:
         now, limit_s = self._context.reactor.now, self._context.tune.half_closed_idle_s
         unanswered_s = min(limit_s, self._context.tune.unanswered_idle_s)
-        seen, self._quiet = self._quiet, {}
         for live in tuple(self._context.live):
             if not isinstance(live, Connection) or not live.half_closed:
                 continue
-            moved, since = seen.get(live, (-1, now))
-            if moved != live.moved:
-                since = now
-            elif now - since >= (unanswered_s if live.unanswered else limit_s):
+            if live.quiet is None or live.quiet[0] != live.moved:
+                live.quiet = live.moved, now
+            elif now - live.quiet[1] >= (unanswered_s if live.unanswered else limit_s):
                 live.abort("idle")
-                continue
-            self._quiet[live] = (live.moved, since)
         self.restart()

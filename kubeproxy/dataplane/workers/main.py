@@ -25,7 +25,7 @@ from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
-from kubeproxy.dataplane.tcp.connection import send_backlogs
+from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (

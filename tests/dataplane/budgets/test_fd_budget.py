@@ -15,7 +15,7 @@ import pytest
 
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget, Share, Tenant
 from kubeproxy.dataplane.in_process import LocalDataPlane
-from kubeproxy.dataplane.tcp import connection, dial, listener
+from kubeproxy.dataplane.tcp import connection, dial, flow, listener
 from kubeproxy.model import Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, echo, endpoint, eventually, frontend
 
@@ -145,8 +145,8 @@ class Sparse:
 @pytest.mark.parametrize(
     ("room", "names"),
     [
-        (connection, "read"),
-        (connection, "write write_last"),
+        (flow, "read"),
+        (flow, "write write_last"),
         (connection, "Flow"),
         (dial, "read"),
         (dial, "write"),
@@ -188,7 +188,7 @@ async def test_a_memory_error_costs_one_connection_only(
         await eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
-@pytest.mark.parametrize("room", [dial, connection])
+@pytest.mark.parametrize("room", [dial, flow])
 async def test_the_reserve_serves_a_client_after_a_memory_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, room: ModuleType
 ) -> None:
