@@ -19,7 +19,7 @@ from kubeproxy.netfilter.port_holders import Holders, kube_proxy_process
 from kubeproxy.observability.debug_routes import debug_routes
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.http.access import Access
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
 
@@ -44,18 +44,18 @@ def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
         reporting.health.degraded(Reason.SERVER, problem, part="health")
 
     if address.served:
-        yield HttpServer(
+        listening = Listening(
             name="health",
             host=address.address,
             port=address.port,
-            routes=health_routes(reporting.health, reporting.metrics),
             setting="healthzBindAddress",
             hard_fail=configuration.bind_address_hard_fail,
             on_failure=failed,
             on_listening=partial(reporting.health.degraded, Reason.SERVER, None, part="health"),
-            on_refused=partial(reporting.metrics.http_refused, "health"),
             holder_of=holder_of,
         )
+        protection = Protection(on_refused=partial(reporting.metrics.http_refused, "health"))
+        yield HttpServer(listening, health_routes(reporting.health, reporting.metrics), protection)
 
 
 def _metrics_servers(
@@ -76,22 +76,21 @@ def _metrics_servers(
         names=frozenset({parts.kernel.host_facts.node_name, socket.gethostname().lower()}),
         public=configuration.kubeproxy.public_status,
     )
+    protection = Protection(access=access, on_refused=partial(metrics.http_refused, "metrics"))
     configured = configuration.metrics_bind_address
     for address in metrics_addresses(configured):
-        yield HttpServer(
+        listening = Listening(
             name="metrics",
             host=address,
             port=configured.port,
-            routes=pages,
             setting="metricsBindAddress",
             # The loopback address is an addition for the pages; a start does not fail for it.
             hard_fail=configuration.bind_address_hard_fail and address == configured.address,
             on_failure=partial(health.degraded, Reason.SERVER, part=address),
             on_listening=partial(health.degraded, Reason.SERVER, None, part=address),
-            on_refused=partial(metrics.http_refused, "metrics"),
             holder_of=holder_of,
-            access=access,
         )
+        yield HttpServer(listening, pages, protection)
 
 
 def _holder_of(find_holders: Holders, host: str, port: int) -> str:

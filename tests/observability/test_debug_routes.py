@@ -7,17 +7,12 @@ import aiohttp
 import pytest
 
 from kubeproxy.observability.debug_routes import debug_routes
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening
 
 
 async def pages(*paths: str, enabled: bool) -> list[tuple[int, str]]:
-    server = HttpServer(
-        name="metrics",
-        host="127.0.0.1",
-        port=0,
-        setting="metricsBindAddress",
-        routes=debug_routes(enabled=enabled),
-    )
+    listening = Listening(name="metrics", host="127.0.0.1", port=0, setting="metricsBindAddress")
+    server = HttpServer(listening, debug_routes(enabled=enabled))
     await server.start()
     found = []
     async with aiohttp.ClientSession() as session:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServicePortName
 from kubeproxy.observability.health import ProxyHealth, Reason
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening
 from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.picture import Picture
@@ -35,11 +35,8 @@ class Node:
         self.metrics = Metrics(families=Family)
         self.exposition = Exposition(self.metrics, data_plane=self.serving, picture=lambda: Picture(state.snapshot()))
         self.health_server = HttpServer(
-            name="healthz",
-            host="127.0.0.1",
-            port=0,
-            setting="healthzBindAddress",
-            routes=health_routes(
+            Listening(name="healthz", host="127.0.0.1", port=0, setting="healthzBindAddress"),
+            health_routes(
                 self.health,
                 self.metrics,
                 clock=lambda: self.now,
@@ -47,13 +44,8 @@ class Node:
             ),
         )
         self.metrics_server = HttpServer(
-            name="metrics",
-            host="127.0.0.1",
-            port=0,
-            setting="metricsBindAddress",
-            routes=metrics_routes(
-                self.exposition, self.metrics, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}
-            ),
+            Listening(name="metrics", host="127.0.0.1", port=0, setting="metricsBindAddress"),
+            metrics_routes(self.exposition, self.metrics, lambda: {"BindAddress": "0.0.0.0", "FeatureGates": {}}),
         )
 
     async def healthz(self, path: str = "/healthz") -> tuple[int, CIMultiDictProxy[str], str]:

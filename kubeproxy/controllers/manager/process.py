@@ -19,7 +19,7 @@ from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedA
 from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.answers import Gate
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 from kubeproxy.observability.http.tls import ServingTls, TlsFiles
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -113,34 +113,23 @@ async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serv
 
 
 def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
-    """Return the plain and the secure server, where they have a port. `reviews`: asks the API server about clients.
+    """Return the plain and the secure server, where they have a port. `reviews` asks the API server about clients.
 
-    `ConfigError` when a TLS file cannot be used.
+    Raise ConfigError if a TLS file cannot be used.
     """
     servers = []
     if serving.port:
-        servers.append(
-            HttpServer(
-                name="status",
-                host=serving.address,
-                port=serving.port,
-                routes=routes(manager),
-                setting="--address, --port",
-                access=Access(open_pages=OPEN_PAGES),
-            )
-        )
+        plain = Listening(name="status", host=serving.address, port=serving.port, setting="--address, --port")
+        servers.append(HttpServer(plain, routes(manager), Protection(access=Access(open_pages=OPEN_PAGES))))
     if serving.secure_port and reviews is not None:
-        servers.append(
-            HttpServer(
-                name="secure status",
-                host=serving.secure_address,
-                port=serving.secure_port,
-                routes=routes(manager),
-                setting="--bind-address, --secure-port",
-                gate=_gate(serving, DelegatedAccess(reviews)),
-                tls=ServingTls(serving.files).context,
-            )
+        secure = Listening(
+            name="secure status",
+            host=serving.secure_address,
+            port=serving.secure_port,
+            setting="--bind-address, --secure-port",
         )
+        protection = Protection(gate=_gate(serving, DelegatedAccess(reviews)), tls=ServingTls(serving.files).context)
+        servers.append(HttpServer(secure, routes(manager), protection))
     return servers
 
 

@@ -18,6 +18,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -59,64 +60,67 @@ _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.
 log = structlog.get_logger(__name__)
 
 
-class HttpServer:
-    """Serves `routes` on one address until it is closed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a server listens, and what happens if it cannot."""
 
-    `setting` names the configuration field of the address, for messages. With `hard_fail` a failed bind fails the start
-    (kube-proxy's bindAddressHardFail); otherwise the server tries again, logs the failure once and calls `on_failure`.
-    `on_listening` is called when it listens. With `quiet` it logs at level debug only, because `on_failure` reports it.
-    `dualstack`: the unspecified IPv6 address serves IPv4 as well, as in Go. `alone`: one socket instead of several
-    queues (see `open_queues`). `on_refused` is called for each connection beyond the limit of its address. `holder_of`
-    names the process that has an address. `access` decides which requests are answered; without it all are. `gate` is
-    asked after it, and answers a request in place of its page, or returns None. `tls` gives the context of each
-    handshake; without it the server speaks plain HTTP.
-    """
+    name: str
+    """The server's name, for messages."""
+    host: str
+    port: int
+    setting: str
+    """The configuration field of the address, for messages."""
+    hard_fail: bool = False
+    """Whether a failed bind fails the start (kube-proxy's bindAddressHardFail). Otherwise the server tries again."""
+    dualstack: bool = True
+    """Whether the unspecified IPv6 address serves IPv4 as well, as in Go."""
+    alone: bool = False
+    """Whether there is one socket instead of several queues, see `open_queues`."""
+    retry_s: float = RETRY_S
+    quiet: bool = False
+    """Whether failures are logged at level debug only, because `on_failure` reports them."""
+    on_failure: Callable[[str], None] = lambda problem: None
+    """Called with a bind's failure, once for each reason."""
+    on_listening: Callable[[], None] = lambda: None
+    holder_of: Callable[[str, int], str] = lambda host, port: ""
+    """Names the process that has an address, or returns an empty text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What protects a server from its clients."""
+
+    connection_s: float = CONNECTION_S
+    connections: int = CONNECTIONS
+    admission: Admission | None = None
+    """Decides which addresses may connect. None stands for the default limits."""
+    on_refused: Callable[[], None] = lambda: None
+    """Called for each connection beyond the limit of its address."""
+    access: Access | None = None
+    """Decides which requests are answered. Without it all are."""
+    gate: Gate | None = None
+    """Asked after `access`. It answers a request in place of its page, or returns None."""
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """Gives the context of each handshake. Without it the server speaks plain HTTP."""
+
+
+class HttpServer:
+    """Serves `routes` on one address until it is closed."""
 
     def __init__(
         self,
-        *,
-        name: str,
-        host: str,
-        port: int,
+        listening: Listening,
         routes: Iterable[web.AbstractRouteDef],
-        setting: str,
-        hard_fail: bool = False,
-        dualstack: bool = True,
-        on_failure: Callable[[str], None] | None = None,
-        on_listening: Callable[[], None] | None = None,
-        quiet: bool = False,
-        retry_s: float = RETRY_S,
-        connection_s: float = CONNECTION_S,
-        connections: int = CONNECTIONS,
-        alone: bool = False,
-        on_refused: Callable[[], None] | None = None,
-        access: Access | None = None,
-        gate: Gate | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        admission: Admission | None = None,
-        holder_of: Callable[[str, int], str] = lambda host, port: "",
+        protection: Protection = Protection(),
     ) -> None:
-        self._name = name
-        self._host = host
-        self._port = port
-        self._setting = setting
-        self._hard_fail = hard_fail
-        self._dualstack = dualstack
-        self._on_failure = on_failure
-        self._on_listening = on_listening
-        self._quiet = quiet
-        self._alone = alone
-        self._on_refused = on_refused
-        self._holder_of = holder_of
-        self._retry_s = retry_s
-        self._connection_s = connection_s
+        self._listening = listening
+        self._protection = protection
         self._limited = RateLimitedLog(log)
-        self._tls = tls
         middlewares = [answer_out_of_memory(self._limited)]
-        if access is not None:
-            middlewares.append(only(access))
-        if gate is not None:
-            middlewares.append(behind(gate))
+        if protection.access is not None:
+            middlewares.append(only(protection.access))
+        if protection.gate is not None:
+            middlewares.append(behind(protection.gate))
         application = web.Application(middlewares=middlewares)
         application.add_routes(routes)
         application.on_response_prepare.append(set_headers)
@@ -129,8 +133,8 @@ class HttpServer:
             shutdown_timeout=CLOSE_S,
         )
         self._queues: list[socket.socket] = []
-        self._admission = admission or Admission()
-        self._open: Kept[TimedConnection] = Kept(connections)
+        self._admission = protection.admission or Admission()
+        self._open: Kept[TimedConnection] = Kept(protection.connections)
         self._pause: asyncio.TimerHandle | None = None
         self._expected_until = -math.inf
         self._retry_now = asyncio.Event()
@@ -152,14 +156,14 @@ class HttpServer:
         try:
             await self._listen()
         except OSError as error:
-            if self._hard_fail and not self._is_expected:
+            if self._listening.hard_fail and not self._is_expected:
                 await self._runner.cleanup()
                 raise KernelError(
-                    f"{self._name} cannot listen on {self._address}: {self._reason(error)}; "
-                    f"free the address, change {self._setting}, or unset bindAddressHardFail to go on without"
+                    f"{self._listening.name} cannot listen on {self._address}: {self._reason(error)}; "
+                    f"free the address, change {self._listening.setting}, or unset bindAddressHardFail to go on without"
                 ) from error
             self._report(error)
-            self._tasks.start(self._keep_trying(), name=f"{self._name}: bind {self._address}")
+            self._tasks.start(self._keep_trying(), name=f"{self._listening.name}: bind {self._address}")
 
     def expect_port(self, within_s: float = EXPECTED_S) -> None:
         """Expect the address to become free within `within_s` seconds.
@@ -186,17 +190,21 @@ class HttpServer:
 
     async def _listen(self) -> None:
         self._queues = open_queues(
-            self._host, self._port, dualstack=self._dualstack and self._host == "::", alone=self._alone
+            self._listening.host,
+            self._listening.port,
+            dualstack=self._listening.dualstack and self._listening.host == "::",
+            alone=self._listening.alone,
         )
         self._accept_from_now()
-        if self._on_listening is not None:
-            self._on_listening()
-        (log.debug if self._quiet else log.info)("listening", server=self._name, address=_joined(self._host, self.port))
+        self._listening.on_listening()
+        (log.debug if self._listening.quiet else log.info)(
+            "listening", server=self._listening.name, address=_joined(self._listening.host, self.port)
+        )
 
     async def _keep_trying(self) -> None:
         while not self._queues:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._retry_s):
+                async with asyncio.timeout(EXPECTED_RETRY_S if self._is_expected else self._listening.retry_s):
                     await self._retry_now.wait()
             self._retry_now.clear()
             try:
@@ -207,24 +215,27 @@ class HttpServer:
     def _report(self, error: OSError) -> None:
         reason = _reason(error)
         if self._is_expected:
-            log.debug("waiting for address to become free", server=self._name, address=self._address)
+            log.debug("waiting for address to become free", server=self._listening.name, address=self._address)
         elif reason != self._logged_reason:
             self._logged_reason = reason
             reason = self._reason(error)
-            (log.debug if self._quiet else log.error)(
+            (log.debug if self._listening.quiet else log.error)(
                 "cannot listen, trying again",
-                server=self._name,
+                server=self._listening.name,
                 address=self._address,
                 reason=reason,
-                setting=self._setting,
-                retry_s=self._retry_s,
+                setting=self._listening.setting,
+                retry_s=self._listening.retry_s,
             )
-            if self._on_failure is not None:
-                self._on_failure(f"cannot listen on {self._address}: {reason}")
+            self._listening.on_failure(f"cannot listen on {self._address}: {reason}")
 
     def _reason(self, error: OSError) -> str:
         """Return the kernel's words, and the process that has the address."""
-        holder = self._holder_of(self._host, self._port) if error.errno == errno.EADDRINUSE else ""
+        holder = (
+            self._listening.holder_of(self._listening.host, self._listening.port)
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
         return f"{_reason(error)} by {holder}" if holder else _reason(error)
 
     def _accept_from_now(self) -> None:
@@ -255,7 +266,7 @@ class HttpServer:
             except OSError as error:
                 if error.errno in _AGAIN:
                     continue
-                self._limited.warning("cannot accept connections", server=self._name, reason=_reason(error))
+                self._limited.warning("cannot accept connections", server=self._listening.name, reason=_reason(error))
                 self._pause_accepting()
                 self._pause = asyncio.get_running_loop().call_later(FULL_PAUSE_S, self._accept_from_now)
                 return
@@ -267,30 +278,33 @@ class HttpServer:
             local = is_loopback(address) or address == client.getsockname()[0]
             if self._admission.admit(key, time.monotonic(), local=local):
                 client.setblocking(False)
-                self._tasks.start(self._serve(client, key, local), name=f"{self._name}: connection")
+                self._tasks.start(self._serve(client, key, local), name=f"{self._listening.name}: connection")
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         except OSError:  # the client has already disconnected
             client.close()
             return
         client.close()
-        if self._on_refused is not None:
-            self._on_refused()
-        self._limited.warning("connections refused: too many per second", key=key, server=self._name, client=key)
+        self._protection.on_refused()
+        self._limited.warning(
+            "connections refused: too many per second", key=key, server=self._listening.name, client=key
+        )
 
     async def _serve(self, client: socket.socket, key: str, local: bool) -> None:
         server = self._runner.server
         assert server is not None, "connections are accepted between setup and cleanup only"
-        connection = TimedConnection(server(), lambda ended: self._open.remove(key, ended), self._connection_s)
+        connection = TimedConnection(
+            server(), lambda ended: self._open.remove(key, ended), self._protection.connection_s
+        )
         self._open.add(key, connection, local=local)
         if (surplus := self._open.surplus()) is not None:
             surplus.abort()
         try:
-            if self._tls is None:
+            if self._protection.tls is None:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
             else:
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, client, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
+                    lambda: connection, client, ssl=self._protection.tls(), ssl_handshake_timeout=HANDSHAKE_S
                 )
         except OSError:  # the client has already disconnected, or speaks no TLS
             connection.abort()
@@ -305,7 +319,7 @@ class HttpServer:
 
     @property
     def _address(self) -> str:
-        return _joined(self._host, self._port)
+        return _joined(self._listening.host, self._listening.port)
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from kubeproxy.model import NODE_PORTS, Address, ServiceName, family_of
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.http.server import RETRY_S, HttpServer
+from kubeproxy.observability.http.server import RETRY_S, HttpServer, Listening
 
 log = structlog.get_logger(__name__)
 
@@ -103,11 +103,10 @@ class ServiceHealthServers:
         async def answer(request: web.Request) -> web.Response:
             return self._answer(binding.service)
 
-        return HttpServer(
+        listening = Listening(
             name=f"health check of {binding.service}",
             host=binding.address,
             port=binding.port,
-            routes=[web.route("*", "/{path:.*}", answer)],
             setting=SETTING,
             dualstack=False,
             on_failure=lambda reason: self._report(binding.service, binding.port, f"health check node port: {reason}"),
@@ -115,6 +114,7 @@ class ServiceHealthServers:
             alone=True,
             retry_s=self._retry_s,
         )
+        return HttpServer(listening, [web.route("*", "/{path:.*}", answer)])
 
     def _answer(self, service: ServiceName) -> web.Response:
         local_endpoints = self._wanted.get(service, (0, 0))[1]

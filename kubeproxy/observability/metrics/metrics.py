@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -57,139 +58,89 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def _register_kube_proxy(self) -> None:
-        family, registry = ("ip_family",), self.registry
-        self._sync = Histogram(
-            "kubeproxy_sync_proxy_rules_duration_seconds",
-            "Duration of a sync in the kernel's packet filter",
-            family,
-            buckets=SYNC_BUCKETS,
-            registry=registry,
-        )
-        self._full_sync = Histogram(
+        labels, registry = ("ip_family",), self.registry
+        duration = partial(Histogram, labelnames=labels, buckets=SYNC_BUCKETS, registry=registry)
+        gauge = partial(Gauge, labelnames=labels, registry=registry)
+        counter = partial(Counter, labelnames=labels, registry=registry)
+        sync = "kubeproxy_sync_proxy_rules"
+        self._sync = duration(f"{sync}_duration_seconds", "Duration of a sync in the kernel's packet filter")
+        self._full_sync = duration(
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
             "Duration of a sync that compared everything with the kernel",
-            family,
-            buckets=SYNC_BUCKETS,
-            registry=registry,
         )
-        self._partial_sync = Histogram(
+        self._partial_sync = duration(
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
             "Duration of a sync that applied only a difference",
-            family,
-            buckets=SYNC_BUCKETS,
-            registry=registry,
         )
-        self._last_sync = Gauge(
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            "Time of the last successful sync",
-            family,
-            registry=registry,
-        )
-        self._last_queued = Gauge(
-            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-            "Time of the last request for a sync",
-            family,
-            registry=registry,
-        )
-        self._programming = Histogram(
+        self._last_sync = gauge(f"{sync}_last_timestamp_seconds", "Time of the last successful sync")
+        self._last_queued = gauge(f"{sync}_last_queued_timestamp_seconds", "Time of the last request for a sync")
+        self._programming = duration(
             "kubeproxy_network_programming_duration_seconds",
             "From the change in the cluster (last-change-trigger-time) to the endpoint in use",
-            family,
             buckets=PROGRAMMING_BUCKETS,
-            registry=registry,
         )
-        self._conntrack = Histogram(
+        self._conntrack = duration(
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
             "Duration of finding and deleting the flows that contradict the rules",
-            family,
-            buckets=SYNC_BUCKETS,
-            registry=registry,
         )
-        self._nftables_failures = Counter(
-            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-            "Syncs that nftables refused",
-            family,
-            registry=registry,
-        )
-        self._iptables_failures = Counter(
-            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-            "Syncs that iptables refused",
-            family,
-            registry=registry,
-        )
+        self._nftables_failures = counter(f"{sync}_nftables_sync_failures_total", "Syncs that nftables refused")
+        self._iptables_failures = counter(f"{sync}_iptables_restore_failures_total", "Syncs that iptables refused")
         self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ("code",), registry=registry)
         self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ("code",), registry=registry)
-        for name in self._families:
-            for instrument in (
-                self._sync,
-                self._full_sync,
-                self._partial_sync,
-                self._last_sync,
-                self._last_queued,
-                self._programming,
-                self._conntrack,
-                self._nftables_failures,
-                self._iptables_failures,
-            ):
-                instrument.labels(name)
-        for counter in (self._healthz, self._livez):
+        by_family = (
+            *(self._sync, self._full_sync, self._partial_sync, self._programming, self._conntrack),
+            *(self._last_sync, self._last_queued, self._nftables_failures, self._iptables_failures),
+        )
+        # A series that exists from the start with 0 can be alerted on; one that appears with its first event cannot.
+        for instrument in by_family:
+            for family in self._families:
+                instrument.labels(family)
+        for answers in (self._healthz, self._livez):
             for code in ("200", "503"):
-                counter.labels(code)
+                answers.labels(code)
 
     def _register_own(self) -> None:
-        registry = self.registry
-        build = Gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"), registry=registry)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        build = gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"))
         build.labels(__version__, platform.python_version()).set(1)
         self._apply = Histogram(
             "kubeproxy_netfilter_apply_duration_seconds",
             "Duration of a transaction that the kernel's packet filter accepted",
             ("adapter",),
             buckets=SYNC_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._deleted_flows = Counter(
-            "kubeproxy_conntrack_deleted_flows_total",
-            "Flows deleted because they contradicted the rules",
-            registry=registry,
+        self._deleted_flows = counter(
+            "kubeproxy_conntrack_deleted_flows_total", "Flows deleted because they contradicted the rules"
         )
-        self._conntrack_failures = Counter(
-            "kubeproxy_conntrack_failures_total",
-            "Failures to list or delete the kernel's flows",
-            registry=registry,
+        self._conntrack_failures = counter(
+            "kubeproxy_conntrack_failures_total", "Failures to list or delete the kernel's flows"
         )
-        self._access_log_lost = Counter(
-            "kubeproxy_access_log_lost_lines_total",
-            "Lines of the access log that could not be written",
-            registry=registry,
+        self._access_log_lost = counter(
+            "kubeproxy_access_log_lost_lines_total", "Lines of the access log that could not be written"
         )
-        self._reload_successful = Gauge(
-            "kubeproxy_config_last_reload_successful",
-            "Whether the last read of the configuration succeeded: 1 or 0",
-            registry=registry,
+        self._reload_successful = gauge(
+            "kubeproxy_config_last_reload_successful", "Whether the last read of the configuration succeeded: 1 or 0"
         )
-        self._reloaded_at = Gauge(
+        self._reloaded_at = gauge(
             "kubeproxy_config_last_reload_success_timestamp_seconds",
             "Time at which the configuration in force was read",
-            registry=registry,
         )
-        self._needs_restart = Gauge(
+        self._needs_restart = gauge(
             "kubeproxy_config_restart_needed_fields",
             "Fields that have changed in the file and take effect at a restart only",
-            registry=registry,
         )
-        self._drain_reports = Counter(
+        self._drain_reports = counter(
             "kubeproxy_drain_reports_total",
             "Writes of this node's drain report by result: written, or failed and tried again",
-            ["result"],
-            registry=registry,
+            ("result",),
         )
         for result in ("written", "failed"):
             self._drain_reports.labels(result)
-        self._http_refused = Counter(
+        self._http_refused = counter(
             "kubeproxy_http_connections_refused_total",
             "Refused connections to the HTTP servers, because their address made too many per second",
-            ["server"],
-            registry=registry,
+            ("server",),
         )
         for server in ("health", "metrics"):
             self._http_refused.labels(server)
@@ -197,13 +148,12 @@ class Metrics:
             "kubeproxy_loop_lag_seconds",
             "How late the event loop of the control process runs a timer",
             buckets=LAG_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._apply_failures = Counter(
+        self._apply_failures = counter(
             "kubeproxy_netfilter_apply_failures_total",
             "Transactions that the kernel's packet filter refused",
             ("adapter",),
-            registry=registry,
         )
 
     def sync_queued(self) -> None:

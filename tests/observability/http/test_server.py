@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
+from dataclasses import fields
 
 import pytest
 import structlog
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.admission import Admission
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 
 DEADLINE_S = 30.0
 
@@ -64,8 +65,9 @@ async def start() -> AsyncIterator[Start]:
     servers: list[HttpServer] = []
 
     async def start(**options: object) -> HttpServer:
-        arguments = {"name": "metrics", "host": "127.0.0.1", "port": 0, "setting": "metricsBindAddress", **options}
-        server = HttpServer(routes=ROUTES, **arguments)  # type: ignore[arg-type]
+        where = {"name": "metrics", "host": "127.0.0.1", "port": 0, "setting": "metricsBindAddress"}
+        where |= {field.name: options.pop(field.name) for field in fields(Listening) if field.name in options}
+        server = HttpServer(Listening(**where), ROUTES, Protection(**options))  # type: ignore[arg-type]
         servers.append(server)
         await server.start()
         return server
@@ -342,16 +344,16 @@ async def test_an_expected_port_is_no_failure_until_it_is_overdue(start: Start) 
     failures: list[str] = []
     with capture_logs() as logs, closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        server = HttpServer(
+        listening = Listening(
             name="metrics",
             host="127.0.0.1",
             port=port,
-            routes=ROUTES,
             setting="metricsBindAddress",
             hard_fail=True,
             on_failure=failures.append,
             retry_s=0.02,
         )
+        server = HttpServer(listening, ROUTES)
         server.expect_port(within_s=0.3)
         await server.start()
         await asyncio.sleep(0.1)

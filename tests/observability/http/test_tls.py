@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from kubeproxy.model.errors import ConfigError
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 from kubeproxy.observability.http.tls import CHECK_S, ServingTls, TlsFiles
 from tests.support.clock import Clock
 
@@ -37,16 +37,8 @@ async def _refused(request: web.Request) -> web.Response | None:
 
 
 def _server(tls: ServingTls) -> HttpServer:
-    return HttpServer(
-        name="test",
-        host="127.0.0.1",
-        port=0,
-        routes=[web.get("/", _hello)],
-        setting="none",
-        gate=_refused,
-        tls=tls.context,
-        alone=True,
-    )
+    listening = Listening(name="test", host="127.0.0.1", port=0, setting="none", alone=True)
+    return HttpServer(listening, [web.get("/", _hello)], Protection(gate=_refused, tls=tls.context))
 
 
 async def _subject(port: int) -> str:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientResponse
 
 from kubeproxy.model import Destination
-from kubeproxy.observability.http.server import HttpServer
+from kubeproxy.observability.http.server import HttpServer, Listening
 from kubeproxy.observability.status import status_service
 from kubeproxy.observability.status.document import RecentWarning, Status
 from kubeproxy.observability.status.observation import Observation
@@ -76,13 +76,8 @@ async def served() -> AsyncIterator[StatusPages]:
     made.status_service = StatusService(
         look=made.look, candidates=candidates, recent_warnings=lambda: made.recent_warnings
     )
-    server = HttpServer(
-        name="metrics",
-        host="127.0.0.1",
-        port=0,
-        setting="metricsBindAddress",
-        routes=status_routes(made.status_service, made.trace),
-    )
+    listening = Listening(name="metrics", host="127.0.0.1", port=0, setting="metricsBindAddress")
+    server = HttpServer(listening, status_routes(made.status_service, made.trace))
     await server.start()
     made.base = f"http://127.0.0.1:{server.port}"
     async with aiohttp.ClientSession() as made.session:
