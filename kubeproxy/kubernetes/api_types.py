@@ -14,7 +14,7 @@ import msgspec
 T = TypeVar("T")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions that msgspec raises for unusable bytes: not JSON, other types, not UTF-8, or nested deeper than the
+"""The exceptions that msgspec raises for unusable bytes: not JSON, of other types, not UTF-8, or nested deeper than the
 interpreter's stack allows."""
 
 
@@ -23,7 +23,7 @@ SOURCE = "kubernetes"
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of all wire objects, untracked by the garbage collector.
+    """The base of all wire objects. The garbage collector does not track them.
 
     Decoded values hold no cycles, and a hundred thousand of them would make every full collection a pause.
     """
@@ -134,7 +134,7 @@ class EndpointHints(Wire, frozen=True):
 
 
 class TargetRef(Wire, frozen=True):
-    """The object behind an endpoint, of a slice or of the legacy Endpoints: a pod, as a rule."""
+    """The object behind an endpoint of a slice, or of the legacy Endpoints. Usually it is a pod."""
 
     kind: str | None = None
     name: str | None = None
@@ -142,7 +142,8 @@ class TargetRef(Wire, frozen=True):
 
 
 def pod_of(target: TargetRef | None) -> str:
-    """Return the UID of the pod behind an endpoint, its name where no UID is given; empty: no pod is named."""
+    """Return the UID of the pod behind an endpoint, or its name if no UID is given. The text is empty if no pod is
+    named."""
     return (target.uid or target.name or "") if target is not None and target.kind == "Pod" else ""
 
 
@@ -241,7 +242,7 @@ class ObjectList(Wire, Generic[T], frozen=True):
 
 
 class WatchEvent(Wire, frozen=True):
-    """One line of a watch. The object stays undecoded: its type depends on the event's."""
+    """One line of a watch. The object stays undecoded, because its type depends on the type of the event."""
 
     type: str
     object: msgspec.Raw
@@ -272,7 +273,7 @@ class Status(Wire, frozen=True):
 
     kind: str | None = None
     metadata: ListMeta | None = None
-    """Carries a new continue token after the old one expired."""
+    """It carries a new continue token after the old one has expired."""
     status: str | None = None
     message: str | None = None
     reason: str | None = None

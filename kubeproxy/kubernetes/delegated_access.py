@@ -1,8 +1,7 @@
-"""Access to a component's own pages, decided by the API server: TokenReview and SubjectAccessReview.
+"""Lets the API server decide who may read a component's own pages, by TokenReview and SubjectAccessReview.
 
-The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. The two requests are made by our own
-client:
-the daemon reviews clients, too, and the generated client of kubernetes_asyncio would cost it 35 MiB for them.
+The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. Our own client makes the two requests:
+the daemon reviews clients, too, and the generated client of kubernetes_asyncio would cost it 35 MiB.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.object_client import Requests
 
 CACHE_S: Final = 10.0
-"""Seconds for which an answer counts (the default of delegated authentication and authorization)."""
+"""For how many seconds an answer is used (the default of delegated authentication and authorization)."""
 CACHED: Final = 1024
-"""Answers in memory, of each kind."""
+"""How many answers of each kind are kept."""
 MAX_TOKEN: Final = 16_384
-"""Bytes; a longer token is refused without a question to the server."""
+"""The longest token in bytes. A longer one is refused without a question to the server."""
 STRANGERS: Final = 4
-"""Questions at a time about clients that have not proved a name within `ACCEPTED_S`. More of them are refused, so that
-known clients do not wait behind them."""
+"""How many questions may be asked at a time about clients that have not proved a name within `ACCEPTED_S`. Further ones
+are refused, so that known clients do not wait behind them."""
 ACCEPTED_S: Final = 3600.0
 MASTERS: Final = "system:masters"
-"""Members of this group may everything, as with every component of Kubernetes."""
+"""Members of this group may do everything, as with every component of Kubernetes."""
 AUTHENTICATED: Final = "system:authenticated"
 
 K = TypeVar("K", bound=Hashable)
@@ -54,8 +53,8 @@ ANONYMOUS: Final = User(name="system:anonymous", groups=("system:unauthenticated
 
 
 class AccessRefusedError(Exception):
-    """A request is not answered. `status` is the HTTP status: 401, 403, 429 while too many strangers ask, or 503 where
-    the API server cannot decide."""
+    """A request is refused. `status` is the HTTP status: 401, 403, 429 while too many strangers ask, or 503 if the API
+    server cannot decide."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -63,7 +62,7 @@ class AccessRefusedError(Exception):
 
 
 class DelegatedAccess:
-    """Asks the API server for each client, not more often than every `CACHE_S`. `clock` gives monotonic seconds."""
+    """Asks the API server about each client at most once in `CACHE_S`. `clock` gives monotonic seconds."""
 
     def __init__(self, requests: Requests, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests = requests
@@ -75,9 +74,9 @@ class DelegatedAccess:
     async def demand(
         self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
     ) -> User:
-        """Return the client that asks for a page. Raise `AccessRefusedError` if that client may not have the page.
+        """Return the client that asks for a page. Raise `AccessRefusedError` if that client may not read the page.
 
-        `authorization`: the header; `certificate`: the client's, which TLS has verified, as `ssl` gives it.
+        `authorization` is the header. `certificate` is the client's certificate, verified by TLS, as `ssl` gives it.
         """
         user = _user_of(certificate) if certificate else await self._user_with(authorization)
         if MASTERS in user.groups:

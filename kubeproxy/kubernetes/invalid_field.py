@@ -8,7 +8,7 @@ import msgspec
 
 _SHOWN = 80
 MOST_FAULTS = 20
-"""Faults of one object that are reported in full."""
+"""How many faults of one object are reported in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,12 @@ class Fault:
     """A part of an object that is not served, with the reason."""
 
     path: str
-    """The field, like ``spec.ports[1].port``."""
+    """The path of the field, like ``spec.ports[1].port``."""
     message: str
     """The value found, and the values allowed."""
     unsupported: bool = False
-    """An API server accepts it, only this proxy does not serve it (SCTP, an address of a family in which the Service
-    has no cluster IP): not a mistake of the object's author."""
+    """Whether an API server accepts the value, and only this proxy does not serve it (SCTP, or an address of a family
+    in which the Service has no cluster IP). It is then no mistake of the object's author."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -48,8 +48,8 @@ class FaultList(list[Fault]):
 
 
 def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
-    """Return what msgspec says of a value of a wrong type, and the value's path (``spec.ports[1].port``; empty: the
-    whole)."""
+    """Return msgspec's message about a value of a wrong type, and the value's path (``spec.ports[1].port``). The path
+    is empty for the object as a whole."""
     text, separator, place = str(error).rpartition(" - at `")
     if not separator:
         return str(error), ""

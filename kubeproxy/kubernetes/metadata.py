@@ -1,4 +1,4 @@
-"""Object metadata as controllers need it: labels, owners, generation and times beside name and version.
+"""The metadata of objects as controllers need it: labels, owners, generation and times beside name and version.
 
 Objects of the built-in kinds come from typed storage: labels, annotations and lists are absent or present, never null.
 """
@@ -24,7 +24,7 @@ class OwnerReference(Wire, frozen=True, omit_defaults=True):
 
 
 class Meta(Protocol):
-    """The part of the metadata that owner references and keys are decided by."""
+    """The part of the metadata from which owner references and keys are made."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +67,7 @@ class Metadata(Wire, frozen=True):
 
 
 def key_of(item: Object) -> str:
-    """``NAMESPACE/NAME``, under which an object stands in caches and queues."""
+    """Return ``NAMESPACE/NAME``, the key of an object in caches and queues."""
     return f"{item.metadata.namespace}/{item.metadata.name}"
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing objects of one resource, decoded to the fields in use."""
+"""Reads and writes objects of one resource, decoded to the fields in use."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class Requests(Protocol):
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:
-        """Write something; the body of the answer."""
+        """Write something. Return the body of the answer."""
 
 
 class ObjectClient(Generic[T]):
-    """Objects of one resource. `group` is the path of the group version, such as ``/apis/apps/v1``.
+    """Reads and writes the objects of one resource. `group` is the path of the group version, such as
+    ``/apis/apps/v1``.
 
     `written` is called with every object that a write returned, which no watch may have reported yet.
     """
@@ -73,7 +74,7 @@ class ObjectClient(Generic[T]):
             return [self._decode(bytearray(item)) for item in msgspec.json.decode(body, type=_Items).items]
 
     async def create(self, namespace: str, body: Mapping[str, Any] | bytes) -> T:
-        """Create an object; `body` may be encoded already."""
+        """Create an object. `body` may be encoded already."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         return self._noted(await self._requests.send_json("POST", self.path(namespace), data))
 
@@ -86,13 +87,14 @@ class ObjectClient(Generic[T]):
         content_type: str = MERGE,
         subresource: str = "",
     ) -> T:
-        """Change an object. With a resourceVersion in the patch it is a Conflict if the object has another by now."""
+        """Change an object. If the patch has a resourceVersion and the object has another one by now, that is a
+        Conflict."""
         path = self.path(namespace, name, subresource)
         data = msgspec.json.encode(body)
         return self._noted(await self._requests.send_json("PATCH", path, data, content_type=content_type))
 
     async def delete(self, namespace: str, name: str, *, uid: str = "") -> None:
-        """Delete an object. With `uid`, an object of the same name but another UID is not deleted: that is a
+        """Delete an object. If `uid` is given and the object of that name has another UID, it is not deleted: that is a
         Conflict."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:

@@ -1,4 +1,4 @@
-"""Label selectors, of objects and from a command line: which labels they match. Pure."""
+"""Label selectors of objects and of command lines, and the labels that they match. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Requirement(Wire, frozen=True, omit_defaults=True):
 
     key: str = ""
     operator: str = ""
-    """``In``, ``NotIn``, ``Exists``, ``DoesNotExist``; ``Gt`` and ``Lt`` on command lines only."""
+    """``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``; on command lines also ``Gt`` and ``Lt``."""
     values: list[str] = msgspec.field(default_factory=list)
 
 
 class LabelSelector(Wire, frozen=True, omit_defaults=True):
-    """A selector as objects carry it. All of its parts must match; without any part it matches everything."""
+    """A selector as objects carry it. All of its requirements must match. Without any it matches everything."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: list[Requirement] = msgspec.field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        """Whether it has no part, and so selects every object."""
+        """Return whether there is no requirement, so that the selector matches every object."""
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether labels fit. Raise ValueError for an operator that does not exist."""
+        """Return whether labels match. Raise ValueError for an operator that does not exist."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             _fits(requirement, labels) for requirement in self.match_expressions
         )

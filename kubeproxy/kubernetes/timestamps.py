@@ -1,4 +1,4 @@
-"""Times as the API writes them, and Unix seconds. Pure."""
+"""Converts times as the API writes them to Unix seconds, and back. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def parse(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None where there is none, or it is unreadable."""
+    """Return the Unix seconds of an RFC 3339 time, or None if there is none that can be read."""
     if not text:
         return None
     try:
@@ -17,10 +17,10 @@ def parse(text: str | None) -> float | None:
 
 
 def seconds(unix_s: float) -> str:
-    """``2026-01-02T03:04:05Z``: a metav1.Time, cut to the second as the API server cuts it."""
+    """Return a metav1.Time like ``2026-01-02T03:04:05Z``, cut to the second as the API server cuts it."""
     return datetime.fromtimestamp(int(unix_s // 1), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def microseconds(unix_s: float) -> str:
-    """``2026-01-02T03:04:05.678901Z``: a metav1.MicroTime."""
+    """Return a metav1.MicroTime like ``2026-01-02T03:04:05.678901Z``."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

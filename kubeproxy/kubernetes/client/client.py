@@ -1,4 +1,4 @@
-"""Client of an API server: requests and watches with deadlines; every failure is an `ApiError`."""
+"""Client of an API server: it sends requests and watches with deadlines. Every failure is an `ApiError`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from kubeproxy.kubernetes.client.transport import Link, lines, pieces, read, rea
 from kubeproxy.model.errors import ConfigError
 
 LARGE_BODY: Final = 1 << 20
-"""Bytes; a longer body is handed to the connection piece by piece."""
+"""A body of more bytes is handed to the connection piece by piece."""
 _MAX_ERROR_BYTES: Final = 256 << 10
 _JSON: Final = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A success."""
+    """A successful answer."""
 
     code: int
     headers: Mapping[str, str]
@@ -49,11 +49,11 @@ class Answer:
 
     @property
     def content_type(self) -> str:
-        """The media type with its parameters."""
+        """Return the media type with its parameters."""
         return self.headers.get("Content-Type", "")
 
     def decoded(self) -> Any:
-        """Decode the JSON body. Raise `Garbage` if it is none."""
+        """Decode the JSON body. Raise `Garbage` if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -81,7 +81,8 @@ class _Request:
 
 
 class Client:
-    """Client of one API server. It connects with its first request; `connect` makes one whose credentials were read."""
+    """Client of one API server. It connects with its first request. `connect` makes a client whose credentials are read
+    already."""
 
     def __init__(self, access: Access, policy: Policy | None = None) -> None:
         self._access = access
@@ -94,7 +95,7 @@ class Client:
         self._clock_skew_s: float | None = None
         self.requests = Requests(host=self.host)
         self.guard: Callable[[], None] | None = None
-        """Called right before each request that writes. What it raises holds the request back."""
+        """Called right before each request that writes. If it raises, the request is not sent."""
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
@@ -104,7 +105,7 @@ class Client:
         return client
 
     async def close(self) -> None:
-        """Close the session; running requests end with an error."""
+        """Close the session. Running requests end with an error."""
         if self._link is not None:
             await self._link.close()
 
@@ -116,35 +117,36 @@ class Client:
 
     @property
     def config(self) -> ClientConfig:
-        """The configuration as it was read last."""
+        """Return the configuration as it was read last."""
         return self._access.config
 
     @property
     def server(self) -> str:
-        """The server's base URL."""
+        """Return the server's base URL."""
         return self.config.host.rstrip("/")
 
     @property
     def host(self) -> str:
-        """The server's host and port."""
+        """Return the server's host and port."""
         return urlsplit(self.config.host).netloc
 
     @property
     def has_answered(self) -> bool:
-        """Whether the server has ever answered with a date, as every API server does."""
+        """Return whether the server has ever answered with a date, as every API server does."""
         return self._clock_skew_s is not None
 
     @property
     def clock_skew_s(self) -> float:
-        """The server's clock less ours, by its last Date header, good to a second; 0 before its first answer."""
+        """Return the server's clock less ours, by its last Date header, accurate to a second. It is 0 before the first
+        answer."""
         return self._clock_skew_s or 0.0
 
     def now(self) -> float:
-        """Return the server's time in Unix seconds, good to a second."""
+        """Return the server's time in Unix seconds, accurate to a second."""
         return time() + self.clock_skew_s
 
     async def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> Answer:
-        """Read something, whatever its content type. Raise `ApiError`."""
+        """Read something of any content type. Raise `ApiError` if that fails."""
         return await self.request("GET", path, query, accept=accept)
 
     async def request(
@@ -157,8 +159,10 @@ class Client:
         content_type: str = _JSON,
         accept: str = _JSON,
     ) -> Answer:
-        """Send one request. Raise `ApiError` if the server refused it; after an `Unreachable` the server may have
-        carried it out. The policy says whether it is sent again."""
+        """Send one request. The policy says whether it is sent again.
+
+        Raise `ApiError` if the server refuses it. After an `Unreachable` the server may have carried it out.
+        """
         request = _Request(
             method=method,
             path=path,
@@ -180,7 +184,7 @@ class Client:
         max_bytes: int = MAX_ANSWER_BYTES,
         head_s: float | None = None,
     ) -> bytearray:
-        """Return the body of a JSON answer. Raise `ApiError` for anything else, and if the answer does not begin
+        """Return the body of a JSON answer. Raise `ApiError` for any other answer, and if the answer does not begin
         within `head_s`."""
         request = _Request(path=path, query=query or {}, total_s=self._policy.answer_s, head_s=head_s)
         return (await self._read_whole(request, max_bytes))[1]
@@ -298,7 +302,7 @@ class Client:
         raise self._error(link, request, response, refusal)
 
     def _note(self, headers: Mapping[str, str]) -> None:
-        with suppress(TypeError, ValueError, KeyError):  # a server without a clock, or with a broken one
+        with suppress(TypeError, ValueError, KeyError):  # The server has no clock, or a broken one.
             self._clock_skew_s = parsedate_to_datetime(headers["Date"]).timestamp() - time()
         for value in getattr(headers, "getall", lambda *_: ())("Warning", ()):
             for text in warnings_of(value):
@@ -373,7 +377,7 @@ class Client:
 
 
 def _log() -> Any:
-    import structlog  # here, because commands start without it and hardly ever log
+    import structlog  # This import is here because commands start without it and hardly ever log.
 
     return structlog.get_logger(__name__)
 

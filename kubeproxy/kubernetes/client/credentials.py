@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.plugins import Plugin
 
 RENEW_S: Final = 60.0
-"""Interval of asking a plugin whether its token has expired, in seconds (client-go: every minute)."""
+"""How often a plugin is asked whether its token has expired, in seconds. client-go asks every minute."""
 FORCED_FILES_S = 1.0
 FORCED_PLUGIN_S = 10.0
 """The shortest time between two renewals forced by a 401: reading files is cheap, running a plugin is not."""
@@ -33,7 +33,7 @@ class ClientSettings:
     kubeconfig: str = ""
     """Path of a file. Empty means in-cluster, unless `master` is given."""
     master: str = ""
-    """The server's URL; overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
+    """The server's URL, which overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
     qps: float = 5.0
     """Requests a second; 0 or less means no limit."""
     burst: int = 10
@@ -71,15 +71,15 @@ class Access:
     """Server and credentials, as `Client` asks for them."""
 
     def __init__(self, read: Callable[[], ClientConfig]) -> None:
-        """`read` reads the configuration from scratch, here and at each renewal; it may raise `ConfigError`."""
+        """`read` reads the configuration from scratch, now and at each renewal. It may raise `ConfigError`."""
         self._read = read
         self.config = read()
-        """The configuration as it was read last, without what a plugin answers."""
+        """The configuration as it was read last, without the credentials from a plugin."""
         self._unused = True
         self._plugin: Plugin | None = None
         self._asked_at = 0.0
         self.last_headers: Mapping[str, str] | None = None
-        """The headers of the last request, for the case that new ones cannot be had; None before the first."""
+        """The headers of the last request, in case new ones cannot be had. None before the first request."""
         self.forced_renewal_s = FORCED_FILES_S
         """The shortest time between two renewals of refused credentials, in seconds."""
 

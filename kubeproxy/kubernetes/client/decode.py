@@ -12,17 +12,19 @@ from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.status import excerpt, parse_status, status_error
 
 MAX_OBJECT_BYTES = 32 << 20
-"""The longest object accepted, in bytes of JSON, and so the longest line of a watch. No tenant can write a longer one:
-a server accepts requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes at most six bytes of one (a ``<``
-becomes ``\\u003c``), which is 18 MiB. A slice of 1000 endpoints makes 280 kB."""
+"""The longest object that is accepted, in bytes of JSON, and so the longest line of a watch.
+
+No tenant can write a longer one: a server accepts requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes at
+most six bytes of one (a ``<`` becomes ``\u003c``), which is 18 MiB. A slice of 1000 endpoints has 280 kB.
+"""
 MAX_VERSION = 128
-"""The longest resourceVersion accepted; real ones have up to 20 digits. It is sent back in a URL."""
+"""The longest resourceVersion that is accepted, because it is sent back in a URL. Real ones have up to 20 digits."""
 MAX_TOKEN = 4096
-"""The longest continue token accepted: an etcd key in base64, also sent back in a URL."""
+"""The longest continue token that is accepted: an etcd key in base64, which is also sent back in a URL."""
 
 
 class LineSplitter:
-    """Cuts a stream into lines, whatever its pieces. Empty lines are dropped."""
+    """Cuts a stream into lines, however the stream is divided into pieces. Empty lines are dropped."""
 
     def __init__(self, *, max_line_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max = max_line_bytes
@@ -44,7 +46,7 @@ class LineSplitter:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of an incomplete line."""
+        """Return the beginning of a line that is not complete."""
         return b"".join(self._pieces)
 
     def _keep(self, piece: bytes) -> None:
@@ -56,7 +58,7 @@ class LineSplitter:
 
 
 class EventType(StrEnum):
-    """The event types that the caller receives; an ERROR is raised instead."""
+    """The types of the events that the caller receives. An ERROR is raised instead."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -69,21 +71,21 @@ class Event(NamedTuple):
 
     type: EventType
     kind: str
-    """The object's kind; empty if it states none."""
+    """The object's kind. It is empty if the object states none."""
     metadata: api_types.ObjectMeta
     resource_version: str
     object: msgspec.Raw
 
 
 class Page(NamedTuple):
-    """A list, or a part of one; every page carries the resourceVersion of the first."""
+    """A list, or a part of one. Every page carries the resourceVersion of the first."""
 
     kind: str
-    """The list's kind: ``ServiceList``."""
+    """The list's kind, like ``ServiceList``."""
     items: list[msgspec.Raw]
     resource_version: str
     token: str
-    """The continue token; empty on the last page."""
+    """The continue token. It is empty on the last page."""
 
 
 _decode_event = msgspec.json.Decoder(api_types.WatchEvent).decode
@@ -94,8 +96,8 @@ _decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
 def parse_event(line: bytes) -> Event:
     """Return the event on one line.
 
-    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that
-    is no event. An unknown type is garbage, too: skipping it could hide a change for ever.
+    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that is
+    no event. An unknown type is garbage, too: skipping it could hide a change forever.
     """
     try:
         envelope = _decode_event(line)

@@ -23,7 +23,7 @@ CAUSES: Final = frozenset(
 
 
 class ApiError(ClusterError):
-    """A request failed, or its answer is unusable. It is the base of all below."""
+    """A request has failed, or its answer is unusable. All errors below derive from this one."""
 
     def __init__(
         self,
@@ -40,21 +40,22 @@ class ApiError(ClusterError):
         self.status = status
         """The HTTP status, or the code of a Status object in a stream. It is None if there was no answer."""
         self.reason = reason
-        """The Status object's reason (``Forbidden``, ``Expired``, ...); empty if the answer was no Status."""
+        """The Status object's reason (``Forbidden``, ``Expired``, ...). It is empty if the answer was no Status."""
         self.retry_after_s = retry_after_s
         """The server's Retry-After in seconds, or None if the server sent none."""
         self.causes = causes
-        """Reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
+        """The reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
         self.server_text = ""
         """The message of the Status object alone, for Events and conditions."""
 
 
 class Unreachable(ApiError):
-    """No answer, or a part of one: refused, timed out, cut off, TLS failure. The request may have had effect."""
+    """There was no whole answer: the connection was refused, timed out or cut off, or TLS failed. The request may have
+    had an effect."""
 
     @property
     def was_sent(self) -> bool:
-        """Whether the server may have seen the request."""
+        """Return whether the server may have seen the request."""
         return self.cause not in ("refused", "no route", "name", "tls")
 
 
@@ -66,34 +67,37 @@ class StatusError(ApiError):
     """The API server refused a request. It is raised itself for a code without a class of its own (400, 404, 500)."""
 
     answer: Status = Status()
-    """The Status object that the server sent; empty if it sent none."""
+    """The Status object that the server sent. It is empty if the server sent none."""
     repeated = False
-    """The request was sent more than once because the server failed before, so it may have been carried out then."""
+    """Whether the request was sent more than once because the server failed before. It may then have been carried out
+    by an earlier try."""
 
     @property
     def details(self) -> StatusDetails:
-        """What the refusal is about; empty if the server did not say."""
+        """Return what the refusal is about. The details are empty if the server did not say."""
         return self.answer.details or StatusDetails()
 
 
 class Unauthorized(StatusError):
-    """401, after the credentials were read again."""
+    """The answer was 401, although the credentials were read again."""
 
 
 class Forbidden(StatusError):
-    """403. In its first seconds, before its RBAC rules are loaded, a server answers everything with it."""
+    """The answer was 403. In its first seconds, before its RBAC rules are loaded, a server answers everything with
+    it."""
 
 
 class Expired(StatusError):
-    """410: the resourceVersion, or the list of a continue token, is no longer available."""
+    """The answer was 410: the resourceVersion, or the list of a continue token, is no longer available."""
 
     token = ""
-    """A continue token for the same key at the newest resourceVersion; empty if the server offered none."""
+    """A continue token for the same key at the newest resourceVersion. It is empty if the server offered none."""
 
 
 class Ahead(StatusError):
-    """504: the server has not reached this resourceVersion yet. It lags, or its storage was restored from a backup."""
+    """The answer was 504: the server has not reached this resourceVersion yet. It lags, or its storage was restored
+    from a backup."""
 
 
 class Overloaded(StatusError):
-    """429 or 503: try again later, after ``retry_after_s`` if the server sent one."""
+    """The answer was 429 or 503. A later try may succeed, after ``retry_after_s`` if the server sent that."""

@@ -25,12 +25,12 @@ from kubeproxy.model.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NO_SERVER: Final = "http://localhost:8080"
-"""What kubectl asks where nothing is configured."""
+"""The server that kubectl uses if nothing is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """The flags of a command; empty if not given."""
+    """The flags of a command. A flag that was not given is empty."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -56,10 +56,10 @@ class ClientConfig:
     """An API server and the credentials for it, as `Link` takes them."""
 
     host: str
-    """The base URL."""
+    """The server's base URL."""
     namespace: str = "default"
     namespace_enforced: bool = False
-    """A flag named the namespace: objects of other ones are refused."""
+    """Whether a flag named the namespace. Objects of other namespaces are then refused."""
     ssl_ca_cert: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -69,13 +69,13 @@ class ClientConfig:
     proxy_headers: Mapping[str, str] | None = None
     token: str = ""
     token_file: str = ""
-    """A file that holds the token; read again after a 401."""
+    """The file that holds the token. It is read again after a 401."""
     username: str = ""
     password: str = ""
     impersonate: Mapping[str, Any] = field(default_factory=dict)
     """``user``, ``uid`` (texts), ``groups`` (a list) and ``extra`` (lists by key)."""
     plugin: Mapping[str, Any] | None = None
-    """``exec`` or ``auth-provider`` of a kubeconfig's user: what answers the credentials."""
+    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials."""
 
 
 def load(overrides: Overrides, environment: Mapping[str, str] | None = None) -> ClientConfig:
@@ -190,7 +190,8 @@ class _Assembly:
             (self._cluster_place, cluster.certificate_authority, cluster.certificate_authority_data),
             key="certificate-authority",
         )
-        # The flag wins over a kubeconfig's authority; of one place both are a mistake that would switch the check off.
+        # The flag wins over a kubeconfig's authority. In one place both together are a mistake that would switch the
+        # check off.
         if skip and (flags.certificate_authority if flags.insecure_skip_tls_verify else authority):
             raise ConfigError(
                 "specifying a root certificates file with the insecure flag is not allowed:"

@@ -21,12 +21,12 @@ MAX_BYTES: Final = 10_000_000
 """The longest file that is read; real ones have some thousand bytes."""
 
 Text = str | None
-"""null is as good as no field, everywhere (Go)."""
+"""A text that may be null, which means the same as no field everywhere in Go."""
 Texts = list[str] | None
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A server, and how it proves itself."""
+    """A server, and how its identity is verified."""
 
     server: Text = None
     tls_server_name: Text = None
@@ -38,7 +38,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster, a user, and a namespace; the first two by name."""
+    """A cluster, a user and a namespace. Cluster and user are given by name."""
 
     cluster: Text = None
     user: Text = None
@@ -53,7 +53,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A program that answers credentials."""
+    """A program that returns credentials."""
 
     api_version: Text = None
     command: Text = None
@@ -65,7 +65,7 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class AuthProvider(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A library's way to credentials."""
+    """A provider of credentials that a library knows, such as oidc."""
 
     name: Text = None
     config: dict[str, str] | None = None

@@ -1,7 +1,7 @@
-"""One page of a list, read while it arrives: what is in memory is a piece of it, however long the page is. Pure.
+"""Reads one page of a list while it arrives, so that only a piece of it is in memory, however long the page is. Pure.
 
 An API server answers a list from its cache in one piece, whatever limit was asked for, and a tenant may fill that piece
-with annotations. So no bound on a page makes sense but the time that it takes; what is bounded is one object.
+with annotations. So only the time of a page is bounded, and the length of each object.
 """
 
 from __future__ import annotations
@@ -17,32 +17,41 @@ from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Page, parse_pag
 from kubeproxy.kubernetes.client.errors import Garbage
 
 PIECE_BYTES = 1 << 20
-"""How much is collected before it is looked at: a millisecond of decoding."""
+"""How many bytes are collected before they are decoded, which takes about a millisecond."""
 _TRIES = 4
-"""Places at which one piece is tried to be cut."""
+"""At how many places the reader tries to cut one piece."""
 
 _HEAD = re.compile(rb'"items"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:metadata|kind|apiVersion)")')
-"""Where one item may end and the next begin. It cannot lie inside a string, where a quote has a backslash before it or
-a mark of punctuation behind it; and whether it lies between two items, and not deeper, the decoder says."""
+"""Where one item may end and the next begin.
+
+The pattern cannot match inside a string, where a quote follows a backslash or precedes a mark of punctuation. Whether a
+match lies between two items, and not deeper, is found out by the decoder.
+"""
 
 _decode = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
 
 
 class ListSplitter:
-    """Cuts the text of a page at ends of items. Every piece, between the page's head and a closing bracket, is itself
-    the text of a list, and is decoded as such: so a wrong cut is no list, and is not made."""
+    """Cuts the text of a page at the ends of items.
+
+    Every piece becomes the text of a list by the page's head before it and a closing bracket after it, and is decoded
+    as such. A wrong cut makes no valid list, so it is never used.
+    """
 
     def __init__(self, *, max_object_bytes: int = MAX_OBJECT_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
         self._max = max_object_bytes
         self._piece = self._look_at = piece_bytes
         self._head = b""
-        """From the page's beginning to the bracket that opens its items; empty: that has not come yet."""
+        """The text from the page's beginning to the bracket that opens its items. It is empty until it has arrived."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Page | None:
-        """Return the items that have arrived whole, undecoded, once there is a piece of them. Of the page only the kind
-        is filled in, as far as it is known. Raise `Garbage` if one object is longer than allowed."""
+        """Return the items that have arrived whole, undecoded, once there are enough bytes for a piece.
+
+        Of the page only the kind is filled in, as far as it is known. Raise `Garbage` if one object is longer than
+        allowed.
+        """
         self._rest += data
         if len(self._rest) < self._look_at:
             return None
@@ -54,7 +63,7 @@ class ListSplitter:
         return page
 
     def end(self) -> Page:
-        """Return the page's last items, and its version and token. Raise `Garbage` if it is no page of a list."""
+        """Return the page's last items, its version and its token. Raise `Garbage` if the text is no page of a list."""
         page = parse_page(self._head + self._rest)
         self._rest.clear()
         return page
@@ -75,7 +84,7 @@ class ListSplitter:
         return None
 
     def _find_head(self) -> bool:
-        """Return whether the head has come. If it cannot be found, the page is decoded in one piece at its end."""
+        """Return whether the head has arrived. If it cannot be found, the page is decoded in one piece at its end."""
         for end in [found.end() for found in islice(_HEAD.finditer(self._rest), _TRIES)]:
             head = bytes(self._rest[:end])
             with suppress(*api_types.UNDECODABLE):

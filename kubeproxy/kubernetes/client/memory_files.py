@@ -1,4 +1,4 @@
-"""Files that are on no disk, so that a client's key is left nowhere, however this process ends."""
+"""Files that are on no disk, so that no client's key is left behind, however this process ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from typing import Final
 
 MAX_FILES: Final = 16
-"""How many files are kept. One configuration has three: authority, certificate, key."""
+"""How many files are kept. One configuration has three: an authority, a certificate and a key."""
 _kept: dict[bytes, int] = {}
-"""Descriptors by content, the one used last at the end."""
+"""Descriptors by their content. The one that was used last is at the end."""
 
 
 def path_of(data: bytes) -> str:

@@ -30,11 +30,11 @@ def main(file: int) -> None:
     request = msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=PluginRequest)
     try:
         answer = asyncio.run(_answer(request))
-    except asyncio.CancelledError:  # too late; the library leaves its program running
+    except asyncio.CancelledError:  # It is too late for an answer, and the library leaves the program running.
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             os.kill(int(pid), signal.SIGTERM)
         sys.exit(1)
-    except Exception as error:  # the library lets whatever it meets through: KeyError, AssertionError, OSError, ...
+    except Exception as error:  # The library lets any exception through: KeyError, AssertionError, OSError, ...
         answer = PluginAnswer(fault=" ".join(str(error).split()) or type(error).__name__)
     os.truncate(file, 0)
     os.pwrite(file, msgspec.json.encode(answer), 0)
@@ -50,8 +50,8 @@ async def _answer(request: PluginRequest) -> PluginAnswer:
 
 
 async def _run_program(settings: Mapping[str, Any]) -> PluginAnswer:
-    """Run an exec plugin. `ExecProvider` answers the certificate itself; the library's loader would write it, and its
-    key, to files."""
+    """Run an exec plugin. `ExecProvider` returns the certificate itself. The library's loader would write the
+    certificate and its key to files."""
     status = await ExecProvider(ConfigNode("exec", settings)).run()
     token, certificate, key = (
         str(status.get(name) or "") for name in ("token", "clientCertificateData", "clientKeyData")
@@ -85,7 +85,7 @@ async def _renew_token(request: PluginRequest) -> PluginAnswer:
 
 
 def _expiry(user: Mapping[str, Any], token: str) -> float | None:
-    """Return when the token runs out: by the provider's word, or by the claim in a JSON Web Token."""
+    """Return when the token runs out, as the provider says or as a claim in a JSON Web Token says."""
     if named := (user["auth-provider"].get("config") or {}).get("expiry"):
         return datetime.fromisoformat(str(named)).timestamp()
     parts = token.split(".")

@@ -25,21 +25,21 @@ from kubeproxy.model.errors import ConfigError
 PLUGIN_S: Final = 60.0
 """How long a plugin may run."""
 EARLY_S: Final = 300.0
-"""A token counts as expired so long before its time, as in kubernetes_asyncio: clocks differ."""
+"""A token counts as expired this long before its time, because clocks differ. kubernetes_asyncio does the same."""
 MAX_ANSWER_BYTES: Final = 1 << 20
-"""The longest answer of the process; real ones have some thousand bytes."""
+"""The longest answer of the process. Real ones have some thousand bytes."""
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """What the process is asked for."""
+    """The request to the process."""
 
     server: str
     user: dict[str, Any]
-    """``exec`` or ``auth-provider`` of a kubeconfig's user."""
+    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user."""
 
 
 class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process answers."""
+    """The answer of the process."""
 
     token: str = ""
     certificate: str = ""
@@ -49,29 +49,29 @@ class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
     user: dict[str, Any] | None = None
     """The user with the tokens that the provider has renewed, for the next request."""
     fault: str = ""
-    """Why there are no credentials; empty if there are."""
+    """Why there are no credentials. It is empty if there are some."""
 
 
 class Plugin:
     """A plugin of a kubeconfig's user, and its last answer."""
 
     def __init__(self, user: Mapping[str, Any]) -> None:
-        """`user` is the ``exec`` or ``auth-provider`` of a kubeconfig's user, as `ClientConfig.plugin` has it."""
+        """`user` is the ``exec`` or ``auth-provider`` entry of a kubeconfig's user, as `ClientConfig.plugin` has it."""
         self._user = dict(user)
         self._last = PluginAnswer()
 
     @property
     def expires(self) -> bool:
-        """Whether the credentials may run out by time. If no expiry is known the plugin runs again only after a 401,
-        as with client-go."""
+        """Return whether the credentials may run out by time. If no expiry is known, the plugin runs again only after a
+        401, as with client-go."""
         return self._last.expires_at is not None
 
     async def answer(self, config: ClientConfig) -> ClientConfig:
-        """Return the configuration with the token or the certificate that the plugin answers. The plugin runs unless
-        its last token still holds. Raise `ConfigError` if it fails."""
+        """Return the configuration with the plugin's token or certificate. The plugin runs unless its last token is
+        still valid. Raise `ConfigError` if it fails."""
         if (self._last.expires_at or 0.0) - EARLY_S <= time.time():
             last = await _run(PluginRequest(config.host, self._user))
-            self._user = last.user or self._user  # an identity provider may give a new refresh token with each use
+            self._user = last.user or self._user  # An identity provider may give a new refresh token with each use.
             self._last = last
         last = self._last
         return replace(
@@ -115,7 +115,7 @@ async def _wait_for_process(file: int) -> None:
         raise ConfigError(f"getting credentials: the plugin did not answer within {PLUGIN_S:.0f} s") from None
     finally:
         if process.returncode is None:
-            process.terminate()  # it ends the plugin, and then itself
+            process.terminate()  # This ends the plugin, and then the process itself.
             await process.wait()
     if code != 0:
         raise ConfigError(f"getting credentials: the process of the plugin exited with {code}")

@@ -1,4 +1,4 @@
-"""What a client does beyond sending a request once: its limits, its retries, and what it tells its owner."""
+"""How a client goes beyond sending a request once: its limits, its retries, and what it reports to its owner."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from kubeproxy.runtime.backoff import DoublingBackoff
 T = TypeVar("T")
 
 ANSWER_S: Final = 75.0
-"""Limit of a whole answer. The server's own is 60 s; its priority and fairness may first queue a request for 15 s."""
+"""The limit of a whole answer. The server's own limit is 60 s; its priority and fairness may first queue a request for
+15 s."""
 MAX_ANSWER_BYTES: Final = 32 << 20
-"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such bound."""
+"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such limit."""
 MAX_COMMAND_ANSWER_BYTES: Final = 256 << 20
-"""The same for commands, which end soon and may have to read a long list."""
+"""The longest body that a command reads whole. A command ends soon, and may have to read a long list."""
 MAX_WAITS: Final = 10
-"""How often a command repeats a request because the server asked for that (client-go: 10)."""
+"""How often a command repeats a request because the server asks for it. client-go does so 10 times."""
 MAX_WAIT_S: Final = 60.0
-"""The longest of these waits, even if the server asks for more."""
+"""The longest of these waits, even if the server asks for a longer one."""
 
 
 class Retries(Protocol):
@@ -33,7 +34,7 @@ class Retries(Protocol):
 
 
 class NoRetries:
-    """Each request is sent once. Long-lived callers (reflectors, controllers) have a backoff of their own."""
+    """Sends each request once. Long-lived callers (reflectors, controllers) have a backoff of their own."""
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
         """Send the request once."""
@@ -41,13 +42,13 @@ class NoRetries:
 
 
 class RepeatReads:
-    """A read is tried again if its connection breaks. A write is not, because it may have had effect."""
+    """Repeats a read if its connection breaks. A write is not repeated, because it may have had an effect."""
 
     TRIES: Final = 3
     PAUSE_S: Final = 0.5
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Send the request, a GET up to `TRIES` times."""
+        """Send the request; if it is a GET, up to `TRIES` times."""
         for number in range(1, self.TRIES + 1):
             try:
                 return await send()
@@ -60,15 +61,15 @@ class RepeatReads:
 
 
 class WaitForServer:
-    """A server that has answered before may be away for a while: any request is sent again until it answers.
+    """Sends any request again until it is answered, if the server has answered before and is away for a while.
 
-    So a request may be carried out more than once. A server that never answered is not waited for.
+    A request may therefore be carried out more than once. A server that never answered is not waited for.
     """
 
     FIRST_PAUSE_S: Final = 0.25
     LONGEST_PAUSE_S: Final = 3.0
     STARTING_S: Final = 15.0
-    """A server that has just started refuses everything with 401 or 403 until its rules are loaded."""
+    """How long 401 and 403 may pass: a server that has just started refuses everything until its rules are loaded."""
 
     def __init__(
         self,
@@ -134,15 +135,15 @@ class Policy:
     """Requests a second; 0 or less means no limit."""
     burst: int = 10
     answer_s: float = field(default_factory=lambda: ANSWER_S)
-    """Limit of a whole answer, in seconds."""
+    """The limit of a whole answer, in seconds."""
     max_answer_bytes: int = MAX_ANSWER_BYTES
     waits: int = 0
-    """How often one request is repeated because the server asks for it: 429 and 5xx with Retry-After."""
+    """How often one request is repeated because the server asks for it, with 429 or 5xx and Retry-After."""
     retries: Retries = field(default_factory=NoRetries)
     field_manager: str = ""
     """The name that the server notes with each write; empty leaves it to the User-Agent."""
     kubectl_words: bool = False
-    """Refusals are worded as kubectl prints them, without the URL: a person reads them in a terminal."""
+    """Whether refusals are worded as kubectl prints them, without the URL, for a person at a terminal."""
     on_warning: Callable[[str], None] = _ignore
     """Called with the text of each ``Warning`` header."""
     on_wait: Callable[[float, str], None] = _ignore
@@ -158,7 +159,8 @@ class Policy:
         on_warning: Callable[[str], None] = _ignore,
         on_wait: Callable[[float, str], None] = _ignore,
     ) -> Policy:
-        """Make the policy of a command, which asks, writes and ends. Without `answer_s` it is `ANSWER_S`."""
+        """Return the policy of a command, which asks, writes and ends. Without `answer_s` the limit of an answer is
+        `ANSWER_S`."""
         return cls(
             answer_s=answer_s or ANSWER_S,
             max_answer_bytes=MAX_COMMAND_ANSWER_BYTES,

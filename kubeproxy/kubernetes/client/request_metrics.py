@@ -1,4 +1,4 @@
-"""Requests to the API server, counted as client-go counts them."""
+"""Counts requests to the API server as client-go counts them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 from kubeproxy.runtime.histogram import Histogram
 
 LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""Upper bounds of client-go's request latency (component-base, metrics/prometheus/restclient)."""
+"""The upper bounds of client-go's request latency (component-base, metrics/prometheus/restclient)."""
 NO_ANSWER: Final = "<error>"
-"""client-go's code of a request without an answer."""
+"""client-go's code for a request without an answer."""
 
 
 @dataclass(slots=True)
 class Requests:
-    """The requests to one server; times are from sending to the head of the answer."""
+    """The requests to one server. Times are measured from sending to the head of the answer."""
 
     host: str
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By method and code."""
+    """The number of answers by method and code."""
     latency: dict[str, Histogram] = field(default_factory=dict)
-    """By method."""
+    """The latency histogram of each method."""
 
     def answered(self, method: str, status: int | None, seconds: float) -> None:
         """Count one request that took `seconds`. `status` is None if no answer came."""

@@ -1,4 +1,4 @@
-"""What an API server refuses or warns of: Status objects, the errors that they become, Warning headers. Pure."""
+"""Reads what an API server refuses or warns of: Status objects, the errors made of them, and Warning headers. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kubeproxy.kubernetes.client.errors import (
 )
 
 MAX_RETRY_AFTER_S: Final = 86_400
-"""The longest Retry-After; longer ones are cut to it."""
+"""The longest Retry-After. Longer ones are reduced to it."""
 TOO_LARGE: Final = "ResourceVersionTooLarge"
 """The cause (in a Status's details) of a 504 for a resourceVersion that the server has not reached yet."""
 _SHOWN: Final = 500
@@ -100,7 +100,7 @@ _GENERIC: Final = {
         "the server was unable to return a response in the time allotted, but may still be processing the request",
     ),
 }
-"""The reason and the message by code, where the answer is no Status (client-go, NewGenericServerResponse)."""
+"""The reason and the message for each code, if the answer is no Status (client-go, NewGenericServerResponse)."""
 
 
 def kubectl_error(body: bytes | bytearray, code: int, about: str, *, retry_after_s: float | None = None) -> StatusError:
@@ -149,7 +149,7 @@ def warnings_of(header: str) -> list[str]:
     rest = header.strip()
     while rest:
         code, _, rest = rest.partition(" ")
-        _, _, rest = rest.partition(" ")  # the agent, mostly "-"
+        _, _, rest = rest.partition(" ")  # This is the agent, mostly "-".
         if not code.isdecimal() or not rest.startswith('"'):
             break
         text, position, escaped = [], 1, False
@@ -161,7 +161,7 @@ def warnings_of(header: str) -> list[str]:
         if int(code) == 299 and text:
             texts.append("".join(text))
         rest = rest[position + 1 :].lstrip()
-        if rest.startswith('"'):  # a date
+        if rest.startswith('"'):  # This is a date.
             rest = rest[1:].partition('"')[2].lstrip()
         rest = rest.removeprefix(",").lstrip()
     return texts

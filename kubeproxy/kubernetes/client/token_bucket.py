@@ -1,10 +1,10 @@
-"""A token bucket: limits how often a client asks. No clock, no sleep."""
+"""A token bucket that limits how often a client asks. It has no clock and does not sleep."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Admits `qps` requests a second on average, `burst` at once; without a limit if ``qps <= 0``."""
+    """Admits `qps` requests a second on average, and `burst` at once. If ``qps <= 0`` there is no limit."""
 
     def __init__(self, *, qps: float, burst: int) -> None:
         self._qps = qps

@@ -1,6 +1,6 @@
-"""HTTP session to one API server, with readable network errors.
+"""The HTTP session to one API server, with readable network errors.
 
-It has keepalive on its sockets: a watch on a peer that died silently would wait for ever.
+Its sockets have keepalive: a watch on a peer that has died silently would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
 TCP_CONNECT_S = 4.0
-"""Time limit of one three-way handshake: short, because the kernel's own retries (after 1, 3, 7 s) find a returning
-server too late."""
+"""The time limit of one three-way handshake. It is short, because the kernel's own retries (after 1, 3 and 7 s) find a
+returning server too late."""
 CONNECT_S = 10.0
-"""The same, with name resolution and TLS."""
+"""The time limit of a connection, including name resolution and TLS."""
 PIECE_BYTES = 256 << 10
-"""The longest piece of a body that is returned at once: a millisecond of unpacking."""
+"""The longest piece of a body that is returned at once. Unpacking it takes about a millisecond."""
 
 # Keepalive probes start after 5 s of silence; the connection ends 9 s after the peer's last packet, long before a read
 # timeout. During shorter outages TCP's retransmissions keep a stream alive, and arrive within seconds of the end.
@@ -47,7 +47,7 @@ _SOCKET_OPTIONS = (
 
 
 class Link:
-    """A session that closes once it is retired and its last request has ended."""
+    """A session that closes after it is retired and its last request has ended."""
 
     def __init__(self, configuration: ClientConfig) -> None:
         """Raise `ConfigError` if the certificates are unusable."""
@@ -84,7 +84,8 @@ class Link:
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
-        if self._proxy_headers and self.base.startswith("http://"):  # without TLS there is no CONNECT to carry them
+        # Without TLS there is no CONNECT that could carry them.
+        if self._proxy_headers and self.base.startswith("http://"):
             headers = CIMultiDict([*headers.items(), *self._proxy_headers.items()])
         with explained(self.base + path):
             async with asyncio.timeout(head_s):
@@ -144,10 +145,10 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a body as they arrive, without their ends. Raise `Unreachable` if the body ends within a
+    """Yield the lines of a body as they arrive, without their line ends. Raise `Unreachable` if the body ends within a
     line."""
     splitter = LineSplitter()
-    where = str(response.url.with_query(None))  # the query is the same for all watches, and longer than the error
+    where = str(response.url.with_query(None))  # The query is the same for all watches, and longer than the error.
     async for data in pieces(response, where=where):
         for line in splitter.feed(data):
             yield line
@@ -190,7 +191,7 @@ class _Gzip:
         return self._member.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        full = False  # then there may be more, though all of `data` has gone in
+        full = False  # There may be more then, although all of `data` has gone in.
         while data or full:
             if self._member.eof:
                 self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -245,8 +246,11 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 
 def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str]]:
-    """Return the proxy that the configuration names, else that of the environment, and the header with the credentials
-    in its URL. Found once: aiohttp's own search (trust_env) takes two threads for every request."""
+    """Return the proxy that the configuration names, or else that of the environment, and the header with the
+    credentials in its URL.
+
+    It is found once, because aiohttp's own search (trust_env) takes two threads for every request.
+    """
     url = urlsplit(base)
     found = configured
     if found is None and not proxy_bypass(url.hostname or ""):

@@ -1,4 +1,4 @@
-"""Adopting and releasing objects: the requests for what `controller_ref` decides."""
+"""Sends the requests that adopt and release objects, as `controller_ref` decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Patch = Callable[[Meta, Mapping[str, Any]], Awaitable[None]]
 
 
 class ClaimError(ClusterError):
-    """Not every candidate could be adopted or released; the sync is repeated."""
+    """A candidate could not be adopted or released. The sync is repeated."""
 
 
 async def claim(
@@ -31,8 +31,8 @@ async def claim(
 ) -> list[T]:
     """Return the candidates that belong to the controller, after adopting and releasing.
 
-    Before the first adoption the controller is read from the server by `live`, once: a cache that is behind must not
-    adopt for a controller that was deleted. ApiError or `ClaimError` when something failed.
+    Before the first adoption, `live` reads the controller from the server once: a cache that is behind must not adopt
+    for a controller that was deleted. Raise ApiError or `ClaimError` if something fails.
     """
     claims = decide_claims(controller, candidates, matches)
     errors: list[ApiError] = []
@@ -41,7 +41,7 @@ async def claim(
         try:
             await patch(item.metadata, release_patch(item.metadata, controller.uid))
         except ApiError as error:
-            # Gone, or no longer owned by this controller: released either way.
+            # The object is gone, or this controller no longer owns it. Either way it is released.
             if not (is_not_found(error) or is_invalid(error)):
                 errors.append(error)
     if claims.adopt:

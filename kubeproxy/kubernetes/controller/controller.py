@@ -18,8 +18,8 @@ log = structlog.get_logger(__name__)
 
 
 AWAY_S: Final = 10.0
-"""Longest back-off in seconds while the server cannot be reached: so late is a key after the server is back. By its own
-back-off a key would wait as long again as the server was away."""
+"""The longest back-off in seconds while the server cannot be reached, and so the longest delay of a key after the
+server's return. By its own back-off a key would wait as long again as the server was away."""
 
 
 def monotonic() -> float:
@@ -31,20 +31,21 @@ Sync = Callable[[str], Awaitable[None]]
 
 
 class Controller:
-    """A queue with its workers. `sync` is called with one key at a time, never twice at once with the same.
+    """A queue with its workers.
 
-    A sync that raises is tried again after the queue's back-off: without end, or with `max_retries` so often in a row,
-    and then not before the next event. A server that cannot be reached is no reason to give up: when it is back, no
-    event need follow.
+    `sync` is called with one key at a time, and never with the same key twice at once. If it raises, it is tried again
+    after the queue's back-off. With `max_retries` the controller gives a key up after so many failures in a row, until
+    the key's next event. It never gives up while the server cannot be reached, because no event need follow when the
+    server is back.
     """
 
     def __init__(self, name: str, sync: Sync, *, workers: int, max_retries: int | None = None) -> None:
         self.name = name
         self.queue = WorkQueue(name)
         self.errors = 0
-        """Syncs that failed."""
+        """How many syncs have failed."""
         self.dropped = 0
-        """Keys that were given up until their next event."""
+        """How many keys were given up until their next event."""
         self._sync = sync
         self._workers = workers
         self._max_retries = max_retries
@@ -61,19 +62,19 @@ class Controller:
         self._changed.set()
 
     def enqueue_rate_limited(self, key: str, *, longest_s: float = CAP_S) -> None:
-        """Sync a key after its back-off, of `longest_s` at most."""
+        """Sync a key after its back-off, which is at most `longest_s`."""
         self.queue.add_rate_limited(key, monotonic(), longest_s=longest_s)
         self._changed.set()
 
     async def run(self) -> None:
-        """Work until cancelled. Writes that are under way are then cut off."""
+        """Work until cancelled. Writes that are in progress are then cut off."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
                 group.create_task(self._work(), name=f"{self.name} worker {number}")
 
     @property
     def idle(self) -> bool:
-        """Whether no key waits, is processed, or is delayed."""
+        """Return whether no key waits, is processed, or is delayed."""
         return not len(self.queue) and not self.queue.processing and self.queue.next_due() is None
 
     async def _work(self) -> None:
@@ -106,7 +107,7 @@ class Controller:
 
     def _failed(self, key: str, error: Exception) -> None:
         if isinstance(error, LeadershipLostError):
-            return  # the work is about to be cancelled
+            return  # The work is about to be cancelled.
         self.errors += 1
         if namespace_terminating(error):
             self.queue.forget(key)
@@ -126,7 +127,7 @@ class Controller:
         elif isinstance(error, ApiError):
             write = (
                 log.warning if error.status == 403 else log.info
-            )  # a right or a quota is missing: somebody has to act
+            )  # A right or a quota is missing, so a person has to act.
             write("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
         else:
             log.warning("sync failed", controller=self.name, key=key, retries=retries, exc_info=error)

@@ -19,15 +19,16 @@ class Claims(Generic[T]):
     """What to do with the candidates of one controller."""
 
     keep: list[T] = field(default_factory=list)
-    """Owned, and still matching."""
+    """The objects that the controller owns and that still match."""
     adopt: list[T] = field(default_factory=list)
-    """Orphans that match."""
+    """The orphans that match."""
     release: list[T] = field(default_factory=list)
-    """Owned, and no longer matching."""
+    """The objects that the controller owns and that no longer match."""
 
 
 def decide_claims(controller: Meta, candidates: Iterable[T], matches: Callable[[Mapping[str, str]], bool]) -> Claims[T]:
-    """Sort the candidates. A controller that is being deleted keeps what it has, and neither adopts nor releases."""
+    """Sort the candidates. A controller that is being deleted keeps its objects, and neither adopts nor releases
+    any."""
     claims: Claims[T] = Claims()
     leaving = controller.deletion_timestamp is not None
     for item in candidates:
@@ -46,7 +47,7 @@ def decide_claims(controller: Meta, candidates: Iterable[T], matches: Callable[[
 
 
 def controller_reference(api_version: str, kind: str, controller: Meta) -> OwnerReference:
-    """Return the reference that an object of this controller carries."""
+    """Return the owner reference to this controller that its objects carry."""
     return OwnerReference(
         api_version=api_version,
         kind=kind,

@@ -1,7 +1,7 @@
-"""State machine of leader election: one of several candidates leads, by a Lease object. Pure.
+"""State machine of leader election: a Lease object decides which one of several candidates leads. Pure.
 
-Expiry is judged by the local time since the record last changed as seen here, so that clocks of different machines are
-never compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.
+Expiry is judged by the local time since this candidate saw the record change, so clocks of different machines are never
+compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.
 `kubeproxy.kubernetes.controller.leader_election` makes the requests.
 """
 
@@ -14,21 +14,21 @@ from typing import Final
 LEASE_S: Final = 15.0
 RENEW_S: Final = 10.0
 RETRY_S: Final = 2.0
-"""Lease duration, renew deadline and retry period of kube-controller-manager."""
+"""The lease duration, renew deadline and retry period of kube-controller-manager, in this order."""
 JITTER: Final = 1.2
 """A candidate waits RETRY_S and up to this many times RETRY_S more before it looks again (client-go's JitterFactor)."""
 
 BELIEVED_LEASES: Final = 10
-"""Of our own lease durations another holder may claim so many: its settings may be longer, but who once wrote
-2,147,483,647 s into the Lease must not keep all candidates from work until somebody deletes it."""
+"""For how many of our own lease durations the record of another holder is believed. Its settings may be longer; but a
+Lease of 2,147,483,647 s must not keep all candidates from work until a person deletes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """The spec of a Lease. Times are Unix seconds of the machine that wrote them, for people only."""
+    """The spec of a Lease. Its times are Unix seconds of the machine that wrote them, and are only for people."""
 
     holder: str = ""
-    """Identity; empty: the last holder released it."""
+    """The identity of the holder. It is empty if the last holder has released the Lease."""
     duration_s: int = int(LEASE_S)
     acquired: float = 0.0
     renewed: float = 0.0
@@ -39,17 +39,17 @@ class Step(StrEnum):
     """What a candidate does next."""
 
     CREATE = "create"
-    """There is no Lease: create it."""
+    """There is no Lease, so create it."""
     TAKE = "take"
-    """The Lease is free or expired: write it."""
+    """The Lease is free or expired, so take it."""
     RENEW = "renew"
-    """The Lease is ours: write it."""
+    """The Lease is ours, so renew it."""
     WAIT = "wait"
-    """Another candidate holds it."""
+    """Another candidate holds the Lease, so wait."""
 
 
 class LeaderElection:
-    """The view of one candidate. ValueError for durations that cannot work together."""
+    """The view of one candidate. Raise ValueError for durations that cannot work together."""
 
     def __init__(
         self, identity: str, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S, retry_s: float = RETRY_S
@@ -67,11 +67,11 @@ class LeaderElection:
         self._record: LeaseRecord | None = None
         self._observed_at = 0.0
         self._renewed_at: float | None = None
-        """Start of the last request that succeeded; None: not the leader."""
+        """When the last successful request began. None if this candidate is not the leader."""
 
     @property
     def record(self) -> LeaseRecord | None:
-        """The Lease as it was seen last; None: there is none."""
+        """Return the Lease as it was seen last, or None if there is none."""
         return self._record
 
     def leading(self, now: float) -> bool:
@@ -79,11 +79,11 @@ class LeaderElection:
         return self._renewed_at is not None and now - self._renewed_at < self.renew_s
 
     def lost(self, now: float) -> bool:
-        """Return whether this candidate was the leader and is so no more."""
+        """Return whether this candidate was the leader and is not any more."""
         return self._renewed_at is not None and not self.leading(now)
 
     def next_step(self, record: LeaseRecord | None, now: float) -> Step:
-        """Take note of the Lease as the server has it, and decide."""
+        """Take in the Lease as the server has it, and return the next step."""
         if record != self._record:
             self._record = record
             self._observed_at = now
@@ -92,7 +92,7 @@ class LeaderElection:
         if record.holder == self.identity:
             return Step.RENEW
         if self._renewed_at is not None:
-            # Another candidate took it: this one has lost, whatever its own deadline says.
+            # Another candidate has taken the Lease, so this one has lost it before its own deadline.
             self._renewed_at = float("-inf")
             return Step.WAIT
         if not record.holder or now - self._observed_at >= self._believed_s(record):
@@ -100,7 +100,7 @@ class LeaderElection:
         return Step.WAIT
 
     def _believed_s(self, record: LeaseRecord) -> float:
-        """Return how long another holder's record keeps this candidate from the Lease."""
+        """Return for how long the record of another holder keeps this candidate from the Lease."""
         return max(self.lease_s, min(record.duration_s, BELIEVED_LEASES * self.lease_s))
 
     def proposal(self, unix_s: float) -> LeaseRecord:
@@ -116,17 +116,18 @@ class LeaderElection:
         return replace(mine, transitions=before.transitions + 1)
 
     def written(self, record: LeaseRecord, *, asked_at: float) -> None:
-        """The server took `record`; `asked_at` is when the request began, for the answer may have been slow."""
+        """Note that the server has accepted `record`. `asked_at` is when the request began, because the answer may have
+        been slow."""
         self._record = record
         self._observed_at = asked_at
         self._renewed_at = asked_at
 
     def release(self, unix_s: float) -> LeaseRecord | None:
-        """Return the record that gives the Lease up early, or None if this candidate does not hold it."""
+        """Return the record that releases the Lease early, or None if this candidate does not hold it."""
         if self._renewed_at is None or self._record is None or self._record.holder != self.identity:
             return None
         return replace(self._record, holder="", duration_s=1, renewed=unix_s, acquired=unix_s)
 
     def resign(self) -> None:
-        """Lead no more."""
+        """Stop leading."""
         self._renewed_at = None

@@ -1,7 +1,7 @@
 """What a controller has asked the API server for and has not yet seen in its cache.
 
-A controller that counts pods in a cache that is behind its own writes would create or delete them twice. Pure: `now` is
-in seconds of any monotonic clock.
+A controller that counts pods in a cache that lags behind its own writes would create or delete pods twice. Pure: `now`
+is in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 EXPIRY_S: Final = 300.0
-"""After this time expectations count as satisfied (upstream's): the last resort where versions cannot be compared."""
+"""The time after which expectations count as satisfied, as upstream's. It is the last resort if versions cannot be
+compared."""
 
 
 @dataclass(slots=True)
@@ -20,11 +21,11 @@ class _Expected:
     deletions: set[str]
     since: float
     newest: str = ""
-    """The resourceVersion of the object that was created last; empty: none was."""
+    """The resourceVersion of the object that was created last. It is empty if none was."""
 
 
 class Expectations:
-    """Per controller key: creations that are still to be seen, and deletions by the key of the object."""
+    """For each controller, how many creations are still to be seen, and which objects' deletions."""
 
     def __init__(self, *, expiry_s: float = EXPIRY_S) -> None:
         self._expiry_s = expiry_s
@@ -34,34 +35,35 @@ class Expectations:
         return len(self._expected)
 
     def expect_creations(self, key: str, number: int, now: float) -> None:
-        """Expect so many creations, in place of whatever was expected before."""
+        """Expect this number of creations, in place of what was expected before."""
         self._expected[key] = _Expected(number, set(), now)
 
     def expect_deletions(self, key: str, objects: Iterable[str], now: float) -> None:
-        """Expect these objects to go, in place of whatever was expected before."""
+        """Expect these objects to be deleted, in place of what was expected before."""
         self._expected[key] = _Expected(0, set(objects), now)
 
     def created(self, key: str, version: str) -> None:
-        """A request for a creation succeeded; the object got this resourceVersion."""
+        """Note that a request to create succeeded. The object got this resourceVersion."""
         if (expected := self._expected.get(key)) is not None:
             expected.newest = max(expected.newest, version, key=lambda text: int(text) if text.isdecimal() else 0)
 
     def creation_observed(self, key: str, number: int = 1) -> None:
-        """So many creations were seen, or will never come."""
+        """Note that this number of creations was seen, or will never be seen."""
         if (expected := self._expected.get(key)) is not None:
             expected.creations -= number
 
     def deletion_observed(self, key: str, object_key: str) -> None:
-        """A deletion was seen, or will never come. An object counts once, however often it is reported."""
+        """Note that a deletion was seen, or will never be seen. An object counts once, however often it is reported."""
         if (expected := self._expected.get(key)) is not None:
             expected.deletions.discard(object_key)
 
     def satisfied(self, key: str, now: float, includes: Callable[[str], bool] = lambda version: False) -> bool:
-        """Return whether the cache shows what was written: nothing expected, all of it seen, or too old to wait for.
+        """Return whether the cache shows what was written: nothing was expected, all of it was seen, or it is too old
+        to wait for.
 
         `includes` returns whether the cache has reached a resourceVersion. A creation up to there that was not observed
         never will be: the object was deleted, or lost its owner, before the cache saw it. Ask only while no request is
-        under way.
+        in progress.
         """
         expected = self._expected.get(key)
         if expected is None or now - expected.since > self._expiry_s:
@@ -69,12 +71,12 @@ class Expectations:
         return not expected.deletions and (expected.creations <= 0 or includes(expected.newest))
 
     def expires_in(self, key: str, now: float) -> float:
-        """Return the seconds until the expectations count as satisfied, whatever is seen."""
+        """Return the seconds until the expectations count as satisfied in any case."""
         expected = self._expected.get(key)
         return 0.0 if expected is None else max(0.0, expected.since + self._expiry_s - now) + 0.001
 
     def outstanding(self, key: str) -> tuple[int, int]:
-        """Creations and deletions that are still expected."""
+        """Return the numbers of creations and deletions that are still expected."""
         expected = self._expected.get(key)
         return (0, 0) if expected is None else (expected.creations, len(expected.deletions))
 

@@ -57,7 +57,7 @@ class Lease(Wire, frozen=True):
 
     @property
     def record(self) -> LeaseRecord:
-        """What the election reads of it."""
+        """Return the part that the election reads."""
         spec = self.spec
         return LeaseRecord(
             holder=spec.holder_identity or "",
@@ -69,24 +69,24 @@ class Lease(Wire, frozen=True):
 
 
 def boot_time() -> float:
-    """Return the seconds since the machine started, those included in which it or the process was suspended."""
+    """Return the seconds since the machine started, including those for which it or the process was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeadershipLostError(Exception):
-    """A write was held back because this process is no longer known to lead."""
+    """A write was not sent, because this process is no longer known to lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Where the Lease is."""
+    """The name and namespace of the Lease."""
 
     namespace: str
     name: str
 
 
 class Leadership:
-    """One candidate for a Lease. `clock` must go on while the process is suspended; `unix_clock` is for people."""
+    """One candidate for a Lease. `clock` must advance while the process is suspended; `unix_clock` is for people."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Leadership:
             requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=decode
         )
         self.name = name
-        """Where the Lease is."""
+        """The name and namespace of the Lease."""
         self._election = election
         self._clock = clock
         self._unix_clock = unix_clock
@@ -117,25 +117,27 @@ class Leadership:
 
     @property
     def holder(self) -> str:
-        """Identity of the leader as it was seen last; empty: none."""
+        """Return the identity of the leader as it was seen last. It is empty if there is none."""
         record = self._election.record
         return "" if record is None else record.holder
 
     def demand(self) -> None:
-        """`LeadershipLostError` unless this process leads. To be called right before each write, for the process may
-        have been stopped at any moment before."""
+        """Raise `LeadershipLostError` unless this process leads.
+
+        Call this right before each write, because the process may have been stopped at any moment before.
+        """
         if not self.is_leading():
             raise LeadershipLostError(f"the lease {self.name.namespace}/{self.name.name} is not held any more")
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the Lease, then work until it is lost: then all work is cancelled, and this returns.
+        """Wait for the Lease, then work until it is lost. All work is then cancelled, and this method returns.
 
-        A `work` that ends by itself ends the leadership, too.
+        If `work` ends by itself, the leadership ends, too.
         """
         await self._acquire()
         try:
             await self._work_until_lost(work)
-        except* LeadershipLostError as errors:  # it may end the work before the renewal finds the Lease lost
+        except* LeadershipLostError as errors:  # The work may end before the renewal finds the Lease lost.
             log.debug("writes held back", lease=self.name.name, writes=len(errors.exceptions))
         if not self.is_leading():
             log.error("leadership lost", lease=self.name.name, holder=self.holder)
@@ -150,7 +152,8 @@ class Leadership:
             renewing.cancel()
 
     async def release(self) -> None:
-        """Give the Lease up, so that another need not wait for its end. Without success it expires by itself."""
+        """Release the Lease, so that another candidate need not wait for its end. If that fails, the Lease expires by
+        itself."""
         record = self._election.release(self._unix_clock())
         if record is None or self._lease is None or not self.is_leading():
             return
@@ -167,11 +170,11 @@ class Leadership:
         log.info("leadership acquired", lease=self.name.name, identity=self._election.identity)
 
     async def _renew(self) -> None:
-        """Until the Lease is lost: another has it, or no renewal succeeded in time."""
+        """Renew the Lease until it is lost: another candidate has it, or no renewal succeeded in time."""
         while True:
             await asyncio.sleep(self._election.retry_s)
             if not self.is_leading():
-                return  # the process was stopped for longer than the deadline; no renewal makes up for that
+                return  # The process was stopped for longer than the deadline, and no renewal makes up for that.
             try:
                 async with asyncio.timeout(self._election.renew_s):
                     await self._try()
@@ -181,7 +184,7 @@ class Leadership:
                 return
 
     async def _try(self) -> bool:
-        """One look at the Lease, and one write if it is to be ours; whether it is."""
+        """Look at the Lease once, and write it if it is to be ours. Return whether it is."""
         asked_at = self._clock()
         try:
             lease = await self._read()
@@ -196,7 +199,7 @@ class Leadership:
                 hint = {"hint": LEASE_RIGHTS} if error.status == HTTPStatus.FORBIDDEN else {}
                 log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
             return False
-        # The record as the server gives it back: its times are cut to microseconds.
+        # Use the record as the server returns it, because its times are cut to microseconds.
         self._election.written(self._lease.record, asked_at=asked_at)
         return True
 

@@ -1,6 +1,6 @@
-"""A queue of keys: each waits once, and one worker at a time processes it.
+"""A queue in which each key waits only once, and one worker at a time processes it.
 
-The meaning is that of client-go's ``util/workqueue``. Pure: every method takes `now` in seconds of any monotonic clock,
+It behaves as client-go's ``util/workqueue``. Pure: every method takes `now` in seconds of any monotonic clock, and
 nothing sleeps. `kubeproxy.kubernetes.controller.controller` adds the waiting.
 """
 
@@ -17,12 +17,13 @@ from kubeproxy.runtime.histogram import Histogram
 
 BASE_S: Final = 0.005
 CAP_S: Final = 1000.0
-"""Back-off of one key: 5 ms doubled with every failure, at most 1000 s (client-go's DefaultControllerRateLimiter)."""
+"""The back-off of one key: 5 ms, doubled with every failure, at most 1000 s (client-go's
+DefaultControllerRateLimiter)."""
 QPS: Final = 10.0
 BURST: Final = 100
-"""Rate of all rate-limited additions together (client-go's DefaultControllerRateLimiter)."""
+"""The rate of all rate-limited additions together (client-go's DefaultControllerRateLimiter)."""
 DURATION_BUCKETS_S: Final = tuple(10.0**power for power in range(-8, 2))
-"""Upper bounds of client-go's workqueue histograms."""
+"""The upper bounds of client-go's workqueue histograms."""
 
 
 class ItemBackoff:
@@ -34,10 +35,10 @@ class ItemBackoff:
         self._failures: dict[str, int] = {}
 
     def next(self, key: str) -> float:
-        """Count one more failure of `key`; the delay before its next try, in seconds."""
+        """Count one more failure of `key`. Return the delay before its next try, in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        if failures > 64:  # far beyond the cap, and 2**failures must stay a float
+        if failures > 64:  # This is far beyond the cap, and 2**failures must stay a float.
             return self._cap_s
         return min(self._base_s * 2.0**failures, self._cap_s)
 
@@ -61,9 +62,9 @@ class QueueCounters:
     adds: int = 0
     retries: int = 0
     waited: Histogram = field(default_factory=_durations)
-    """From the addition to the start of the work."""
+    """The time from the addition of a key to the start of the work on it."""
     worked: Histogram = field(default_factory=_durations)
-    """From the start of the work to its end."""
+    """The time from the start of the work to its end."""
 
 
 class WorkQueue:
@@ -76,13 +77,13 @@ class WorkQueue:
         self._bucket = bucket or TokenBucket(qps=QPS, burst=BURST)
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._dirty: dict[str, float] = {}
-        """Keys with work to do, since when."""
+        """The keys with work to do, and since when."""
         self._processing: dict[str, float] = {}
-        """Keys that a worker has, since when."""
+        """The keys that a worker has, and since when."""
         self._due: dict[str, float] = {}
-        """Keys that wait for their time."""
+        """The keys that wait for their time."""
         self._heap: list[tuple[float, int, str]] = []
-        """The same by time; an entry that differs from `_due` is stale."""
+        """The keys of `_due` by time. An entry that differs from `_due` is stale."""
         self._order = count()
         self._shut_down = False
 
@@ -91,11 +92,12 @@ class WorkQueue:
 
     @property
     def processing(self) -> int:
-        """Keys that workers have now."""
+        """Return the keys that workers have now."""
         return len(self._processing)
 
     def add(self, key: str, now: float) -> None:
-        """Ask for one run of `key`. A key that already waits waits once; one that is processed runs once more."""
+        """Ask for one run of `key`. A key that already waits is not added again; a key that is processed runs once
+        more."""
         if self._shut_down or key in self._dirty:
             return
         self.counters.adds += 1
@@ -104,7 +106,7 @@ class WorkQueue:
             self._queue[key] = None
 
     def add_after(self, key: str, delay_s: float, now: float) -> None:
-        """Add `key` in `delay_s` seconds. Of several times for one key the earliest counts."""
+        """Add `key` in `delay_s` seconds. If a key is given several times, the earliest counts."""
         if self._shut_down:
             return
         if delay_s <= 0:
@@ -117,18 +119,19 @@ class WorkQueue:
         heapq.heappush(self._heap, (due, next(self._order), key))
 
     def add_rate_limited(self, key: str, now: float, *, longest_s: float = CAP_S) -> float:
-        """Add `key` after its back-off, of `longest_s` at most, and the queue's bucket; the delay, in seconds."""
+        """Add `key` after its back-off, which is at most `longest_s`, and the queue's bucket. Return the delay in
+        seconds."""
         delay_s = max(min(self._backoff.next(key), longest_s), self._bucket.take(now))
         self.counters.retries += 1
         self.add_after(key, delay_s, now)
         return delay_s
 
     def forget(self, key: str) -> None:
-        """Reset the back-off of `key`; it stays queued where it is."""
+        """Reset the back-off of `key`. It keeps its place in the queue."""
         self._backoff.forget(key)
 
     def requeues(self, key: str) -> int:
-        """Rate-limited additions of `key` since it was forgotten."""
+        """Return how often `key` was added with rate limiting since it was forgotten."""
         return self._backoff.failures(key)
 
     def take(self, now: float) -> str | None:
@@ -142,7 +145,7 @@ class WorkQueue:
         return key
 
     def done(self, key: str, now: float) -> None:
-        """The worker has finished `key`; if it was added meanwhile, it waits again."""
+        """Note that the worker has finished `key`. If the key was added meanwhile, it waits again."""
         started = self._processing.pop(key)
         self.counters.worked.add(max(0.0, now - started))
         if key in self._dirty:
@@ -155,12 +158,12 @@ class WorkQueue:
         return self._heap[0][0] if self._heap else None
 
     def unfinished_s(self, now: float) -> tuple[float, float]:
-        """Return the seconds of work under way: of all keys together, and of the longest."""
+        """Return the seconds of work in progress: the sum over all keys, and the longest."""
         ages = [max(0.0, now - started) for started in self._processing.values()]
         return sum(ages), max(ages, default=0.0)
 
     def close(self) -> None:
-        """Take no more keys, drop those that are delayed; keys that already wait can still be taken."""
+        """Take no more keys, and drop those that are delayed. Keys that already wait can still be taken."""
         self._shut_down = True
         self._due.clear()
         self._heap.clear()

@@ -1,4 +1,4 @@
-"""Queue of events to send: counts equal ones, limits each object. No clock, no network."""
+"""A queue of Events to send. It counts equal ones, and limits each object. It has no clock and no network."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 
 CAPACITY = 256
-"""The most different events that wait; further ones are dropped."""
+"""How many different events may wait. Further ones are dropped."""
 OBJECTS = 1024
-"""Objects with a rate limit in memory."""
+"""For how many objects a rate limit is kept."""
 BURST = 25
 REFILL_S = 300.0
-"""Per object 25 events at once, then one every five minutes (client-go, tools/record)."""
+"""Each object may have 25 events at once, and then one every five minutes (client-go, tools/record)."""
 
 
 SIMILAR = 10
 SIMILAR_S = 600.0
-"""From so many different messages on, each within so many seconds of the one before, events are combined."""
+"""Events are combined from this many different messages on, if each came within this many seconds of the one before."""
 COMBINED = "(combined from similar events): "
 
 EventType = Literal["Normal", "Warning"]
@@ -32,43 +32,43 @@ class Occurrence:
 
     kind: str
     namespace: str
-    """Empty for cluster-scoped objects, such as nodes."""
+    """The object's namespace. It is empty for cluster-scoped objects, such as nodes."""
     name: str
     uid: str
     type: EventType
     reason: str
     message: str
-    """Empty for similar events that are combined: their newest message is in the tally."""
+    """The message. It is empty for similar events that are combined: their newest message is in the tally."""
     api_version: str = "v1"
-    """Of the object."""
+    """The API version of the object."""
     shared: bool = False
-    """Whether other nodes may record the same event: then the cluster has it once."""
+    """Whether other nodes may record the same event. The cluster then has it once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelatedEvent:
-    """Count of an event, with its first and last time (Unix seconds)."""
+    """The count of an event, with its first and last time in Unix seconds."""
 
     first: float
     last: float
     count: int = 1
     message: str = ""
-    """The newest message of combined events; empty for others."""
+    """The newest message of combined events. It is empty for other events."""
 
     def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
-        """Return the sum of both."""
+        """Return the sum of this event and a repetition."""
         return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
 
 
 class SimilarEvents:
-    """Events about one object with one reason that differ in their messages only. `now` is in Unix seconds."""
+    """Events about one object with one reason that differ only in their messages. `now` is in Unix seconds."""
 
     def __init__(self) -> None:
         self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
 
     def too_many(self, what: Occurrence, now: float) -> bool:
-        """Return whether this one is to be combined with others: the tenth message, or a later one, within ten minutes
-        of the one before."""
+        """Return whether this event is to be combined with others: it has the tenth different message, or a later one,
+        within ten minutes of the one before."""
         kind = replace(what, message="")
         messages, last = self._messages.get(kind, (set(), now))
         if now - last > SIMILAR_S:
@@ -80,7 +80,7 @@ class SimilarEvents:
             self._messages.popitem(last=False)
         if len(messages) < SIMILAR:
             return False
-        messages.discard(what.message)  # the set stays as small as it is
+        messages.discard(what.message)  # The set stays as small as it is.
         return True
 
 
@@ -94,7 +94,7 @@ class EventCorrelator:
         self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()
 
     def put(self, what: Occurrence, now: float) -> bool:
-        """Add an occurrence; False: it was dropped by a limit."""
+        """Add an occurrence. Return False if a limit has dropped it."""
         if not self._bucket(what).try_take(now):
             return False
         message = ""

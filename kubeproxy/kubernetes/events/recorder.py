@@ -1,7 +1,7 @@
 """Records Kubernetes Events, which operators see at the object itself.
 
-Core v1 Events, as kube-proxy sends them. A background task sends them, a little late and at worst not at all: no other
-part of the proxy waits for an event or fails with one.
+They are core v1 Events, as kube-proxy sends them. A background task sends them, a little late and at worst not at all:
+no other part of the proxy waits for an event or fails with one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = structlog.get_logger(__name__)
 COMPONENT = "kube-proxy"
 """The reporting component; kube-proxy's name, because operators search for a proxy's events by it."""
 TRIES = 12
-"""Tries to send one event while the server refuses it (client-go, tools/record)."""
+"""How often one event is sent while the server refuses it (client-go, tools/record)."""
 RETRY_S = (1.0, 30.0)
-"""Shortest and longest time between two tries."""
+"""The shortest and longest time between two tries."""
 REMEMBERED = 1024
-"""The most sent events kept in memory, to raise their counts."""
+"""How many sent events are kept in memory, so that their counts can be raised."""
 MAX_MESSAGE = 1024
 """The API's limit for notes, in characters."""
 _MAX_NAME = 253
 _LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
-"""Errors that may pass. A server that just started forbids everything until its RBAC rules are loaded."""
+"""The errors that may pass. A server that has just started forbids everything until its RBAC rules are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class EventRecorder:
         retry_s: tuple[float, float] = RETRY_S,
         random: Random | None = None,
     ) -> None:
-        """`rights`: what grants the right to create Events, for the log."""
+        """`rights` says, for the log, what grants the right to create Events."""
         self._client = client
         self._rights = rights
         self._node_name = node_name
@@ -79,11 +79,11 @@ class EventRecorder:
         self._sent: OrderedDict[Occurrence, _Sent] = OrderedDict()
         self._last_stamp = 0
         self._refused: set[str] = set()
-        """Causes of refusal that have been logged."""
+        """The causes of refusal that have been logged."""
         self.sent = 0
-        """Events that the server accepted."""
+        """The number of events that the server has accepted."""
         self.dropped = 0
-        """Events beyond a limit, or refused by the server."""
+        """The number of events that were beyond a limit, or that the server has refused."""
 
     def record(
         self,
@@ -98,12 +98,11 @@ class EventRecorder:
         message: str,
         shared: bool = False,
     ) -> None:
-        """Queue an event of an object. Returns at once, and never fails.
+        """Queue an event of an object. This returns at once, and never fails.
 
-        A `shared` event is one that other nodes may record in the same words. The first node's is the cluster's.
-
-        A Node's uid is its name, because ``kubectl describe node`` searches by it. Beyond 25 events of one object all
-        but one in five minutes are dropped.
+        A `shared` event is one that other nodes may record in the same words; the cluster gets it from the first node
+        only. A Node's uid is its name, because ``kubectl describe node`` searches by it. After 25 events of one object,
+        only one in five minutes is sent.
         """
         happened = Occurrence(
             kind=kind,
@@ -182,12 +181,12 @@ class EventRecorder:
         try:
             await self._client.send_json("POST", path, msgspec.json.encode(event))
         except Unreachable:
-            # It may have arrived: the next try raises its count, or creates it.
+            # The event may have arrived. The next try then raises its count, and otherwise creates it.
             self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))
             raise
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT or not happened.shared:
-                raise  # a shared event that is there already is another node's
+                raise  # A shared event that is there already was created by another node.
         self._remember(happened, _Sent(event["metadata"]["name"], counted))
 
     def _remember(self, happened: Occurrence, sent: _Sent) -> None:

@@ -17,7 +17,7 @@ class Connectivity:
     """Combines the failures of a source's reflectors into one outage. `clock` gives Unix seconds."""
 
     def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "", rights: str = "") -> None:
-        """`optional` names a resource without which the others can be served; `rights`: what grants the rights."""
+        """`optional` names a resource that is not needed to serve the others. `rights` says what grants the rights."""
         self._server = server
         self._clock = clock
         self._optional = optional
@@ -29,16 +29,16 @@ class Connectivity:
         self._failures = 0
         self._since = 0.0
         self._listed: set[str] = set()
-        """Resources of which there is a state to serve, whatever fails later."""
+        """The resources that can be served from a list, whatever fails later."""
         self._node_forbidden = False
 
     @property
     def lost(self) -> bool:
-        """Whether any resource is unreachable."""
+        """Return whether any resource is unreachable."""
         return bool(self._missing)
 
     def broke(self, resource: str) -> None:
-        """Note the end of a watch that worked. Usually the next one works."""
+        """Note the end of a watch that has worked. Usually the next one works, too."""
         self._behind.add(resource)
 
     def failed(self, resource: str, error: ApiError, *, since: float, called: str = "") -> None:
@@ -51,7 +51,7 @@ class Connectivity:
         """
         if resource == self._optional and isinstance(error, Forbidden):
             self._reached(resource)
-            # If the others fail, too, the server may forbid everything because it has just started.
+            # If the other requests fail, too, the server may forbid everything because it has just started.
             if self._listed and not self._behind - {self._optional} and not self._node_forbidden:
                 self._node_forbidden = True
                 log.warning(
@@ -93,7 +93,7 @@ class Connectivity:
             log.info("API server still lost, new cause", **fields)
 
     def listed(self, resource: str) -> None:
-        """Note the first list of a resource: from now on there is a state to serve."""
+        """Note the first list of a resource, which can be served from now on."""
         self._listed.add(resource)
 
     def found(self, resource: str) -> None:

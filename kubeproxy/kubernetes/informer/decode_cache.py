@@ -17,7 +17,7 @@ class DecodeCache(Generic[T]):
     """Translated objects by name, each with a digest of its text.
 
     An object with the same text is neither decoded again nor in memory twice. The key is the text and not the
-    resourceVersion: a server that was restored from a backup assigns versions a second time, to other objects.
+    resourceVersion, because a server that was restored from a backup assigns versions a second time, to other objects.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ class Faults:
         return len(self._standing)
 
     def note(self, name: str, faults: Iterable[Fault]) -> None:
-        """Store the object's present faults, which may be none; log them if they changed."""
+        """Keep the object's present faults, which may be none. Log them if they have changed."""
         found = tuple(faults)
         if not found:
             self._standing.pop(name, None)

@@ -1,8 +1,8 @@
-"""One kind of object kept in a store by a reflector, with handlers that are called for every change.
+"""Keeps one kind of object in a store by a reflector, with handlers that are called for every change.
 
 Handlers are plain functions that put keys into queues. They are called in the order of the changes of each object,
-after the store has the change. Several changes may be merged into one; an object that was deleted and created again
-unseen under the same name is reported as a deletion and an addition.
+after the store has the change. Several changes may be merged into one. If an object was deleted and created again under
+the same name unseen, handlers get a deletion and an addition.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ T = TypeVar("T", bound=Object)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 RESYNC_S = 43_200.0
-"""Shortest time between two resyncs; each informer draws up to twice as much (--min-resync-period, 12 h)."""
+"""The shortest time between two resyncs. Each informer draws up to twice as much (--min-resync-period, 12 h)."""
 
 log = structlog.get_logger(__name__)
 
 
 class Handler(Protocol[T_contra]):
-    """Called for every change. Objects are shared and must not be changed."""
+    """Called for every change. The objects are shared and must not be changed."""
 
     def added(self, item: T_contra, /) -> None:
-        """An object is new here."""
+        """Handle an object that is new in the store."""
 
     def updated(self, old: T_contra, new: T_contra, /) -> None:
-        """An object changed; with the same resourceVersion it is a resync."""
+        """Handle a changed object. If the resourceVersion is the same, it is a resync."""
 
     def deleted(self, item: T_contra, /) -> None:
-        """An object is gone; `item` is its last known state, which may be stale."""
+        """Handle the end of an object. `item` is its last known state, which may be stale."""
 
 
 class Informer(Generic[T]):
     """The objects of one resource. `path` is the collection's, such as ``/api/v1/pods``.
 
-    All of them are kept, whatever their number: a controller that does not see a pod creates another one.
+    All of them are kept, whatever their number, because a controller that does not see a pod creates another one.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class Informer(Generic[T]):
         self._handlers: list[Handler[T]] = []
         self._list_handlers: list[Callable[[], None]] = []
         self._version = 0
-        """The newest resourceVersion that was reported here; 0: none, or none that is a number."""
+        """The newest resourceVersion that was reported here. It is 0 if there was none that is a number."""
 
     def add_handler(self, handler: Handler[T]) -> None:
-        """Report every change from now on, beginning with an addition of each object that is there already."""
+        """Report every change from now on, beginning with the addition of each object that is there already."""
         self._handlers.append(handler)
         for item in self.store:
             self._call(handler.added, item)
 
     def add_list_handler(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after every whole list: an object that came and went before it is never reported."""
+        """Call `handler` after every whole list. An object that came and went before the list is never reported."""
         self._list_handlers.append(handler)
 
     def includes(self, version: str) -> bool:
         """Return whether the store has a write that got this resourceVersion, or what came after it.
 
-        Events come in the order of their versions: what is not reported by then is never reported.
+        Events come in the order of their versions, so what was not reported by then is never reported.
         """
         return version.isdecimal() and 0 < int(version) <= self._version
 
@@ -105,7 +105,8 @@ class Informer(Generic[T]):
         resync_s: float = RESYNC_S,
         watch_state: Callable[[Callable[[], ReflectorState]], None] | None = None,
     ) -> None:
-        """Keep the store in step with the server, until cancelled. `watch_state` is given a way to ask how it goes."""
+        """Keep the store in step with the server until cancelled. `watch_state` is given a function that returns the
+        reflector's state."""
         random = random or Random()
         resource = _InformerResource(self)
 
@@ -140,11 +141,11 @@ class Informer(Generic[T]):
     # What the reflector reports
 
     def decode(self, raw: msgspec.Raw) -> T:
-        """Return an object from its JSON; ``msgspec.ValidationError`` where a type is wrong."""
+        """Return an object from its JSON. Raise ``msgspec.ValidationError`` if a type is wrong."""
         return self._decode(raw)
 
     def replace(self, items: Iterable[T]) -> None:
-        """The whole list. What is not on it was deleted unseen."""
+        """Take in the whole list. Objects that are not in it were deleted unseen."""
         listed = {key_of(item): item for item in items}
         for key in sorted(self.store.keys() - listed.keys()):
             self.remove(key)
@@ -153,13 +154,14 @@ class Informer(Generic[T]):
         self.synced.set()
 
     def listed(self, version: str) -> None:
-        """The store has the state of this version. It is lower than before if storage came from a backup."""
+        """Note that the store has the state of this version. The version is lower than before if storage came from a
+        backup."""
         self._version = _number(version)
         for handler in self._list_handlers:
             handler()
 
     def put(self, item: T) -> None:
-        """One object is new or changed."""
+        """Take in a new or changed object."""
         self._version = max(self._version, _number(item.metadata.resource_version))
         before = self.store.get(key_of(item))
         if before is not None and before.metadata.uid != item.metadata.uid:
@@ -173,7 +175,7 @@ class Informer(Generic[T]):
             self._updated(before, item)
 
     def remove(self, key: str) -> None:
-        """One object is gone."""
+        """Take in that an object is gone."""
         item = self.store.remove(key)
         if item is not None:
             for handler in self._handlers:
@@ -187,7 +189,7 @@ class Informer(Generic[T]):
                 log.exception("informer handler failed", resource=self.name, key=key_of(new))
 
     def _call(self, handle: Callable[[T], None], item: T) -> None:
-        """A handler that fails must not keep others, or the reflector, from the change."""
+        """Call a handler. If it fails, the reflector and the other handlers still get the change."""
         try:
             handle(item)
         except Exception:
@@ -222,5 +224,5 @@ class _InformerResource(Resource[Any]):
 
 
 def _number(version: str) -> int:
-    """Return a resourceVersion that can be compared; 0 for one that is no number."""
+    """Return a resourceVersion as a number that can be compared, or 0 if it is no number."""
     return int(version) if version.isdecimal() else 0

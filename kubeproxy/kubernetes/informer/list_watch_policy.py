@@ -18,13 +18,15 @@ from kubeproxy.kubernetes.client.errors import (
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 MAX_BREAKS = 2
-"""Lists in a row that began and did not end, before pages are asked for, and shorter ones each time."""
+"""After this many lists in a row that began and did not end, lists are asked for in pages, which become shorter each
+time."""
 MAX_REFUSALS = 3
-"""Watches that the server refused in a row before a new list; those that did not reach it do not count."""
+"""After this many watches in a row that the server refused, a new list follows. Watches that did not reach the server
+do not count."""
 
 
 QUICK_TRIES = 40
-"""Failures in a row with short delays: a minute or so, in which a server is restarted."""
+"""How many failures in a row have short delays. Together they take about a minute, in which a server is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,33 +34,36 @@ class Pace:
     """The time limits and intervals of a reflector, in seconds."""
 
     watch_s: tuple[float, float] = (300.0, 600.0)
-    """The range of a watch's random timeoutSeconds (client-go's): watches must not end at the same time."""
+    """The range of a watch's random timeoutSeconds (client-go's). Watches must not end at the same time."""
     margin_s: float = 15.0
-    """Silence beyond timeoutSeconds after which a watch counts as dead."""
+    """How long a watch may be silent beyond timeoutSeconds before it counts as dead."""
     patience_s: tuple[float, float, float] = (4.0, 20.0, 75.0)
-    """Limits for the head of an answer: the first one, the longest of a watch, the longest of a list. A watch's head
-    comes at once, or after 15 s in the queue of a server's priority and fairness. A server may accept a connection and
-    never answer on it while it answers all others."""
+    """The limits for the head of an answer: the first one, the longest of a watch, and the longest of a list.
+
+    A watch's head comes at once, or after 15 s in the queue of a server's priority and fairness. A server may accept a
+    connection and never answer on it while it answers all others.
+    """
     settle_s: float = 1.0
-    """Time after which a watch without events counts as a success: the server may still send ERROR at once."""
+    """How long a watch must last without an event to count as a success, because the server may still send ERROR at
+    once."""
     retry_s: tuple[float, float] = (0.2, 3.0)
-    """Back-off: shortest delay, longest delay. The longest, and the rest of a running attempt, bound how late a
-    returning server is noticed."""
+    """The shortest and the longest delay of the back-off. The longest delay, and the rest of a running attempt, limit
+    how late a returning server is noticed."""
     patient_retry_s: tuple[float, float] = (5.0, 30.0)
-    """The same after `QUICK_TRIES` failures in a row of a server that is away, or that refuses (the longest is
-    client-go's): thousands of nodes that ask every second keep a server from coming up."""
+    """The delays after `QUICK_TRIES` failures in a row of a server that is away or refuses. The longest is client-go's.
+    Thousands of nodes that ask every second would keep a server from coming up."""
     retry_after_s: float = 30.0
     """The longest Retry-After that is honoured."""
     relist_s: float = 2.0
-    """The longest random delay of a list after a 410: a restarted server sends one to every node at the same time."""
+    """The longest random delay of a list after a 410, which a restarted server sends to every node at the same time."""
     list_s: float = 300.0
-    """A list with all its pages."""
+    """The time limit of a list with all its pages."""
     page: int = 500
-    """Objects per page at most (client-go's)."""
+    """The largest number of objects in a page (client-go's)."""
     refill_s: float = 60.0
-    """A list for the sake of objects that had been left out comes this long after the one before."""
+    """The shortest time between a list and a new one that is made only because objects had been left out."""
     slice_s: float = 0.001
-    """Time for which objects and events are handled before other tasks of the event loop run."""
+    """For how long objects and events are handled before other tasks of the event loop run."""
 
 
 class ListWatchPolicy:
@@ -75,12 +80,15 @@ class ListWatchPolicy:
         self._page = pace.page
         self._breaks = 0
         self.version = ""
-        """The last resourceVersion seen; the next watch starts after it. Empty before the first list."""
+        """The last resourceVersion that was seen. The next watch starts after it. It is empty before the first list."""
         self.must_list = True
-        """The next request is a list, not a watch."""
+        """Whether the next request is a list, and not a watch."""
         self.doubtful = False
-        """The server was lost after `version` was seen. It may return with storage restored from a backup and so with
-        older versions; it does not refuse a watch from a future version, but is silent until it reaches it."""
+        """Whether the server was lost after `version` was seen.
+
+        It may return with storage restored from a backup, and so with older versions. It does not refuse a watch from a
+        future version, but stays silent until it reaches that version.
+        """
 
     def list_query(self) -> dict[str, str]:
         """Return the query of a list.
@@ -136,16 +144,22 @@ class ListWatchPolicy:
         self._page = min(2 * self._page, self._pace.page)
 
     def list_broke(self) -> None:
-        """An answer began, and did not end: it was cut off, or took too long. Once may be the server's end; again, and
-        it is too long for this server, this network or this node."""
+        """Note that an answer began and did not end: it was cut off, or took too long.
+
+        If that happens once, the server may have ended. If it happens again, the list is too long for this server,
+        network or node.
+        """
         self._breaks += 1
         if self._breaks >= MAX_BREAKS:
             self._page = max(1, self._page // 2) if self._from_storage else self._page
             self._from_storage = True
 
     def seen(self, version: str) -> None:
-        """Note an event or bookmark of that version. `Garbage` if it is older than the last one: its server is behind,
-        and its objects may be older than the known ones."""
+        """Note an event or bookmark of that version.
+
+        Raise `Garbage` if it is older than the last one: its server is behind, and its objects may be older than the
+        known ones.
+        """
         if _is_older(version, self.version):
             raise Garbage(f"an event of version {version} after one of version {self.version}", cause="back in time")
         self.version = version
@@ -158,8 +172,11 @@ class ListWatchPolicy:
         self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
-        """Return the delay before the next try, in seconds. If the cache cannot give a list, storage may, and the
-        reverse. An unreachable or overloaded server gets the same request again."""
+        """Return the delay before the next try, in seconds.
+
+        If the server's cache cannot give a list, storage may, and the reverse. An unreachable or overloaded server gets
+        the same request again.
+        """
         if isinstance(error, Ahead):
             self._from_storage = True
         elif not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
@@ -167,7 +184,8 @@ class ListWatchPolicy:
         return self._delay(error)
 
     def watch_failed(self, error: ApiError) -> float:
-        """Return the delay before the next try, in seconds: a watch from the same version if that can work."""
+        """Return the delay before the next try, in seconds. The next try is a watch from the same version if that can
+        work."""
         delay_s = self._delay(error)
         match error:
             case Expired():
@@ -198,6 +216,6 @@ class ListWatchPolicy:
 
 
 def _is_older(version: str, known: str) -> bool:
-    """Compares numbers, which every server so far uses; other versions cannot be compared."""
+    """Return whether a version is older. Only numbers can be compared, which every server so far uses."""
     numbers = version.isascii() and version.isdecimal() and known.isascii() and known.isdecimal()
     return numbers and int(version) < int(known)

@@ -1,7 +1,7 @@
-"""How much of what an API server lists is kept: a bound that no namespace can use up for the others. Pure.
+"""Limits how much of what an API server lists is kept, so that no namespace can use up the room of the others. Pure.
 
-An object that passes costs nothing; what it means is kept for as long as it is there. Most of an object is never
-decoded, so a tenant's annotations count for nothing here, and its endpoints count.
+An object that is not kept costs nothing. A kept object costs its translation, for as long as it exists. Most of an
+object is never decoded, so a tenant's annotations do not count here, and its endpoints do.
 """
 
 from __future__ import annotations
@@ -9,45 +9,45 @@ from __future__ import annotations
 from collections.abc import Collection
 
 MAX_KEPT_BYTES = 128 << 20
-"""What is kept of one resource, in bytes of JSON: some 750,000 endpoints, seven times the 10,000 Services with 10
-endpoints each that this is measured with. In memory it takes several times as much."""
+"""How many bytes of JSON are kept of one resource. That is some 750,000 endpoints, seven times the 10,000 Services with
+10 endpoints each with which performance is measured. In memory it takes several times as much."""
 OBJECT_BYTES = 512
-"""What an object costs beside its meaning: its name, the digest of its text, its places in tables."""
+"""What an object costs beside its translation: its name, the digest of its text, and its places in tables."""
 MAX_NAMED = 10_000
-"""Objects left out that are counted each; more are not counted."""
+"""How many objects that are left out are counted. Further ones are not counted."""
 _ROOM = 0.1
-"""The part of the bound that has to become free before those left out are worth a new list."""
+"""The part of the bound that has to become free before a new list is worth it for the objects that were left out."""
 
 
 class MemoryBound:
     """The objects of one resource that are kept, with their sizes in bytes.
 
-    What is known stays. What is new or grows is kept while all together stay within the bound, or else while its
-    namespace has no more than a fair part, which is the bound divided by the namespaces that have anything: one that
-    fills the bound leaves out its own objects, and not those of others.
+    A kept object stays. An object that is new or grows is kept while all objects together stay within the bound, or
+    else while its namespace has no more than a fair share. That share is the bound divided by the number of namespaces
+    that have any object. So a namespace that fills the bound only loses its own objects.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = MAX_KEPT_BYTES if limit is None else limit
-        """In bytes."""
+        """The bound in bytes."""
         self._sizes: dict[str, int] = {}
         self._namespaces: dict[str, int] = {}
         self._left_out: set[str] = set()
         self._worth_less_than = 0.0
         self.kept = 0
-        """Bytes kept."""
+        """The number of bytes that are kept."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
     @property
     def left_out(self) -> int:
-        """Objects that are not kept, up to MAX_NAMED."""
+        """Return the number of objects that are not kept, up to MAX_NAMED."""
         return len(self._left_out)
 
     @property
     def largest(self) -> str:
-        """The namespace that has most; empty where nothing is kept."""
+        """Return the namespace that has most. It is empty if nothing is kept."""
         return max(self._namespaces, key=self._namespaces.__getitem__, default="")
 
     def admit(self, name: str, size: int) -> bool:
@@ -72,7 +72,7 @@ class MemoryBound:
         return True
 
     def release(self, name: str) -> None:
-        """An object is gone."""
+        """Release the room of an object that is gone."""
         self._left_out.discard(name)
         size = self._sizes.pop(name, 0)
         if not size:
@@ -86,15 +86,16 @@ class MemoryBound:
             del self._namespaces[namespace]
 
     def begin(self) -> None:
-        """A full list begins: what is left out is found anew."""
+        """Begin a full list. What is left out is found anew."""
         self._left_out.clear()
 
     def keep(self, names: Collection[str]) -> None:
-        """A full list came: all others are gone."""
+        """End a full list. All objects that were not in it are gone."""
         for name in self._sizes.keys() - set(names):
             self.release(name)
 
     @property
     def worth_a_list(self) -> bool:
-        """Whether so much has gone since something was left out that a new list would bring some of it back."""
+        """Return whether so much room has become free since something was left out that a new list would bring some of
+        it back."""
         return bool(self._left_out) and self.kept < self._worth_less_than

@@ -1,8 +1,8 @@
-"""A store that also knows what this process has written itself, before the watch reports it.
+"""A store that also knows this process's own writes before the watch reports them.
 
-A controller that decides from a cache behind its own writes would take the same step twice, or meet a Conflict. What a
-write returned counts until the informer has reached its version: then the store counts, also where it has no such
-object, because that was deleted before it was ever reported.
+A controller that decides from a cache that lags behind its own writes would take the same step twice, or meet a
+Conflict. The result of a write counts until the informer has reached its version. Then the store counts, even if it has
+no such object, because the object was deleted before it was ever reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Object)
 
 
 class MutationCache(Generic[T]):
-    """The objects of an informer, newer ones where they are known."""
+    """The objects of an informer, and newer states of them that this process has written."""
 
     def __init__(self, informer: Informer[T]) -> None:
         self._informer = informer
@@ -26,7 +26,7 @@ class MutationCache(Generic[T]):
         informer.add_handler(self)
 
     def written(self, item: T) -> None:
-        """The server answered a write of this process with `item`."""
+        """Note that the server has answered a write of this process with `item`."""
         if _newer(item, self._store.get(key_of(item))):
             self._written[key_of(item)] = item
 
@@ -51,15 +51,15 @@ class MutationCache(Generic[T]):
     # What the informer reports
 
     def added(self, item: T) -> None:
-        """The store has an object."""
+        """Note that the store has a new object."""
         self._seen(item)
 
     def updated(self, old: T, new: T) -> None:
-        """The store has a newer state."""
+        """Note that the store has a newer state."""
         self._seen(new)
 
     def deleted(self, item: T) -> None:
-        """The object is gone."""
+        """Note that the object is gone."""
         self._written.pop(key_of(item), None)
 
     def _seen(self, item: T) -> None:
@@ -76,8 +76,8 @@ class MutationCache(Generic[T]):
 
 
 def _newer(item: Object, known: Object | None) -> bool:
-    """Return whether `item` is a later state than what the store has. Versions that are no numbers cannot be compared:
-    then the store counts."""
+    """Return whether `item` is a later state than what the store has. If the versions are no numbers they cannot be
+    compared, and the store counts."""
     version = item.metadata.resource_version
     if not version.isdecimal():
         return False

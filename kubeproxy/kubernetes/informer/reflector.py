@@ -42,7 +42,8 @@ from kubeproxy.runtime.time_slice import TimeSlice
 log = structlog.get_logger(__name__)
 
 MAX_NAMELESS = 1000
-"""Objects without a readable name in one list: no API server has any, so what sends more may never end."""
+"""How many objects without a readable name are accepted in one list. No API server has any, so a server that sends more
+may never end."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +60,7 @@ class _Counters:
 
 
 class Reflector:
-    """Lists and watches one resource. `choose` names it before every list, because servers change."""
+    """Lists and watches one resource. `choose` names the resource before every list, because servers change."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Reflector:
         random: Random,
         max_kept_bytes: int | None = None,
     ) -> None:
-        """Objects beyond `max_kept_bytes` are left out, as `memory_bound` says; None leaves it at its default."""
+        """Objects beyond `max_kept_bytes` are left out, see `memory_bound`. None stands for its default."""
         self._client = client
         self._name = name
         self._choose = choose
@@ -114,7 +115,7 @@ class Reflector:
 
     @property
     def _called(self) -> str:
-        """The resource's name in logs: ``endpoints`` if the server has no slices."""
+        """Return the resource's name in logs, which is ``endpoints`` if the server has no slices."""
         return self._resource.name if self._resource else self._name
 
     async def run(self) -> None:
@@ -130,7 +131,7 @@ class Reflector:
                 continue
             except ApiError as error:
                 delay_s = self._failed(error)
-            except Exception as error:  # a bug here or in the sink: logged in full, then everything is listed again
+            except Exception as error:  # This is a bug here or in the sink: log it in full, then list everything again.
                 log.exception("reflector failed, listing again", source=SOURCE, resource=self._name)
                 self._policy.must_list = True
                 delay_s = self._failed(ApiError(f"internal error: {error!r}", cause="internal"))

@@ -21,23 +21,23 @@ class ReflectorState:
     """A reflector at one moment. Times are Unix seconds, and None stands for never."""
 
     resource: str
-    """``services``, ``endpointslices``."""
+    """The resource's name, such as ``services`` or ``endpointslices``."""
     phase: Phase
     resource_version: str
-    """The last version seen; empty before the first list."""
+    """The last version that was seen. It is empty before the first list."""
     last_list: float | None
     last_event: float | None
     lists: int
     watches: int
     events: int
     failures: Mapping[str, int]
-    """By cause."""
+    """The number of failures by cause."""
     last_error: str
     faulty: int
-    """Objects with a part that cannot be served."""
+    """The number of objects with a part that cannot be served."""
     left_out: int
-    """Objects that are not served, because all together exceed the memory limit (see `memory_bound`)."""
+    """The number of objects that are not served because all together exceed the memory limit (see `memory_bound`)."""
     kept_bytes: int
-    """Size of all kept objects, in bytes of JSON."""
+    """The size of all kept objects, in bytes of JSON."""
     behind_s: float
-    """Time for which changes may have been missed; 0 while a watch works."""
+    """For how long changes may have been missed. It is 0 while a watch works."""

@@ -1,4 +1,4 @@
-"""A watched resource: its place in the API, and its way to the sink. No network here."""
+"""A watched resource: its place in the API, and its way to the sink. It does no network requests."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ class Resource(ABC, Generic[T]):
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
-        """One object's translation and faults. ``msgspec.ValidationError`` if a type is wrong."""
+        """Return the translation of one object, and its faults. Raise ``msgspec.ValidationError`` if a type is
+        wrong."""
 
     @abstractmethod
     def replace(self, found: Iterable[T]) -> None:
         """Replace all objects of the sink."""
 
     def listed(self, version: str) -> None:
-        """Take note of the resourceVersion of the list that `replace` got. By default it is of no interest."""
+        """Take in the resourceVersion of the list that `replace` got. By default it is ignored."""
 
     @abstractmethod
     def put(self, metadata: api_types.ObjectMeta, found: list[T]) -> None:
-        """Add or change an object; `found` is its translation, which may be empty."""
+        """Add or change an object. `found` is its translation, which may be empty."""
 
     @abstractmethod
     def remove(self, metadata: api_types.ObjectMeta) -> None:

@@ -1,4 +1,4 @@
-"""Objects by key, and by whatever else they are looked up. Pure."""
+"""Keeps objects by key, and by any other value by which they are looked up. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def by_namespace(item: Object) -> Iterable[str]:
 
 
 def by_controller(item: Object) -> Iterable[str]:
-    """By the UID of the owner that controls it; orphans are not listed."""
+    """Index objects by the UID of the owner that controls them. Orphans are not in the index."""
     owner = controller_of(item)
     return () if owner is None else (owner.uid,)
 
 
 def by_orphanage(item: Object) -> Iterable[str]:
-    """Orphans, by namespace."""
+    """Index orphans by namespace."""
     return (item.metadata.namespace,) if controller_of(item) is None else ()
 
 
@@ -71,7 +71,7 @@ class Store(Generic[T]):
         return self._indexers[index]
 
     def put(self, item: T) -> T | None:
-        """Add or replace an object; the one that it replaced."""
+        """Add or replace an object. Return the one that it has replaced."""
         key = key_of(item)
         before = self._items.get(key)
         if before is not None:
@@ -83,7 +83,7 @@ class Store(Generic[T]):
         return before
 
     def remove(self, key: str) -> T | None:
-        """Remove an object; the one that was there."""
+        """Remove an object. Return the one that was there."""
         before = self._items.pop(key, None)
         if before is not None:
             self._unlist(key, before)

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""Suffixes of manifests in a directory; a file that is named itself may have any name."""
+"""The suffixes of manifests in a directory. A file that is named itself may have any name."""
 MAX_BYTES = 256 * 1024 * 1024
 """The largest manifest that is read."""
 SETTLE_S = 0.1
-"""Time without a change after which a changed file is read: writers write in pieces."""
+"""How long a changed file must stay unchanged before it is read, because writers write in pieces."""
 SETTLE_GONE_S = 0.3
-"""The same for a file that is gone or empty: editors move or truncate the old file before they write the new one."""
+"""How long a file must be gone or empty to count as such, because editors move or truncate the old file before they
+write the new one."""
 SETTLE_AT_MOST_S = 5.0
-"""Time after which a file that keeps changing is read."""
+"""After this time a file is read even if it keeps changing."""
 REPLACED_AT_MOST_S = 0.5
-"""The same for a file that is replaced by whole new files again and again: the longer wait is for files that are
+"""After this time a file is read even if whole new files keep replacing it. The longer wait is for files that are
 written in pieces."""
 
 
@@ -47,16 +48,14 @@ class Listing:
 
     files: Mapping[str, Signature] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
-    """By path, the reason why it could not be read. Files under it count as unchanged."""
+    """The reason why a path could not be read, by path. Files below it count as unchanged."""
     directory: Identity | None = None
-    """None if the path is a file, or does not exist."""
+    """The directory's identity. None if the path is a file, or does not exist."""
 
 
 def look(path: str, *, recursive: bool) -> Listing:
-    """List the files of a path. Never raises: an unreadable path is among the faults.
-
-    A path that does not exist may be a pattern (``app-*.yaml``) of existing files.
-    """
+    """List the files of a path. This never raises: an unreadable path is among the faults. A path that does not exist
+    may be a pattern (``app-*.yaml``) of existing files."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -77,7 +76,7 @@ def _matching(pattern: str) -> Listing | None:
         return None
     files: dict[str, Signature] = {}
     for path in sorted(glob.glob(pattern)):
-        with contextlib.suppress(OSError):  # deleted since, or a link to nothing
+        with contextlib.suppress(OSError):  # It was deleted meanwhile, or is a link to nothing.
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode):
                 files[path] = _signature(found)
@@ -88,7 +87,7 @@ def _look_into(
     directory: str, recursive: bool, files: dict[str, Signature], faults: dict[str, str], seen: set[Identity]
 ) -> None:
     """Add a directory's manifests in the order of their names, then those of its subdirectories. Hidden files are
-    skipped (also a ConfigMap's ``..data``), and editors' backups, by their suffix."""
+    skipped (also a ConfigMap's ``..data``), and so are editors' backups, by their suffix."""
     try:
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError as error:
@@ -102,14 +101,14 @@ def _look_into(
         try:
             found = os.stat(path)
         except FileNotFoundError:
-            continue  # deleted since, or a link to nothing
+            continue  # It was deleted meanwhile, or is a link to nothing.
         except OSError as error:
             faults[path] = _reason(error)
             continue
         if stat.S_ISREG(found.st_mode) and name.endswith(SUFFIXES):
             files[path] = _signature(found)
         elif recursive and stat.S_ISDIR(found.st_mode) and Identity(found.st_dev, found.st_ino) not in seen:
-            seen.add(Identity(found.st_dev, found.st_ino))  # links may form a circle
+            seen.add(Identity(found.st_dev, found.st_ino))  # Links may form a circle.
             subdirectories.append(path)
     for path in subdirectories:
         _look_into(path, recursive, files, faults, seen)
@@ -128,11 +127,11 @@ class ReadError(Exception):
 
 
 class Changing(Exception):
-    """Raised when a file changed or disappeared during the read: look again."""
+    """Raised when a file has changed or disappeared during the read. The caller has to look again."""
 
 
 def read_file(path: str) -> tuple[bytes, Signature]:
-    """Return a file's bytes with its state. Raises ReadError and Changing."""
+    """Return a file's bytes with its state. Raise ReadError or Changing."""
     try:
         # O_NONBLOCK: a pipe may have replaced the file, and opening one waits for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -141,7 +140,7 @@ def read_file(path: str) -> tuple[bytes, Signature]:
                 raise ReadError("not a regular file")
             if before.st_size > MAX_BYTES:
                 raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
-            data = file.read(before.st_size + 1)  # allocates its buffer at once
+            data = file.read(before.st_size + 1)  # This call allocates its buffer at once.
             if _signature(os.fstat(file.fileno())) != _signature(before):
                 raise Changing
     except FileNotFoundError:
@@ -152,20 +151,21 @@ def read_file(path: str) -> tuple[bytes, Signature]:
 
 
 class PathMemory:
-    """Remembers one named path from one look to the next. Pure: listings and time are arguments."""
+    """Remembers the state of one named path between two looks. Pure: listings and time are arguments."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.directory: Identity | None = None
         self._loaded: dict[str, Signature] = {}
         self._unsettled: dict[str, tuple[Signature | None, float, float]] = {}
-        """By file: the present state, its first sighting, and the first sighting of any unloaded state."""
+        """For each file: the present state, when it was first seen, and when any state that was not loaded was first
+        seen."""
 
         self._looked = False
 
     @property
     def settling(self) -> bool:
-        """Return whether a file may still be changing: look again soon."""
+        """Return whether a file may still be changing, so that the caller has to look again soon."""
         return bool(self._unsettled)
 
     def compare(self, listing: Listing, now: float) -> tuple[list[str], list[str], dict[str, str]]:
@@ -221,7 +221,7 @@ class PathMemory:
         self._loaded[path] = signature
 
     def forget(self) -> None:
-        """Read everything again at the next look."""
+        """Forget all states, so that everything is read again at the next look."""
         self._loaded = {path: Signature(0, 0, 0, 0) for path in self._loaded}
         self._looked = False
 

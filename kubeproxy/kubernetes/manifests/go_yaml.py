@@ -1,7 +1,7 @@
-"""YAML as kubectl reads it: YAML 1.1 with the resolution rules of Go's yaml.v2 (sigs.k8s.io/yaml).
+"""Reads YAML as kubectl reads it: YAML 1.1 with the resolution rules of Go's yaml.v2 (sigs.k8s.io/yaml).
 
-``no``, ``off`` and ``y`` are false and true, ``017`` and ``0x1f`` are integers, a date is a text. Keys that are not
-texts become texts. The same document means the same object here and in kubectl.
+``no``, ``off`` and ``y`` are false and true, ``017`` and ``0x1f`` are integers, and a date is a text. Keys that are not
+texts become texts. So a document means the same object here and in kubectl.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ _BASES: Final = {"0x": 16, "0X": 16, "0o": 8, "0O": 8, "0b": 2, "0B": 2}
 _TAGGED: Final = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 _INT64: Final = 1 << 63
 _LONGEST_NUMBER: Final = 400
-"""Characters; a longer one is a text. Python refuses to convert integers of thousands of digits."""
+"""The most characters of a number. A longer one is a text, as Python refuses to convert integers of thousands of
+digits."""
 
 
 class GoComposer(Composer):
-    """Reads documents as kubectl does, and keeps the keys that a mapping has twice (the last value counts)."""
+    """Reads documents as kubectl does, and notes the keys that a mapping has twice. Of such a key the last value
+    counts."""
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
         super().__init__(next_event)
         self.scalar = self._scalar
         self.key = self._key
         self.duplicates: list[tuple[int, str]] = []
-        """The line, counted from 0, and the key."""
+        """The line of each repeated key, counted from 0, and the key."""
 
     def _scalar(self, event: Any) -> object:
         text: str = event.value
@@ -69,7 +71,7 @@ class GoComposer(Composer):
         self.duplicates.append((event.start_mark.line, key))
 
     def collection(self, event: Any) -> None:
-        """Tags of mappings and lists have no effect, as in kubectl."""
+        """Ignore the tags of mappings and lists, as kubectl does."""
 
     def _tagged(self, event: Any, text: str) -> object:
         tag = event.tag or ""
@@ -89,7 +91,7 @@ class GoComposer(Composer):
 
 
 def resolve(text: str) -> object:
-    """Return what a plain scalar means."""
+    """Return the value of a plain scalar."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if text[0] not in _NUMBER_BEGINS or len(text) > _LONGEST_NUMBER:
@@ -105,7 +107,8 @@ def resolve(text: str) -> object:
 
 
 def _integer(text: str) -> int | None:
-    """As Go's strconv.ParseInt(text, 0, 64) takes it: with the prefix of a base, or a leading zero for octal."""
+    """Parse an integer as Go's strconv.ParseInt(text, 0, 64) does: with the prefix of a base, or a leading zero for
+    octal."""
     sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     if not digits or not digits.isascii() or not digits.isalnum():
         return None
@@ -121,7 +124,7 @@ def _integer(text: str) -> int | None:
 
 
 def normalized(value: object) -> object:
-    """Numbers as kubectl keeps them: whole ones within 64 bits as integers, all others as floating point."""
+    """Return a number as kubectl keeps it: a whole one within 64 bits as an integer, any other as floating point."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _INT64:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and not -_INT64 <= value < _INT64:

@@ -1,4 +1,4 @@
-"""Fetches manifests from a web server; repeated requests are cheap while nothing changes.
+"""Fetches manifests from a web server. Repeated requests are cheap while nothing changes.
 
 The HTTP client is imported for the first request, so that a daemon that only reads files starts faster.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 TOTAL_S, SILENT_S = 120.0, 10.0
-"""Time limit of an answer (50 MB over a slow link), and of silence."""
+"""The time limits of an answer (50 MB over a slow link), and of silence within it."""
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
-"""Statuses that lead to another address."""
+"""The statuses that lead to another address."""
 _PORTS = {"http": 80, "https": 443}
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
@@ -51,7 +51,7 @@ def is_url(path: str) -> bool:
 async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
     """Return a manifest, or None if it is still the `last` version.
 
-    Raises ReadError for every other answer: an error page is no manifest, and an empty body would withdraw everything.
+    Raise ReadError for every other answer: an error page is no manifest, and an empty body would withdraw everything.
     """
     import aiohttp
 
@@ -84,9 +84,9 @@ class Redirects:
 
     most: int
     permit: Callable[[str, str], bool]
-    """Whether an address may redirect to another one."""
+    """Returns whether an address may redirect to another one."""
     permitted: str
-    """The same in words, for an error."""
+    """The permitted redirects in words, for an error."""
 
 
 @asynccontextmanager
@@ -117,8 +117,8 @@ def _server(url: str) -> tuple[str, str | None, int | None]:
 
 
 WITHIN_SERVER = Redirects(5, lambda at, to: _server(at) == _server(to), "the same scheme, host and port")
-"""Redirects for the proxy's own manifests. They must not come from where their author did not name, in clear text
-instead of by TLS, or from a service that answers this node alone."""
+"""The redirects that the proxy's own manifests may take. They must not lead to a place that their author did not name,
+to clear text instead of TLS, or to a service that answers this node alone."""
 
 
 def proxy_for(url: str) -> str | None:

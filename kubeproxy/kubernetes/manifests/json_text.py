@@ -50,7 +50,7 @@ def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
 def after_space(text: bytes | bytearray, start: int) -> int:
     """Return the end of the white space that begins at `start`."""
     match = _SPACES.match(text, start)
-    assert match is not None  # it may be empty
+    assert match is not None  # The text may be empty.
     return match.end()
 
 
@@ -74,7 +74,7 @@ class JsonScanner:
             character = buffer[position - 1]
             if self._inside:
                 if character == _ESCAPE:
-                    if position == len(buffer):  # the escaped character is still to come
+                    if position == len(buffer):  # The escaped character has not come yet.
                         self._position, self._depth = position - 1, depth
                         return None
                     position += 1

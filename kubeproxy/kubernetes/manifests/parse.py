@@ -20,9 +20,9 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 """The deepest nesting of a YAML document."""
 MAX_EXPANSION = 10
-"""The largest growth of a YAML document by its aliases, as a factor, beyond `FREE_EXPANSION`."""
+"""By which factor the aliases of a YAML document may make it larger, beyond `FREE_EXPANSION`."""
 FREE_EXPANSION = 100_000
-"""Number of YAML values to which aliases may always expand."""
+"""To how many YAML values aliases may always expand."""
 
 
 class SyntaxFault(Exception):
@@ -41,7 +41,7 @@ class Value(Protocol):
         """Return whether the value is null."""
 
     def to(self, kind: type[T]) -> T:
-        """Decode the value. Raises msgspec.MsgspecError if the types do not fit."""
+        """Decode the value. Raise msgspec.MsgspecError if the types do not fit."""
 
     def fields(self) -> dict[str, Value]:
         """Return the values of a mapping by key."""
@@ -99,9 +99,9 @@ def is_json(text: bytes) -> bool:
 
 
 def parse(text: bytes, line: int) -> list[Value]:
-    """Parse one document, whose first line has the number `line`. Raises SyntaxFault.
+    """Parse one document, whose first line has the number `line`. Raise SyntaxFault if it is invalid.
 
-    It has several values if YAML's end mark divides it further.
+    The result has several values if YAML's end mark divides the document further.
     """
     decoded = text_of(text, line)
     if is_json(text):
@@ -109,12 +109,12 @@ def parse(text: bytes, line: int) -> list[Value]:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             return [JsonValue(text)]
         except (msgspec.MsgspecError, RecursionError):
-            pass  # YAML has mappings in braces, too, and its errors have a line number
+            pass  # YAML has mappings in braces, too, and its errors have a line number.
     return [YamlValue(value) for value in compose_yaml(decoded, line)]
 
 
 def text_of(data: bytes, line: int) -> str:
-    """Decode UTF-8. Raises SyntaxFault."""
+    """Decode UTF-8. Raise SyntaxFault if the text is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -123,10 +123,8 @@ def text_of(data: bytes, line: int) -> str:
 
 
 def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], Composer] | None = None) -> list[object]:
-    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`).
-
-    Raises SyntaxFault.
-    """
+    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raise SyntaxFault
+    if the text is invalid."""
     parser = None
     try:
         parser = yaml.CSafeLoader(text)
@@ -134,7 +132,7 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
-        last = text.rstrip().count("\n")  # an error at the end is reported on the line after it
+        last = text.rstrip().count("\n")  # An error at the end is reported on the line after it.
         at = min(mark.line if mark else 0, last)
         raise SyntaxFault(*(likely_cause(text, line, at) or (line + at, what))) from None
     except yaml.reader.ReaderError as error:
@@ -149,7 +147,7 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
 
 
 _SHOWN = 80
-"""Characters of a template in a message."""
+"""How many characters of a template a message shows."""
 _INDENT = re.compile(r"[ ]*\t")
 
 
@@ -199,15 +197,15 @@ class Composer:
     """
 
     scalar: Callable[[Any], object]
-    """The value of a scalar's event."""
+    """Returns the value of a scalar's event."""
     key: Callable[[Any], str] | None = None
-    """The text of a scalar key's event; None: its own."""
+    """Returns the text of a scalar key's event. None leaves the text as it is."""
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
         self.scalar = scalar
         self._next = next_event
         self._anchors: dict[str, tuple[object, int]] = {}
-        """By name: a value, and the number of values in it."""
+        """A value, and the number of values in it, by the anchor's name."""
         self._written = 0
         self._expanded = 0
 

@@ -54,18 +54,21 @@ def is_empty(text: bytes) -> bool:
 
 
 _ITEMS = re.compile(rb"^items:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
-# Possessive: a comment's end could be read in two ways, and so many lines of comments in two to the power of so many.
+# The quantifiers are possessive. A comment's end could be read in two ways, and N lines of comments in 2 to the power
+# of N ways.
 _FIRST_ITEM = re.compile(rb"(?:[ \t]*+(?:#[^\n]*+)?\r?\n)*+( *+)-(?=[ \r\n])")
 
 
 def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
-    """A YAML document with block-style ``items`` at its top level, cut apart: the rest of it, and the items, each as a
-    document of its own with the number of lines before it. None if it is written in another way.
+    """Cut the items out of a YAML document with block-style ``items`` at its top level.
+
+    Return the rest of the document, and each item as a document of its own with the number of lines before it. Return
+    None if the document is written in another way.
 
     By YAML's rules nothing else can begin a line with a dash at that column. A parsed document takes thirty times the
     memory of its text, and a list may hold a whole cluster; so it is parsed and kept item by item.
     """
-    if b"items:" not in text:  # few documents have them, and a search by pattern takes thirty times as long
+    if b"items:" not in text:  # Few documents have items, and a search by pattern takes thirty times as long.
         return None
     key = _ITEMS.search(text)
     first = _FIRST_ITEM.match(text, key.end()) if key is not None else None

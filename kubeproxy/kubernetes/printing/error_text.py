@@ -1,4 +1,4 @@
-"""Errors as kubectl prints them on standard error. Pure."""
+"""Words errors as kubectl prints them on standard error. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:
-    """Return what to print for the errors of a command. `host`: the server's host and port."""
+    """Return what to print for the errors of a command. `host` is the server's host and port."""
     found = list(_flat(errors))
     if len(found) == 1:
         return _alone(found[0], host)
@@ -32,7 +32,8 @@ def _alone(error: Exception, host: str) -> list[str]:
 
 
 def _among(error: Exception, host: str) -> list[str]:
-    """Return the text on one line if it is a server's, whatever is in it; ours may have several."""
+    """Return the text on one line if it is a server's, whatever characters it has. Our own text may have several
+    lines."""
     known = _known(error, host)
     return [known] if known else str(error).split("\n")
 

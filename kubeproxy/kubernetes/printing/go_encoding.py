@@ -1,4 +1,4 @@
-"""JSON and YAML as Go's libraries write them: keys sorted, the same quotes, the same line breaks. Pure."""
+"""Writes JSON and YAML as Go's libraries do: sorted keys, the same quotes, the same line breaks. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BASE_60: Final = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
 
 
 def compact_json(value: object) -> str:
-    """On one line, without spaces."""
+    """Return JSON on one line, without spaces."""
     return _escaped(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
 
 
 def indented_json(value: object) -> str:
-    """By four spaces, as ``-o json`` has it."""
+    """Return JSON with an indent of four spaces, as ``-o json`` prints it."""
     return _escaped(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=4))
 
 
@@ -36,10 +36,10 @@ def _escaped(text: str) -> str:
 
 
 def yaml_text(value: object) -> str:
-    """One document, without separators."""
+    """Return one YAML document, without separators."""
     text = yaml.emit(_document(value), Dumper=yaml.CDumper, allow_unicode=True, width=80)
     assert isinstance(text, str)
-    # libyaml ends a document like this that has a text with several line breaks at its end; Go's library does not.
+    # libyaml ends a document with this mark if its last text ends with several line breaks. Go's library does not.
     return text.removesuffix("...\n") if text.endswith("\n...\n") else text
 
 
@@ -56,7 +56,7 @@ def _events(value: Any) -> Iterator[yaml.Event]:
         case dict():
             yield yaml.MappingStartEvent(None, None, implicit=True, flow_style=not value)
             for key in sorted(map(str, value), key=_natural):
-                # A plain << would be read as a merge; kubectl writes it all the same.
+                # A plain << would be read as a merge, but kubectl writes it nevertheless.
                 yield yaml.ScalarEvent(None, None, (True, True), key, style='"' if key == "<<" else _style(key))
                 yield from _events(value[key])
             yield yaml.MappingEndEvent()
@@ -83,7 +83,8 @@ def _style(text: str) -> str | None:
 
 
 def _compare(left: str, right: str) -> int:
-    """Return the order of keys in yaml.v2: letters behind all else, numbers by their value (``a2`` before ``a10``)."""
+    """Compare two keys as yaml.v2 does: letters come after all other characters, and numbers by their value (``a2``
+    before ``a10``)."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b:
             continue

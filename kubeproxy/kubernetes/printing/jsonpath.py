@@ -1,4 +1,8 @@
-"""Templates of kubectl's JSONPath: ``{.metadata.name}{"\\n"}``, filters, ranges, slices. Pure."""
+"""Renders templates of kubectl's JSONPath: ``{.metadata.name}{"\n"}``, filters, ranges, slices. Pure.
+
+It is written by hand because no library has this dialect: the JSONPath packages follow RFC 9535 or Goessner, which have
+neither text around expressions nor ``{range}``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "
 
 @dataclass(slots=True)
 class _Part:
-    """Text, an expression, or a range over one with what is inside."""
+    """A text, an expression, or a range over an expression with the parts inside it."""
 
     text: str = ""
     steps: list[Step] | None = None
@@ -33,10 +37,10 @@ class _Part:
 
 
 class JsonPath:
-    """A template, parsed once."""
+    """A template, which is parsed once."""
 
     def __init__(self, template: str) -> None:
-        """`ConfigError` where it is none."""
+        """Parse the template. Raise `ConfigError` if it is invalid."""
         text = template if "{" in template else "{" + _relaxed(template) + "}"
         try:
             self._parts = _Parser(text).template()
@@ -44,16 +48,16 @@ class JsonPath:
             raise ConfigError(f"error parsing jsonpath {template}, {error}") from None
 
     def render(self, data: object) -> str:
-        """Return the text for an object. What is missing is empty."""
+        """Return the text for an object. A missing field becomes an empty text."""
         return "".join(_rendered(self._parts, [data]))
 
     def values(self, data: object) -> list[Any]:
-        """Return what the expressions find, as a list."""
+        """Return the values of the expressions as a list."""
         return [value for part in self._parts if part.steps is not None for value in _applied(part.steps, [data])]
 
 
 def _relaxed(template: str) -> str:
-    """``metadata.name`` and ``.metadata.name`` for ``{.metadata.name}``, as kubectl takes them."""
+    """Return ``{.metadata.name}`` for ``metadata.name`` and ``.metadata.name``, as kubectl accepts them."""
     return template if template.startswith((".", "$", "[", "@")) else f".{template}"
 
 
@@ -95,7 +99,7 @@ class _Parser:
         self._depth = 0
 
     def template(self) -> list[_Part]:
-        """Return the whole text."""
+        """Parse the whole text."""
         parts = self._parts(in_range=False)
         if self._at < len(self._text):
             raise ValueError("'end' without 'range'")

@@ -1,4 +1,4 @@
-"""``-o``: how objects are printed."""
+"""Prints objects in the format of ``-o``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ FORMATS: Final = ("json", "jsonpath", "jsonpath-as-json", "jsonpath-file", "name
 
 
 class Printer:
-    """Prints objects in one format; `text` is called for one after the other."""
+    """Prints objects in one format. Call `text` for each object in turn."""
 
     def __init__(self, output: str, *, show_managed_fields: bool = False) -> None:
-        """`output`: the value of ``-o``; empty: lines of success only. `ConfigError` for a format there is not."""
+        """`output` is the value of ``-o``. If it is empty, only lines of success are printed. Raise `ConfigError` for
+        an unknown format."""
         self.output, _, argument = output.partition("=")
         self._show_managed_fields = show_managed_fields
         self._count = 0
@@ -26,11 +27,11 @@ class Printer:
 
     @property
     def prints_objects(self) -> bool:
-        """Not only a line about each."""
+        """Return whether whole objects are printed, and not only a line about each."""
         return self.output not in ("", "name")
 
     def text(self, data: dict[str, Any]) -> str:
-        """Return an object with all that stands before and after it."""
+        """Return an object with the text that belongs before and after it."""
         self._count += 1
         if not self._show_managed_fields and "managedFields" in (data.get("metadata") or {}):
             data = copy.copy(data)

@@ -43,14 +43,14 @@ class Query:
     """The objects that a command line asks for."""
 
     filenames: Sequence[str]
-    """Files, directories, patterns, web addresses, ``-`` for standard input. Commas separate."""
+    """Files, directories, patterns, web addresses, or ``-`` for standard input, separated by commas."""
     namespace: str
     """The namespace of objects that state none."""
     recursive: bool = False
     namespace_enforced: bool = False
     """Whether an object of another namespace is an error."""
     selector: str = ""
-    """Only objects with labels that match."""
+    """Objects are left out unless this selector matches their labels."""
 
 
 class Builder:
@@ -76,7 +76,7 @@ class Builder:
             raise errors[0] if len(errors) == 1 else Errors(errors)
 
     async def objects(self) -> list[ResourceObject]:
-        """Return all objects. Raises the first error."""
+        """Return all objects. Raise the first error."""
         objects = []
         async for item in self.stream():
             if not isinstance(item, ResourceObject):
@@ -85,10 +85,8 @@ class Builder:
         return objects
 
     async def stream(self, sources: Sequence[Source] = ()) -> AsyncIterator[Found]:
-        """Yield objects and errors in their order, from other `sources` than the query's if there are any.
-
-        Raises if the server does not answer.
-        """
+        """Yield objects and errors in their order. They come from `sources` if given, and else from the query's. Raise
+        if the server does not answer."""
         async for item in self.unprepared(sources):
             yield item if isinstance(item, ObjectError) else await self.prepare(*item)
 
@@ -97,7 +95,7 @@ class Builder:
     ) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
         """Yield objects before they are checked and mapped, each with the keys that its document has twice.
 
-        `prepare` does the rest when the turn of an object has come.
+        Call `prepare` when the turn of an object has come.
         """
         for source in sources or self._sources:
             async for document in _documents(source):

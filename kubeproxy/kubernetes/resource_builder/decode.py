@@ -1,7 +1,7 @@
-"""A document to its objects: parsed, lists flattened, identity checked. Pure.
+"""Turns a document into its objects: parses it, flattens lists, and checks identities. Pure.
 
-A list may be all that a cluster holds. Where it is written item by item (block style YAML, or JSON) its items are
-parsed one after the other; the text is held, and one item.
+A list may be all that a cluster holds. If it is written item by item (block style YAML, or JSON), its items are parsed
+one after the other, so only the text and one item are in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kubeproxy.kubernetes.resource_builder.stream import Document
 MAX_LIST_DEPTH: Final = 5
 """The deepest nesting of lists in lists."""
 LARGE: Final = 64 << 10
-"""In bytes. A shorter list is parsed as a whole."""
+"""In bytes: a shorter list is parsed as a whole."""
 _SHOWN: Final = 160
 _LONGEST_NUMBER: Final = 400
 
@@ -43,7 +43,7 @@ class Duplicates(list[str]):
 
 
 def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates]]:
-    """Yield the objects of a document, each with the keys that are there twice. Errors are yielded, not raised."""
+    """Yield the objects of a document, each with the keys that are there twice. Errors are yielded and not raised."""
     lists: deque[tuple[Data, Position, int, Duplicates]] = deque()
     for value, position, text, duplicates, of_list in _values(document, source):
         if isinstance(value, ObjectError):
@@ -52,7 +52,7 @@ def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates
         if value is None:
             continue
         yield from _object(value, position, text, duplicates, lists, of_list, 0)
-    while lists:  # breadth first, as kubectl has it
+    while lists:  # Lists in lists are read breadth first, as kubectl does.
         outer, position, depth, duplicates = lists.popleft()
         if depth > MAX_LIST_DEPTH:
             yield UndecodableError(f"lists in lists; allowed: {MAX_LIST_DEPTH} deep", position), duplicates
@@ -90,7 +90,8 @@ def _unreadable(fault: SyntaxFault, position: Position) -> UnreadableError:
 
 
 def parse(text: bytes, line: int, *, is_json: bool) -> tuple[list[object], Duplicates]:
-    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raises SyntaxFault."""
+    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raise SyntaxFault if it is
+    invalid."""
     duplicates = Duplicates()
     if is_json:
         return [_parse_json(text, line, duplicates)], duplicates
@@ -181,7 +182,7 @@ def _json_items(document: Document, position: Position) -> Iterator[Item] | None
 
 
 def _yaml_items(document: Document, position: Position) -> Iterator[Item] | None:
-    if b"&" in document.text:  # an anchor in one item may be referred to by another
+    if b"&" in document.text:  # An anchor in one item may be referred to by another.
         return None
     parts = split_list(document.text)
     if parts is None:

@@ -1,6 +1,6 @@
-"""What an API server serves: asked for once, kept on disk for some hours.
+"""Finds out what an API server serves. The answer is kept on disk for some hours.
 
-A server that has aggregated discovery answers with two documents; any other is asked for each group and version.
+A server with aggregated discovery needs two requests. Any other server is asked for each group and version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT: Final = 2
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 ACCEPT: Final = f"{_AGGREGATED.format('v2')},{_AGGREGATED.format('v2beta1')},application/json"
 _AT_ONCE: Final = 8
-"""Groups that are requested at the same time."""
+"""How many groups are requested at the same time."""
 _MOST_RESOURCES: Final = 100_000
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -37,10 +37,10 @@ class ApiResource(msgspec.Struct, frozen=True):
     """A resource that a server serves in one version."""
 
     group: str
-    """Empty: the core group."""
+    """The API group. It is empty for the core group."""
     version: str
     name: str
-    """The plural, as paths have it: ``deployments``."""
+    """The plural name as in paths, like ``deployments``."""
     kind: str
     namespaced: bool
 
@@ -64,13 +64,13 @@ def _segment(text: str) -> str:
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """All that a server serves, in its own order: of several versions of a group the preferred one first."""
+    """All that a server serves, in its own order. The preferred version of a group comes first."""
 
     resources: tuple[ApiResource, ...] = ()
     failed: tuple[str, ...] = ()
     """Groups and versions that did not answer, each with the reason."""
     minor: int = 0
-    """The minor version of the server; 0: unknown."""
+    """The minor version of the server, or 0 if it is unknown."""
 
 
 # Documents
@@ -139,7 +139,7 @@ class _LegacyResources(msgspec.Struct):
 
 
 def parse_aggregated(body: bytes) -> Catalog:
-    """Parse an APIGroupDiscoveryList. Raises Garbage."""
+    """Parse an APIGroupDiscoveryList. Raise Garbage if it is none."""
     try:
         document = msgspec.json.decode(body, type=_Aggregated)
     except UNDECODABLE as error:
@@ -159,7 +159,7 @@ def parse_aggregated(body: bytes) -> Catalog:
 
 
 def parse_versions(body: bytes) -> list[str]:
-    """Parse the versions of the core group (``/api``). Raises Garbage."""
+    """Parse the versions of the core group (``/api``). Raise Garbage if there are none."""
     try:
         return msgspec.json.decode(body, type=_LegacyVersions).versions or []
     except UNDECODABLE as error:
@@ -167,7 +167,8 @@ def parse_versions(body: bytes) -> list[str]:
 
 
 def parse_groups(body: bytes) -> list[tuple[str, str]]:
-    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raises Garbage."""
+    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raise Garbage if there are
+    none."""
     try:
         groups = msgspec.json.decode(body, type=_LegacyGroups).groups or []
     except UNDECODABLE as error:
@@ -185,7 +186,7 @@ def parse_groups(body: bytes) -> list[tuple[str, str]]:
 
 
 def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
-    """Parse the resources of a group and version. Raises Garbage."""
+    """Parse the resources of a group and version. Raise Garbage if there are none."""
     try:
         resources = msgspec.json.decode(body, type=_LegacyResources).resources or []
     except UNDECODABLE as error:
@@ -198,7 +199,7 @@ def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
 
 
 _PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
-"""A group, a version or a resource. Other texts must not get into a path."""
+"""The form of a group, a version or a resource. Other texts must not get into a path."""
 
 
 def _resource(
@@ -216,10 +217,8 @@ def _resource(
 
 
 async def discover(client: Client) -> Catalog:
-    """Ask the server what it serves. Raises StatusError, Unreachable or Garbage.
-
-    A group that does not answer is listed as failed.
-    """
+    """Ask the server what it serves. A group that does not answer is listed as failed. Raise StatusError, Unreachable
+    or Garbage."""
     core, groups, minor = await asyncio.gather(
         client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), server_minor(client)
     )

@@ -17,14 +17,14 @@ def quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where an object stands."""
+    """The place of an object."""
 
     source: str
     """The path, the web address, or ``STDIN``."""
     document: int = 0
-    """Counted from 1; documents without content do not count. 0: the source as a whole."""
+    """The document's number, counted from 1 without empty documents. 0 stands for the source as a whole."""
     line: int = 0
-    """The line of the source, counted from 1; 0 if it is unknown."""
+    """The line of the source, counted from 1. It is 0 if it is unknown."""
     item: str = ""
     """The path within a list, like ``items[3]``."""
 
@@ -50,7 +50,7 @@ class Position:
 
 
 class ObjectError(ConfigError):
-    """An error of one document or object; the others can be used."""
+    """An error of one document or object. The other ones can be used."""
 
     def __init__(self, message: str, position: Position) -> None:
         where = str(position)
@@ -114,7 +114,7 @@ class WrongNamespaceError(ObjectError):
 
 
 class Errors(ConfigError):
-    """Several things went wrong, each kept."""
+    """Several errors, each of which is kept."""
 
     def __init__(self, errors: Sequence[Exception]) -> None:
         super().__init__(*(str(error) for error in errors))

@@ -1,4 +1,4 @@
-"""``-f`` arguments to sources: standard input, files, directories, patterns, web addresses."""
+"""Turns ``-f`` arguments into sources: standard input, files, directories, patterns, web addresses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Return the name that messages show."""
 
     def read(self) -> AsyncIterator[bytes]:
-        """Yield the bytes, piece by piece. Raises SourceError."""
+        """Yield the bytes, piece by piece. Raise SourceError if they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ class BytesSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """A web address. Its whole answer is held: a document is used only when the transfer is known to be complete."""
+    """A web address. Its whole answer is held in memory, because no document may be used before the transfer is known
+    to be complete."""
 
     name: str
 
@@ -127,7 +128,7 @@ class UrlSource:
 
 
 class _Passing(Exception):
-    """An error that the next attempt may not meet."""
+    """An error that may be gone with the next attempt."""
 
 
 async def _fetch(web: Session, url: str) -> bytes:
@@ -219,9 +220,11 @@ def _path(path: str, *, recursive: bool) -> Iterator[Source]:
 
 
 def _walk(directory: str, *, recursive: bool) -> Iterator[str]:
-    """Yield the manifests in a directory in the order of their names, those of a subdirectory in its place. Links to
-    directories are not followed, and what begins with two dots is passed over: in a mounted ConfigMap these are older
-    versions of the same files."""
+    """Yield the manifests in a directory in the order of their names, with those of a subdirectory in its place.
+
+    Links to directories are not followed. Names that begin with two dots are skipped: in a mounted ConfigMap they are
+    older versions of the same files.
+    """
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:

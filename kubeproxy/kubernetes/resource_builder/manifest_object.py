@@ -16,12 +16,12 @@ Data = dict[str, Any]
 
 @dataclass(slots=True)
 class ResourceObject:
-    """An object, where it was read, and its place in the API once that is known."""
+    """An object, where it was read, and its place in the API as soon as that is known."""
 
     data: Data
     position: Position
     text: bytes = b""
-    """The document that it was read from; empty for an item of a list that was read by itself."""
+    """The document from which the object was read. It is empty for an item of a list that was read by itself."""
     mapping: ApiResource | None = None
 
     @property

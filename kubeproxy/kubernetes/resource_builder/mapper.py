@@ -15,7 +15,7 @@ class Index:
         self.catalog = catalog
         self._kinds: dict[tuple[str, str], ApiResource] = {}
         for resource in catalog.resources:
-            if "/" not in resource.name:  # a subresource has a slash
+            if "/" not in resource.name:  # A name with a slash is a subresource.
                 self._kinds.setdefault((resource.group_version, resource.kind), resource)
 
     def kind(self, api_version: str, kind: str) -> ApiResource | None:
@@ -24,7 +24,8 @@ class Index:
 
 
 class Mapper:
-    """Looks kinds up in a server's discovery: on disk first, then, if a kind is missing there, once at the server."""
+    """Looks kinds up in a server's discovery: on disk first, and then, if a kind is missing there, once on the
+    server."""
 
     def __init__(self, client: Client, cache: DiscoveryCache | None) -> None:
         self._client = client
@@ -35,7 +36,7 @@ class Mapper:
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """Return what the server serves. Raises StatusError, Unreachable or Garbage if it does not answer."""
+        """Return what the server serves. Raise StatusError, Unreachable or Garbage if it does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None

@@ -1,4 +1,4 @@
-"""The fields that a server knows, by its OpenAPI document; kept on disk in short."""
+"""The fields that a server knows, by its OpenAPI document. An extract of the document is kept on disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _REF: Final = "#/definitions/"
 
 
 class Schema(msgspec.Struct, omit_defaults=True):
-    """What a value may be; the default: anything."""
+    """The values that are allowed. By default all are."""
 
     type: str = ""
-    """``object``, ``array``, ``string``, ``integer``, ``number``, ``boolean``; empty: anything."""
+    """``object``, ``array``, ``string``, ``integer``, ``number`` or ``boolean``. An empty text allows any type."""
     ref: str = ""
-    """The name of the definition that has the rest."""
+    """The name of the definition that continues this schema."""
     fields: dict[str, Schema] | None = None
-    """Of an object with a fixed set of fields."""
+    """The fields of an object with a fixed set of fields."""
     values: Schema | None = None
-    """Of a mapping with any keys."""
+    """The values of a mapping with any keys."""
     items: Schema | None = None
     required: tuple[str, ...] = ()
     open: bool = False
-    """Fields that are not listed are kept."""
+    """Whether fields that are not listed are kept."""
     int_or_string: bool = False
 
 
@@ -40,7 +40,7 @@ class Schemas(msgspec.Struct):
 
     definitions: dict[str, Schema] = {}
     kinds: dict[str, str] = {}
-    """By ``GROUP/VERSION/KIND``, the name of the definition."""
+    """The name of the definition by ``GROUP/VERSION/KIND``."""
 
     def of(self, group: str, version: str, kind: str) -> tuple[str, Schema] | None:
         """Return the definition of a kind with its name, or None if the server has none."""
@@ -50,7 +50,7 @@ class Schemas(msgspec.Struct):
 
 
 def parse(body: bytes) -> Schemas:
-    """Return an OpenAPI v2 document. Raises `Garbage`."""
+    """Parse an OpenAPI v2 document. Raise `Garbage` if it is none."""
     try:
         document = msgspec.json.decode(body, type=_Document)
     except UNDECODABLE as error:
@@ -111,7 +111,7 @@ class _Kept(msgspec.Struct):
 
 
 class SchemaSource:
-    """The schemas of one server: from disk, else from the server. Asked for once; `refresh` asks again."""
+    """The schemas of one server, from disk or else from the server. They are asked for once; `refresh` asks again."""
 
     def __init__(self, client: Client, directory: Path | None) -> None:
         self._client = client
@@ -122,18 +122,18 @@ class SchemaSource:
         self.from_disk = False
 
     async def get(self) -> Schemas:
-        """Raises StatusError, Unreachable, Garbage where the server does not answer."""
+        """Return the schemas. Raise StatusError, Unreachable or Garbage if the server does not answer."""
         if self._schemas is None:
             self._schemas = self._read()
             self.from_disk = self._schemas is not None
         return self._schemas if self._schemas is not None else await self.refresh()
 
     def missing(self) -> None:
-        """The server does not serve them; nothing is known of any kind."""
+        """Note that the server does not serve its schemas, so nothing is known of any kind."""
         self._schemas = Schemas()
 
     async def refresh(self) -> Schemas:
-        """Ask the server now."""
+        """Ask the server again now."""
         answer = await self._client.get("/openapi/v2")
         self._schemas = parse(answer.body)
         self.from_disk = False
@@ -154,7 +154,7 @@ class SchemaSource:
 
 
 def resolved(schema: Schema, definitions: Mapping[str, Schema]) -> tuple[Schema, str]:
-    """Return a schema without a reference, and the name of the definition it is."""
+    """Return a schema with its reference resolved, and the name of its definition."""
     name = ""
     for _ in range(_MAX_DEPTH):
         if not schema.ref:

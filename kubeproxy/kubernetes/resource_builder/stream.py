@@ -1,7 +1,7 @@
-"""Bytes to documents, one at a time: YAML separated by ``---``, JSON values one behind the other. Pure.
+"""Cuts bytes into documents, one at a time: YAML separated by ``---``, and JSON values one after another. Pure.
 
-The splitter holds the document that is not complete yet, and nothing else: a stream of any length takes the memory of
-its longest document. UTF-8 and, with a byte order mark, UTF-16 are read.
+The splitter holds only the document that is not complete yet, so a stream of any length takes the memory of its longest
+document. UTF-8 is read, and, with a byte order mark, UTF-16.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Document:
 
     text: bytes
     number: int
-    """Counted from 1; documents without content do not count."""
+    """The document's number, counted from 1 without empty documents."""
     line: int
-    """The number of its first line."""
+    """The number of the document's first line."""
     is_json: bool = False
     """Whether the text is one JSON value and nothing else."""
 
 
 class Splitter:
-    """Cuts a stream into documents. `feed` it pieces of any size, then `end` it."""
+    """Cuts a stream into documents. Call `feed` with pieces of any size, then `end`."""
 
     def __init__(self, source: str, *, max_document: int = MAX_DOCUMENT) -> None:
         self._source = source
@@ -42,16 +42,16 @@ class Splitter:
         self._decoder = TextDecoder()
         self._buffer = bytearray()
         self._searched = 0
-        """Up to here the buffer holds no separator."""
+        """The part of the buffer before this position holds no separator."""
         self._json: JsonScanner | None = None
-        """Where in the buffer's first JSON value the search stands; None: the document is not read as JSON."""
+        """The search for the end of the buffer's first JSON value. None if the document is not read as JSON."""
         self._undecided = True
         """Whether the document may still be JSON or YAML."""
         self._number = 0
         self._line = 1
 
     def feed(self, data: bytes) -> Iterator[Document]:
-        """Yield the documents that these bytes complete. Raises UnreadableError if the source has to end."""
+        """Yield the documents that these bytes complete. Raise UnreadableError if the source has to end."""
         try:
             self._buffer += self._decoder.feed(data)
         except UnicodeDecodeError as error:
@@ -114,7 +114,7 @@ class Splitter:
         position = self._searched
         while (found := self._buffer.find(_SEPARATOR, position)) >= 0:
             after = found + len(_SEPARATOR)
-            if after == len(self._buffer):  # what follows decides
+            if after == len(self._buffer):  # The next byte, which has not come yet, decides.
                 self._searched = found
                 return -1
             if self._buffer[after : after + 1].isspace():

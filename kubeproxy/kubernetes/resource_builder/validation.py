@@ -1,7 +1,7 @@
-"""Objects against the server's OpenAPI document: unknown and missing fields, wrong types. Pure.
+"""Checks objects by the server's OpenAPI document: unknown and missing fields, and wrong types. Pure.
 
-For servers that do not check fields themselves (before 1.27), and for objects that are not sent. The
-messages are those of kubectl's own check. Only the server checks values.
+This is for servers that do not check fields themselves (before 1.27), and for objects that are not sent. The messages
+are those of kubectl's own check. Only the server checks values.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 from kubeproxy.kubernetes.resource_builder.openapi import Schema, Schemas, resolved
 
 MOST: Final = 20
-"""Faults of one object that are reported."""
+"""How many faults of one object are reported."""
 _MAX_DEPTH: Final = 100
 _SHOWN_DEPTH: Final = 12
-"""Parts of a path that a message shows."""
+"""How many parts of a path a message shows."""
 _SAME: Final = {"integer": ("integer", "number"), "number": ("integer", "number")}
 
 
 class Fault(NamedTuple):
-    """A field that the server would not take."""
+    """A field that the server would refuse."""
 
     message: str
     path: tuple[str | int, ...]
 
 
 def validate(data: dict[str, Any], schemas: Schemas) -> list[Fault]:
-    """Return what is wrong with an object; nothing where the server has no schema for its kind. At most `MOST`."""
+    """Return at most `MOST` faults of an object. Return none if the server has no schema for its kind."""
     group, _, version = str(data.get("apiVersion") or "").rpartition("/")
     kind = str(data.get("kind") or "")
     found = schemas.of(group, version, kind)
