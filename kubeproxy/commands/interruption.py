@@ -1,4 +1,4 @@
-"""The interruption of a command by SIGINT or SIGTERM."""
+"""Lets SIGINT and SIGTERM interrupt a command."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from types import TracebackType
 from typing import Final, Self
 
 SIGNALLED: Final = 128
-"""An interrupted command's exit status less the signal's number, as shells report it."""
+"""What shells add to a signal's number to get the exit status of an interrupted command."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """A context: the first signal ends the command in good order, a second one the process at once."""
+    """A context in which the first signal ends the command in good order, and a second signal ends the process at
+    once."""
 
     def __init__(self) -> None:
         self.signal = signal.SIGINT
-        """The signal that came."""
+        """The signal that has interrupted the command."""
         self._came = asyncio.Event()
 
     @property
     def status(self) -> int:
-        """The exit status of a command that it has ended."""
+        """Return the exit status of the interrupted command."""
         return SIGNALLED + self.signal
 
     async def wait(self) -> None:

@@ -1,7 +1,8 @@
-"""The whole of ``kubeproxy create``: objects are read, checked, sent and reported, one after the other or some at once.
+"""The whole of ``kubeproxy create``: it reads, checks, sends and reports objects, one after another or several at once.
 
-Errors of single objects are kept and printed at the end, as kubectl does; everything else is created. Where the server
-is lost, or the command is interrupted, nothing further is begun, and a summary names what was not created.
+An error that concerns one object is kept and printed at the end, as kubectl does, and the other objects are still
+created. If the server cannot be reached any more, or the command is interrupted, it begins no further object. A summary
+then names what was not created.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FINISH_S: Final = 3.0
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 CHANGE_CAUSE: Final = "kubernetes.io/change-cause"
 _AHEAD: Final = 4
-"""How many finished objects are kept for each object under way. Their lines wait for that of an earlier object."""
+"""How many finished objects are kept for each object under way. Their lines wait for the line of an earlier object."""
 _SHOWN: Final = 10
 
 
@@ -85,7 +86,7 @@ def _failed(report: Report, errors: list[Exception], host: str) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of one object. Without a text and an error it is still under way."""
+    """What happened to one object. While the object is under way, the outcome has neither a text nor an error."""
 
     found: ResourceObject | None = None
     text: str = ""
@@ -146,7 +147,8 @@ class Create:
                 work.result()
             except NothingToDo:
                 return 0
-            except KubeproxyError as error:  # beside those of single objects that came before
+            # An error that ends the run is printed beside the errors of single objects that came before.
+            except KubeproxyError as error:
                 self._errors.append(error)
                 self._lost = error
         finally:
@@ -180,7 +182,7 @@ class Create:
         return builder.stream()
 
     async def _sorted(self, builder: Builder) -> AsyncIterator[ResourceObject | Exception]:
-        """Read all objects before the first is created. Each is checked and mapped in its turn."""
+        """Read all objects before the first is created. Check and map each of them in turn."""
         objects: list[tuple[ResourceObject, Sequence[str]]] = []
         async for found in builder.unprepared():
             if isinstance(found, tuple):
@@ -221,7 +223,8 @@ class Create:
         task = self._tasks.start(self._one(found), name=found.label)
         self._under_way[task] = found
         self._outcomes.append((task, _Outcome(found)))
-        await asyncio.sleep(0)  # the request goes out now; the next document is read while it is under way
+        # Let the request go out now, so that the next document is read while the request is under way.
+        await asyncio.sleep(0)
 
     async def _any(self) -> None:
         """Wait for one of the objects under way, and print what can be printed."""

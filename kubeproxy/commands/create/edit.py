@@ -1,4 +1,4 @@
-"""``--edit``: the objects are changed in an editor before they are created."""
+"""``--edit``: the user changes the objects in an editor before they are created."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ _MOST_ATTEMPTS: Final = 20
 
 
 async def edited(builder: Builder, options: CreateOptions, report: Report) -> AsyncIterator[ResourceObject | Exception]:
-    """Yield the objects as they come back from the editor.
-
-    A text that cannot be read is opened again, with the errors at its top. An empty or unchanged text ends the command.
-    """
+    """Yield the objects as the user has left them. Open a text that cannot be read again, with the errors at its top.
+    End the command if the text is empty or unchanged."""
     objects = await builder.objects()
     if not objects:
         return
@@ -80,14 +78,14 @@ def _content(text: str) -> str:
 
 
 def _edit(text: str, suffix: str, windows_line_endings: bool) -> str:
-    """Return what the user makes of a text in an editor. Raises ConfigError if the editor fails."""
+    """Let the user change a text in an editor, and return the result. Raise ConfigError if the editor fails."""
     editor = os.environ.get("KUBE_EDITOR") or os.environ.get("EDITOR") or "vi"
     descriptor, path = tempfile.mkstemp(prefix="kubeproxy-edit-", suffix=suffix)
     try:
         with open(descriptor, "w", encoding="utf-8", newline="\r\n" if windows_line_endings else "\n") as file:
             file.write(text)
         try:
-            done = subprocess.run(  # a shell, as editors are given with arguments
+            done = subprocess.run(  # Use a shell, because $EDITOR may have arguments.
                 ["/bin/sh", "-c", f"{editor} {shlex.quote(path)}"], check=False, stdin=sys.stdin
             )
         except OSError as error:

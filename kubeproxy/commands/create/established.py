@@ -25,7 +25,7 @@ class Definitions:
         self._client = client
         self._mapper = mapper
         self._created: dict[tuple[str, str], tuple[str, str]] = {}
-        """By group and kind that they define: their API version and name."""
+        """The API version and name of each created definition, by the group and kind that it defines."""
 
     def created(self, data: Data) -> None:
         """Remember a created object if it is a definition."""
@@ -46,7 +46,7 @@ class Definitions:
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             if await self._is_established(path):
-                # The condition comes shortly before the server's discovery shows the resource.
+                # The condition comes first; the server's discovery shows the resource shortly after it.
                 await self._mapper.refresh(force=True)
                 index = await self._mapper.index()
                 if any(each.group == group and each.kind == kind for each in index.catalog.resources):

@@ -1,4 +1,5 @@
-"""Fields of an object, before it is sent: by the server's OpenAPI document, where the server does not check itself."""
+"""Checks the fields of an object before it is sent, by the server's OpenAPI document, if the server does not check
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from kubeproxy.kubernetes.resource_builder.openapi import Schemas, SchemaSource
 from kubeproxy.kubernetes.resource_builder.validation import Fault, validate
 
 FIELD_VALIDATION_MINOR: Final = 27
-"""The Kubernetes version, 1.27, from which on every server checks fields itself."""
+"""Every server checks fields itself from this Kubernetes version on, which is 1.27."""
 
 
 class FieldCheck:
@@ -36,7 +37,8 @@ class FieldCheck:
         self._by_server: bool | None = None
 
     async def __call__(self, found: ResourceObject, duplicates: Sequence[str]) -> None:
-        """Raises InvalidError where the level is strict; warns where it is ``warn``."""
+        """Check an object. If the level is strict, raise InvalidError for unknown fields; if it is ``warn``, print
+        them."""
         if self._level is Validation.IGNORE:
             return
         faults = [Fault(text, ()) for text in duplicates]
@@ -57,7 +59,7 @@ class FieldCheck:
         return found.position.of_field(found.text, fault.path)
 
     async def _server_checks(self) -> bool:
-        """Return whether the server checks the fields of what it is sent. What is not sent it does not check."""
+        """Return whether the server checks the fields of this run's objects. It cannot check what is not sent to it."""
         if self._dry_run is DryRun.CLIENT:
             return False
         if self._by_server is None:
@@ -71,7 +73,7 @@ class FieldCheck:
         faults = validate(found.data, schemas)
         if not faults and self._known(found, schemas):
             return []
-        if self._source.from_disk:  # the server may have learnt of the kind, or of the field, since
+        if self._source.from_disk:  # The server may have learnt of the kind or the field since the document was read.
             return validate(found.data, await self._source.refresh())
         return faults
 
@@ -81,7 +83,7 @@ class FieldCheck:
         return schemas.of(group, version, found.kind) is not None
 
     async def _schemas(self) -> Schemas | None:
-        """None where the server has no such document for this user."""
+        """Return the server's schemas, or None if the server has no such document for this user."""
         try:
             return await self._source.get()
         except StatusError as error:

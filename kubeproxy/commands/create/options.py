@@ -11,11 +11,11 @@ FIELD_MANAGER = "kubeproxy-create"
 
 
 class NothingToDo(Exception):
-    """The user has taken everything back: no error."""
+    """The user has decided to create nothing. This ends the command, and is no error."""
 
 
 class DryRun(StrEnum):
-    """How far an object gets."""
+    """Whether objects are printed only, checked by the server, or created."""
 
     NONE = "none"
     CLIENT = "client"
@@ -23,7 +23,7 @@ class DryRun(StrEnum):
 
 
 class Validation(StrEnum):
-    """What becomes of fields that the server does not know, and of keys that are there twice."""
+    """What happens to fields that the server does not know, and to keys that stand in a mapping twice."""
 
     STRICT = "strict"
     WARN = "warn"
@@ -46,7 +46,7 @@ class CreateOptions:
     raw: str = ""
     edit: bool = False
     record: str = ""
-    """The command line to put down in each object; empty: none."""
+    """The command line to record in each object. It is empty if none is to be recorded."""
     sort: bool = False
     skip_existing: bool = False
     parallel: int = 1

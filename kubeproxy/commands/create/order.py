@@ -28,7 +28,7 @@ SORTED_KINDS: Final = (
     "PersistentVolumeClaim",
     "Service",
 )
-"""With ``--sort`` these come first, in this order, which is Helm's; other kinds follow in the order of the input."""
+"""The kinds that ``--sort`` puts first, in Helm's order. Other kinds follow in the order of the input."""
 _RANKS: Final = {kind: rank for rank, kind in enumerate(SORTED_KINDS)}
 _LAST: Final = (
     "IngressClass",
@@ -37,7 +37,7 @@ _LAST: Final = (
     "MutatingWebhookConfiguration",
     "ValidatingWebhookConfiguration",
 )
-"""With ``--sort`` these come last, because the Services that they refer to must answer first."""
+"""The kinds that ``--sort`` puts last, because the Services that they refer to must already answer."""
 _LAST_RANKS: Final = {kind: len(SORTED_KINDS) + 1 + rank for rank, kind in enumerate(_LAST)}
 BARRIERS: Final = {
     "Namespace",

@@ -1,4 +1,4 @@
-"""``--raw``: one file, posted as it is."""
+"""``--raw``: posts one file without a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.model.errors import ConfigError
 
 
 async def post_raw(options: CreateOptions, client: Client, report: Report) -> int:
-    """Post the file to the path, print the answer; the exit status. Raises StatusError and Unreachable."""
+    """Post the file to the path, print the answer, and return the exit status. Raise StatusError or Unreachable."""
     name = options.filenames[0]
     source = StdinSource() if name == STDIN else FileSource(name)
     body = bytearray()

@@ -1,4 +1,4 @@
-"""The output of a run: lines in the order of the objects, errors, and a line of progress on a terminal."""
+"""Prints what a run does: a line for each object, in order, the errors, and a line of progress on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Report:
     """Writes to standard output and standard error."""
 
     def __init__(self, *, progress: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        """`progress`: show how far it has come, if standard error is a terminal and it takes longer than a second."""
+        """With `progress`, show how far the run is, if standard error is a terminal and the run takes longer than a
+        second."""
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._shows = progress and self._err.isatty()
@@ -32,19 +33,19 @@ class Report:
         self.warnings = 0
 
     def line(self, text: str) -> None:
-        """A line on standard output."""
+        """Print a line on standard output."""
         self._erase()
         write_lines(self._out, text)
         self._draw()
 
     def data(self, text: str) -> None:
-        """An object on standard output, complete with line ends."""
+        """Print an object on standard output. `text` already ends with a line end."""
         self._erase()
         write_data(self._out, text)
         self._draw()
 
     def warning(self, text: str) -> None:
-        """A warning; once each."""
+        """Print a warning on standard error, unless the same warning was printed before."""
         if text in self._warned:
             return
         self._warned.add(text)
@@ -52,20 +53,20 @@ class Report:
         self.error(f"Warning: {text}")
 
     def error(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line on standard error."""
         self._erase()
         write_lines(self._err, text)
 
     def waits(self, seconds: float, reason: str) -> None:
-        """Nothing happens for a while."""
+        """Show why nothing happens for a while."""
         self._draw(printable(f", waits {seconds:.1f} s: {reason}"), force=True)
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Redraw the line of progress, because time has passed."""
         self._draw()
 
     def end(self) -> None:
-        """No more progress is shown."""
+        """Remove the line of progress, and draw no other."""
         self._erase()
         self._shows = False
 

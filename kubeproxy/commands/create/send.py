@@ -1,4 +1,4 @@
-"""One object to the server: created once and never twice, even where the connection breaks."""
+"""Sends one object to the server, which creates it once and never twice, even if the connection breaks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data, Resource
 from kubeproxy.model.errors import ClusterError
 
 COMES_BACK_S: Final = 15.0
-"""How long a server that answered before is waited for when it does not."""
+"""For how long the command waits for a server that has answered before and does not now."""
 _PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 2.0
 _CLOCK_S: Final = 2.0
-"""What creationTimestamp, in whole seconds, and the Date header may be off by."""
+"""How far creationTimestamp, in whole seconds, and the Date header may differ."""
 
 
 class ServerLost(ClusterError):
-    """The server does not answer any more; nothing further can be created."""
+    """The server does not answer any more, so nothing further can be created."""
 
 
 class MaybeCreated(ServerLost):
-    """The connection ended after an object was sent, and it cannot be found out whether it was created."""
+    """The connection ended after an object was sent, and the command cannot find out whether it was created."""
 
 
 class AlreadyThere(Exception):
@@ -49,7 +49,7 @@ class Sender:
         on_wait: Callable[[float, str], None],
         comes_back_s: float = COMES_BACK_S,
     ) -> None:
-        """`query`: of every request; `dry_run`: the server keeps nothing."""
+        """`query` is sent with every request. With `dry_run` the server keeps nothing."""
         self._client = client
         self._query = query
         self._dry_run = dry_run
@@ -57,7 +57,10 @@ class Sender:
         self._comes_back_s = comes_back_s
 
     async def create(self, found: ResourceObject) -> Data:
-        """The object as the server keeps it. Raises StatusError, `AlreadyThere`, `ServerLost`, Unreachable, Garbage."""
+        """Create an object, and return it as the server keeps it.
+
+        Raise StatusError, `AlreadyThere`, `ServerLost`, Unreachable or Garbage.
+        """
         path = found.resource.path(found.namespace)
         body = found.encoded()
         began = time.time()
@@ -78,7 +81,7 @@ class Sender:
                 raise AlreadyThere(error) from None
             except Unreachable as error:
                 if not self._client.has_answered and not error.was_sent and not sent_before:
-                    raise  # the server has never answered
+                    raise  # The server has never answered, so waiting for it would be a guess.
                 last = error
             if last.was_sent and not self._dry_run:
                 sent_before = True
@@ -97,7 +100,8 @@ class Sender:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _standing(self, found: ResourceObject, deadline: float) -> Data | None:
-        """The object as the server has it now; None: it has none. `MaybeCreated` where the server does not answer."""
+        """Return the object as the server has it now, or None if there is none. Raise `MaybeCreated` if the server does
+        not answer."""
         if not found.name:
             return None
         path = found.resource.path(found.namespace, found.name)
@@ -121,7 +125,8 @@ class Sender:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _is_ours(self, standing: Data, began: float) -> bool:
-        """Whether an object was created by this command: by its field manager, since the object was sent first."""
+        """Return whether this command has created an object: its field manager is ours, and it is not older than our
+        first try."""
         metadata = standing.get("metadata") or {}
         try:
             created = datetime.fromisoformat(str(metadata.get("creationTimestamp"))).timestamp()

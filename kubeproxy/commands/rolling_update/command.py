@@ -1,4 +1,4 @@
-"""One run of ``kubeproxy rolling-update``: connect, update, print, and say what is left where it stops."""
+"""Runs ``kubeproxy rolling-update`` once: connects, updates, prints, and says what to do if the update stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(options: UpdateOptions) -> int:
     progress = ProgressOutput(options.output.partition("=")[0])
     try:
         return asyncio.run(update(options, progress))
-    except KeyboardInterrupt:  # a second one, or one before the handlers were set
+    except KeyboardInterrupt:  # This is the second interrupt, or one that came before the handlers were set.
         progress.error("interrupted")
         return SIGNALLED + signal.SIGINT
 
@@ -76,7 +76,7 @@ async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
 
 
 class Run:
-    """Carries one update out: with a clock for the terminal, and signals."""
+    """Carries one update out, while a timer redraws the terminal and signals may interrupt it."""
 
     def __init__(
         self, options: UpdateOptions, progress: ProgressOutput, printer: Printer, update: Replacement, host: str

@@ -1,6 +1,6 @@
 """A ReplicationController as the server has it, with the marks that an update leaves on it.
 
-It stays the plain JSON that came, so that fields of other API versions survive when it is written back.
+It is kept as the plain JSON that came, so that fields of other API versions survive when it is written back.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from kubeproxy.model.errors import ClusterError
 Data = dict[str, Any]
 
 _DIGITS: Final = 10
-"""Of the largest number of pods; Python converts no text of thousands of digits."""
+"""The digits of the largest number of pods. Python refuses to convert a text of thousands of digits."""
 
 _PREFIX: Final = "kubectl.kubernetes.io"
 NEXT: Final = f"{_PREFIX}/next-controller-id"
-"""On the old controller: the name of the new one. The four are kubectl's, so that either goes on with an update."""
+"""On the old controller: the name of the new one. This mark and the next three are kubectl's, so that kubectl can
+continue our update, and we can continue kubectl's."""
 ORIGINAL_REPLICAS: Final = f"{_PREFIX}/original-replicas"
-"""On the old controller: its size before the update."""
+"""On the old controller: the controller's size before the update."""
 SOURCE: Final = f"{_PREFIX}/update-source-id"
 """On the new controller: ``NAME:UID`` of the old one."""
 DESIRED_REPLICAS: Final = f"{_PREFIX}/desired-replicas"
-"""On the new controller: its size after the update."""
+"""On the new controller: the controller's size after the update."""
 HOLDER: Final = "kubeproxy/rolling-update"
-"""On the controller that the command line names first: which process updates it, see `UpdateLock`."""
+"""On the controller that the command line names first: the process that updates the controller, see `UpdateLock`."""
 RENAMED_FROM: Final = "kubeproxy/renamed-from"
-"""On a controller that is to take over the pods of another one: the other's name. As a label: its UID."""
+"""On a controller that is to take over the pods of another one: the other controller's name. The label of the same name
+has the other controller's UID."""
 MARKS: Final = (NEXT, ORIGINAL_REPLICAS, SOURCE, DESIRED_REPLICAS, HOLDER, RENAMED_FROM)
 
 
 class UpdateError(ClusterError):
-    """The update cannot go on; the message says why."""
+    """The update cannot continue. The message says why."""
 
 
 class DeletedError(UpdateError):
-    """A controller is gone that the update needs."""
+    """A controller that the update needs does not exist any more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} was deleted by another client while it was updated")
@@ -51,12 +53,12 @@ class DeletedError(UpdateError):
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One ReplicationController. Views return the live parts of `data`; change only a `copy`."""
+    """One ReplicationController. Its properties return the live parts of `data`, so change only a `copy`."""
 
     data: Data
 
     def copy(self) -> Controller:
-        """One that can be changed."""
+        """Return a controller that can be changed without changing this one."""
         return Controller(copy.deepcopy(self.data))
 
     @property
@@ -86,13 +88,14 @@ class Controller:
 
     @property
     def replicas(self) -> int:
-        """The wanted size; 1 where the object gives none."""
+        """Return the wanted number of pods. It is 1 if the object does not give it."""
         found = self.spec.get("replicas")
         return 1 if found is None else int(found)
 
     @property
     def selector(self) -> dict[str, str]:
-        """Without one, the labels of the template select, as the server's defaults have it."""
+        """Return the selector. If the object has none, return the labels of the template, which the server uses by
+        default."""
         if not self.spec.get("selector"):
             self.spec["selector"] = dict(self.template_labels)
         found: dict[str, str] = self.spec["selector"]
@@ -114,12 +117,13 @@ class Controller:
 
     @property
     def deleting(self) -> bool:
-        """Whether it waits for a finalizer."""
+        """Return whether the controller is being deleted and waits for a finalizer."""
         return bool(self.metadata.get("deletionTimestamp"))
 
     @property
     def present(self) -> int:
-        """``status.replicas``: its pods that are not being deleted, as its controller last counted them."""
+        """Return ``status.replicas``, the pods that are not being deleted, as the controller manager last counted
+        them."""
         return int((self.data.get("status") or {}).get("replicas") or 0)
 
     @property
@@ -130,12 +134,13 @@ class Controller:
 
     @property
     def synced(self) -> bool:
-        """Whether, beyond that, the number of pods is the wanted one."""
+        """Return whether the controller manager has acted on the newest spec, and the number of pods is the wanted
+        one."""
         return self.observed and self.present == self.replicas
 
     @property
     def failure(self) -> str:
-        """Why pods cannot be created or deleted; empty: no reason is known."""
+        """Return why pods cannot be created or deleted, or an empty text if no reason is known."""
         for condition in (self.data.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
                 return str(condition.get("message") or condition.get("reason") or "")
@@ -143,11 +148,12 @@ class Controller:
 
     @property
     def source_id(self) -> str:
-        """What `SOURCE` of a controller is that replaces this one."""
+        """Return the value of `SOURCE` on a controller that replaces this one."""
         return f"{self.name}:{self.uid}"
 
     def number(self, annotation: str) -> int | None:
-        """Return an annotation as a number of pods; None: absent. `UpdateError` where it is none."""
+        """Return an annotation as a number of pods, or None if it is absent. Raise `UpdateError` if it is no such
+        number."""
         text = self.annotations.get(annotation)
         if text is None:
             return None
@@ -162,7 +168,7 @@ def is_source_of(name: str, other: Controller) -> bool:
 
 
 def check_source(old: Controller, new: Controller) -> None:
-    """`UpdateError` unless `new` is what an earlier run made to replace `old`."""
+    """Raise `UpdateError` unless an earlier run has made `new` to replace `old`."""
     if new.annotations.get(SOURCE) == old.source_id and DESIRED_REPLICAS in new.annotations:
         return
     if finished(old, new):
@@ -174,16 +180,20 @@ def check_source(old: Controller, new: Controller) -> None:
 
 
 def finished(old: Controller, new: Controller) -> bool:
-    """Whether all pods are replaced, and an interrupted run has already removed the marks from the new controller."""
+    """Return whether the update is complete although marks of it are left on the old controller.
+
+    All pods are then replaced, and an interrupted run has already removed the marks from the new controller.
+    """
     unmarked = SOURCE not in new.annotations and DESIRED_REPLICAS not in new.annotations
     return unmarked and old.annotations.get(NEXT) == new.name and old.replicas == 0
 
 
 def in_progress(old: Controller, new: Controller | None) -> bool:
-    """Return whether the marks of the old controller are those of an update, and not what a rollback by kubectl leaves.
+    """Return whether the marks of the old controller belong to an update in progress.
 
-    kubectl writes the name of the new controller first and the original size later, and removes neither after a
-    rollback. So both of them, without the new controller and without a holder, are left over.
+    A rollback by kubectl leaves marks, too. kubectl writes the name of the new controller first and the original size
+    later, and removes neither after a rollback. So both marks, without a new controller and without a holder, are left
+    over from a rollback.
     """
     if NEXT not in old.annotations:
         return False
@@ -191,10 +201,8 @@ def in_progress(old: Controller, new: Controller | None) -> bool:
 
 
 def original_size(old: Controller) -> int:
-    """Return the size of the old controller before the update.
-
-    Never less than its present one: the mark may be left from an update that kubectl has taken back.
-    """
+    """Return the size of the old controller before the update. It is never less than the present size, because the mark
+    may be left from an update that kubectl has taken back."""
     return max(old.replicas, old.number(ORIGINAL_REPLICAS) or 0)
 
 
@@ -205,13 +213,13 @@ def desired_size(new: Controller) -> int:
 
 
 def without_marks(controller: Controller) -> None:
-    """Remove everything that an update leaves."""
+    """Remove all marks of an update."""
     for mark in MARKS:
         controller.annotations.pop(mark, None)
 
 
 def not_found(name: str) -> str:
-    """As the server words it."""
+    """Return the server's message for a controller that does not exist."""
     return f"replicationcontrollers {quoted(name)} not found"
 
 
@@ -232,9 +240,9 @@ class UpdateLock:
     name: str
     """The name of the controller."""
     holder: str
-    """The run."""
+    """The process that holds the lock."""
     before: str
-    """The holder that this run replaces; empty if there was none."""
+    """The holder that this run replaces. It is empty if there was none."""
 
     @classmethod
     def of(cls, controller: Controller, now: float) -> UpdateLock:

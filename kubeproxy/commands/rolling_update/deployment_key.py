@@ -1,8 +1,8 @@
 """The deployment key: a label by which the old controller's pods differ from those of the new one.
 
-The order of the writes keeps the controller from losing its pods: first its template (so pods made from now on have the
-label), then the pods, then its selector. If the selector came first, the controller would match none of its pods,
-release them, and make a whole new set.
+The order of the writes keeps the controller from losing its pods. The template comes first, so that new pods have the
+label; then the pods get it, and then the selector. If the selector came first, the controller would match none of its
+pods, release all of them, and create a whole new set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kubeproxy.kubernetes.metadata import controller_of
 
 
 def label_template(controller: Controller, key: str, value: str) -> None:
-    """The first of the writes, to be made together with the marks. Nothing where the selector has the key."""
+    """Give the template the label, which is the first of the writes and is made together with the marks. Do nothing if
+    the selector has the key already."""
     if key not in controller.selector:
         controller.template_labels[key] = value
 
@@ -24,7 +25,8 @@ def label_template(controller: Controller, key: str, value: str) -> None:
 async def add_key(
     requests: ControllerRequests, lock: UpdateLock, old: Controller, key: str, *, resumed: bool
 ) -> Controller:
-    """The writes after the first: pods, selector, strays. `resumed`: an earlier run may have ended among them."""
+    """Make the writes after the first: label the pods, change the selector, and delete strays. With `resumed`, an
+    earlier run may have ended between these writes."""
     value = old.template_labels.get(key)
     if key in old.selector:
         if resumed:
@@ -47,9 +49,11 @@ async def add_key(
 
 
 async def _delete_strays(requests: ControllerRequests, old: Controller, key: str, before: Mapping[str, str]) -> None:
-    """Delete pods without the label that the controller made before it saw its new template; it releases them.
+    """Delete pods without the label that the controller created before it saw its new template, because it releases
+    them.
 
-    They are known by their name, as a pod that matched the former selector may have been made by hand.
+    Such pods are recognized by their names, as other pods that matched the former selector may have been created by
+    hand.
     """
     if not before:
         return
@@ -60,6 +64,6 @@ async def _delete_strays(requests: ControllerRequests, old: Controller, key: str
 
 
 def _belongs(pod: Pod, controller: Controller) -> bool:
-    """Return an orphan, or a pod of this controller: what other controllers own is not touched."""
+    """Return whether a pod is an orphan or belongs to this controller. Pods of other controllers are left alone."""
     owner = controller_of(pod)
     return owner is None or owner.uid == controller.uid

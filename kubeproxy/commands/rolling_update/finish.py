@@ -1,10 +1,10 @@
-"""The end of an update: the old controller goes, the marks go, and the new one may get the old name.
+"""The end of an update: the old controller and the marks are removed, and the new controller may get the old name.
 
-The marks by which a later run finds its way stay until the last write. A name cannot be changed, so a controller that
-is renamed is created again under the other name. Between the end of the first and the work of the second no write may
-lose the specification, and no moment may have two controllers for the same pods. So the second one is created first,
-without pods and with a label in its selector that no pod has. Then the first one is deleted and leaves its pods. Then a
-single write gives the second one the selector and the size, and it adopts the pods.
+The marks by which a later run finds its way are removed only by the last write. A name cannot be changed, so a
+controller is renamed by creating it again under the other name. No write may lose the specification on the way, and at
+no moment may two controllers have the same pods. So the successor is created first, without pods and with a label in
+its selector that no pod has. Then the first controller is deleted and leaves its pods. Then one write gives the
+successor the real selector and size, and it adopts the pods.
 """
 
 from __future__ import annotations
@@ -108,14 +108,15 @@ class Finish:
             await self._gone(controller)
 
     async def _newest(self, controller: Controller) -> Controller:
-        """Return the controller with what other clients have changed meanwhile."""
+        """Return the controller with the changes that other clients have made meanwhile."""
         found = await self._requests.get(controller.name)
         if found is None or found.uid != controller.uid:
             raise DeletedError(controller.name)
         return found
 
     async def _gone(self, controller: Controller) -> None:
-        """Wait until the controller is gone. Before that, the garbage collector has to release its pods."""
+        """Wait until the controller is gone. Before that, the garbage collector has to release the controller's
+        pods."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._timeout_s
         backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._poll_interval_s)
@@ -134,7 +135,8 @@ class Finish:
 
 
 def _successor(new: Controller, name: str) -> Controller:
-    """Return the controller under the other name: complete, but of size 0 and with a selector that matches no pod."""
+    """Return a copy of the controller under the other name: complete, but of size 0 and with a selector that matches no
+    pod."""
     successor = fresh(new, name)
     successor.annotations[RENAMED_FROM] = new.name
     successor.annotations[DESIRED_REPLICAS] = new.annotations.get(DESIRED_REPLICAS, str(new.replicas))

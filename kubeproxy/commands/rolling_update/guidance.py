@@ -13,7 +13,7 @@ _REPEATED: Final = (
     *("kubeconfig", "context", "cluster", "user", "server", "tls_server_name"),
     *("certificate_authority", "client_certificate", "client_key"),
 )
-"""Flags that choose the server and the user. Secrets are left out: these lines are printed."""
+"""Flags that choose the server and the user. Secrets are left out, because these lines are printed."""
 
 
 def go_on(options: UpdateOptions) -> str:
@@ -45,7 +45,7 @@ def _key(options: UpdateOptions) -> list[str]:
 
 
 def _pace(options: UpdateOptions) -> list[str]:
-    """Return non-default flags that change the pace. A resumed update needs them to behave the same."""
+    """Return the flags that change the pace from its default. A resumed update needs them to behave in the same way."""
     found = []
     if options.max_surge != 1:
         found.append(f"--max-surge={options.max_surge}")

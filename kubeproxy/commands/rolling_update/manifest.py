@@ -1,4 +1,5 @@
-"""The new controller from a file, an address or standard input: exactly one ReplicationController."""
+"""Reads the new controller from a file, an address or standard input, which must have exactly one
+ReplicationController."""
 
 from __future__ import annotations
 
@@ -39,17 +40,18 @@ class _Spec(msgspec.Struct):
 
 
 class _Shape(msgspec.Struct):
-    """What an update reads of a controller."""
+    """The fields of a controller that an update reads."""
 
     spec: _Spec
 
 
 async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str], None]) -> Controller:
-    """The controller as the file has it. `ConfigError` for anything else, StatusError where the server refuses."""
+    """Return the controller in the file. Raise ConfigError if the file has anything else, and StatusError if the server
+    refuses."""
     directory = cache_directory(options.cache_directory)
     mapper = Mapper(client, DiscoveryCache(directory, client.config.host))
     level = Validation.STRICT if options.validate else Validation.IGNORE
-    # Not left to the server: it would check the fields only when the old controller is marked already.
+    # The server's own check would come too late, when the old controller is marked already.
     check = FieldCheck(level, DryRun.CLIENT, mapper, SchemaSource(client, directory), on_warning)
     config = client.config
     query = Query(
@@ -68,7 +70,8 @@ async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str
         )
     try:
         msgspec.convert(found.data, _Shape)
-    except msgspec.ValidationError as error:  # without --validate the server would be the first to see it
+    # Without --validate nothing else would notice this before the server does.
+    except msgspec.ValidationError as error:
         raise ConfigError(f"{options.filename} is no ReplicationController: {error}") from None
     controller = Controller(found.data)
     if not controller.name:

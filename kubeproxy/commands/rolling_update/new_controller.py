@@ -1,4 +1,4 @@
-"""The new controller: made from the old one with another image, or checked where it comes from a file. Pure."""
+"""The new controller: made from the old one with another image, or checked if it comes from a file. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ConfigError
 
 ORIGINAL_SUFFIX: Final = "-orig"
-"""Of the old controller's value of the deployment key."""
+"""The end of the old controller's value of the deployment key."""
 _OF_THE_SERVER: Final = (
     *("uid", "resourceVersion", "creationTimestamp", "generation", "selfLink", "managedFields"),
     *("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers", "generateName"),
@@ -24,7 +24,7 @@ def hash_of(controller: Controller) -> str:
 
 
 def container_of(controller: Controller, chosen: str) -> Data:
-    """Return the container that gets the image; `chosen`: its name, empty where there is only one."""
+    """Return the container that gets the image: the one named `chosen`, or the only one if `chosen` is empty."""
     containers = controller.containers
     if chosen:
         for container in containers:
@@ -43,7 +43,8 @@ def container_of(controller: Controller, chosen: str) -> Data:
 
 
 def fresh(controller: Controller, name: str) -> Controller:
-    """Return a copy to be created under another name: without what belongs to the one object, and without marks."""
+    """Return a copy to be created under another name, without marks and without fields that belong to the one
+    object."""
     copied = controller.copy()
     for key in _OF_THE_SERVER:
         copied.metadata.pop(key, None)
@@ -56,7 +57,8 @@ def fresh(controller: Controller, name: str) -> Controller:
 def with_image(
     old: Controller, *, name: str, container: str, image: str, pull_policy: str, key: str, replicas: int
 ) -> Controller:
-    """Return the old controller with another image. `name`: empty for one of its own; `key`: the deployment key."""
+    """Return the old controller with another image and the deployment key `key`. If `name` is empty, it gets a
+    generated name."""
     found = container_of(old, container)
     if found.get("image") == image and not pull_policy:
         raise ConfigError(
@@ -76,7 +78,7 @@ def with_image(
 
 
 def check_image(existing: Controller, container: str, image: str) -> None:
-    """`ConfigError` where the new controller of an interrupted update has another image."""
+    """Raise ConfigError if the new controller of an interrupted update has another image."""
     found = str(container_of(existing, container).get("image"))
     if found != image:
         raise ConfigError(
@@ -86,7 +88,8 @@ def check_image(existing: Controller, container: str, image: str) -> None:
 
 
 def check_names(old: Controller, new: Controller, what: str) -> None:
-    """`ConfigError` where both have one name, or a selector that cannot tell their pods apart. `what`: the file."""
+    """Raise ConfigError if both controllers have the same name, or selectors that cannot distinguish their pods. `what`
+    is the file that the message names."""
     if new.name == old.name:
         raise ConfigError(f"{what} cannot have the same name as the existing ReplicationController {old.name}")
     shared = old.selector.keys() & new.selector.keys()
@@ -98,7 +101,7 @@ def check_names(old: Controller, new: Controller, what: str) -> None:
 
 
 def with_key(old: Controller, key: str, value: str) -> Controller:
-    """Return the old controller as it is when it has the deployment key."""
+    """Return the old controller as it will be when it has the deployment key."""
     if key in old.selector:
         return old
     keyed = old.copy()

@@ -15,13 +15,13 @@ _PERCENT = re.compile(r"[0-9]{1,9}%")
 
 
 class Cleanup(StrEnum):
-    """What becomes of the old controller at the end."""
+    """What happens to the old controller at the end."""
 
     DELETE = "delete"
     RENAME = "rename"
-    """It is deleted, and the new controller gets its name."""
+    """The old controller is deleted, and the new controller gets its name."""
     PRESERVE = "preserve"
-    """It stays, without pods."""
+    """The old controller stays, without pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class UpdateOptions:
     max_surge: int | str = 1
     max_unavailable: int | str = 0
     cleanup: Cleanup | None = None
-    """None: rename where the old controller alone was named with an image, else delete."""
+    """None means rename if only the old controller and an image are named, and otherwise delete."""
     client: Overrides = field(default_factory=Overrides)
     request_timeout_s: float | None = None
     cache_directory: str = ""
@@ -59,12 +59,12 @@ class UpdateOptions:
 
     @property
     def filename(self) -> str:
-        """The file of the new controller; empty: none."""
+        """Return the file of the new controller, or an empty text if there is none."""
         return self.filenames[0] if self.filenames else ""
 
     @property
     def cleanup_policy(self) -> Cleanup:
-        """The policy that applies."""
+        """Return the cleanup policy that applies."""
         if self.rollback:
             return Cleanup.DELETE
         if self.cleanup is not None:
@@ -73,7 +73,7 @@ class UpdateOptions:
 
 
 def _faults(options: UpdateOptions) -> list[str]:
-    """Return all problems at once, in kubectl's words where kubectl has the check."""
+    """Return all problems at once, in kubectl's words if kubectl has the check."""
     found = []
     if not options.deployment_label_key:
         found.append("--deployment-label-key can not be empty")
@@ -112,5 +112,5 @@ def _faults(options: UpdateOptions) -> list[str]:
 
 
 def amount(text: str) -> int | str:
-    """Return a number of pods, or the percentage as it was given."""
+    """Return a number of pods, or a percentage as the text that was given."""
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text

@@ -1,8 +1,8 @@
 """Prints progress: events as lines, and on a terminal a block about both controllers that is redrawn.
 
-Events go to standard output, as kubectl prints them; with ``-o`` to standard error, as standard output is then for the
-object. With ``-o json`` every event is a JSON object on a line of its own. What the update waits for goes to standard
-error: on a terminal into the block, elsewhere as a line when it has lasted for some seconds.
+Events go to standard output, as kubectl prints them. With ``-o`` they go to standard error, because standard output is
+then for the object. With ``-o json`` every event is a JSON object on a line of its own. The reason why the update waits
+goes to standard error: into the block on a terminal, and elsewhere as a line once the wait has lasted some seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kubeproxy.model.printable import printable
 from kubeproxy.runtime.output import write_data, write_lines
 
 SETTLED_S: Final = 5.0
-"""What lasts for less gets no line of its own where nothing is redrawn."""
+"""Where nothing is redrawn, a wait gets a line of its own only if it lasts this long."""
 _COLUMNS: Final = 80
 """The width of a terminal that does not report one."""
 _UP_AND_ERASE: Final = "\x1b[1A\x1b[2K"
@@ -39,7 +39,7 @@ class ProgressOutput:
         err: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`output`: the format of ``-o``, without its argument."""
+        """`output` is the format of ``-o`` without its argument."""
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._clock = clock
@@ -56,7 +56,7 @@ class ProgressOutput:
     # What happens
 
     def event(self, event: str, text: str, **fields: Any) -> None:
-        """Something was done, or is about to be done."""
+        """Print that something was done, or is about to be done."""
         self._waiting = None
         self._erase()
         if self._json:
@@ -66,47 +66,47 @@ class ProgressOutput:
         self._draw()
 
     def result(self, text: str) -> None:
-        """An object or a text for standard output, complete with line ends."""
+        """Print an object or a text on standard output. `text` already ends with a line end."""
         self.end()
         write_data(self._out, text)
 
     def note(self, text: str) -> None:
-        """Something that the reader may want to know, on standard error."""
+        """Print on standard error what the reader may want to know."""
         self.error(text)
 
     def warning(self, text: str) -> None:
-        """A warning; once each."""
+        """Print a warning, unless the same warning was printed before."""
         if text in self._warned:
             return
         self._warned.add(text)
         self.error(f"Warning: {text}")
 
     def error(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line on standard error."""
         self._erase()
         write_lines(self._err, text)
 
     def failed(self, text: str) -> None:
-        """The update stops; the lines for people are printed by `error`."""
+        """Print the failure as a JSON event. `error` prints the lines for people."""
         if self._json:
             write_lines(self._out, self._encoded("failed", text, self._counts()))
 
     # What is waited for
 
     def see(self, snapshot: Snapshot) -> None:
-        """The state of both controllers by now."""
+        """Show the present state of both controllers."""
         self._snapshot = snapshot
         self.tick()
 
     def waits(self, waiting: Waiting) -> None:
-        """What the update waits for, until the next event."""
+        """Show what the update waits for, until the next event."""
         if self._waiting is None or waiting.text != self._waiting.text:
             self._waiting_began = self._clock()
         self._waiting = waiting
         self.tick()
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Redraw the block, or print what the update waits for, because time has passed."""
         waiting = self._waiting
         if self._redraws:
             self._erase()
@@ -121,7 +121,7 @@ class ProgressOutput:
                 write_lines(self._err, f"{self._summary()}{text}")
 
     def end(self) -> None:
-        """Nothing is drawn any more."""
+        """Remove the block, and draw no other."""
         self._erase()
         self._redraws = False
         self._waiting = None
@@ -182,7 +182,7 @@ class ProgressOutput:
 
 
 def counts(side: Side) -> dict[str, Any]:
-    """Name and numbers of one controller, for a JSON event."""
+    """Return the name and the counts of one controller, for a JSON event."""
     return {
         "name": side.controller.name,
         "wanted": side.controller.replicas,
@@ -208,6 +208,6 @@ def rows(snapshot: Snapshot) -> list[str]:
 
 
 def _fitted(line: str, width: int) -> str:
-    """Return a line that is wider than the terminal would be two, and could not be erased."""
+    """Cut a line to the terminal's width, because a line that wraps could not be erased."""
     line = printable(line)
     return line if len(line) < width else f"{line[: max(1, width - 2)]}…"

@@ -1,6 +1,6 @@
-"""The story of a rolling update: find where it is, mark, create, roll, finish. Forward, back, or what is left of one.
+"""The whole rolling update: it finds the present state, marks, creates, rolls and finishes, forward or back.
 
-Each write is safe to be the last one: a later run finds by the marks how far this one came.
+The command may end after any of its writes: a later run finds by the marks how far the update has come, and continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ReadFile = Callable[[], Awaitable[Controller]]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a dry run prints: the two ends of the update."""
+    """The two ends of the update, which a dry run prints."""
 
     source: Controller
     target: Controller
@@ -53,13 +53,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The new controller: as it is, or as it is to be created."""
+    """The new controller, which exists already or is to be created."""
 
     controller: Controller
     exists: bool
     desired: int
     resumed: bool
-    """An earlier run has marked the old controller."""
+    """Whether an earlier run has marked the old controller."""
 
 
 class Replacement:
@@ -80,14 +80,14 @@ class Replacement:
         self._retirement = retirement
         self.step_loop: StepLoop | None = None
         self.began = False
-        """Something was written."""
+        """Whether something was written."""
         self.back = True
-        """The old controller exists, so that the update can be undone."""
+        """Whether the old controller exists, so that the update can be undone."""
         self.new_name = ""
-        """The new controller, once it is known."""
+        """The name of the new controller, once it is known."""
 
     async def run(self) -> Controller | Planned:
-        """Return the controller that survives; in a dry run, what would be done."""
+        """Carry the update out, and return the controller that is left. In a dry run, return the plan."""
         found = await self._run()
         if self._retirement is not None:
             await self._retirement.end()
@@ -120,7 +120,7 @@ class Replacement:
         new_controller.check_names(keyed, new, options.filename or new.name)
         if options.dry_run:
             return Planned(keyed, new)
-        await self._requests.pods(old.selector)  # where pods may not be read, nothing is begun
+        await self._requests.pods(old.selector)  # Begin nothing if this user may not read pods.
         if not target.exists:
             await self._would_be_created(new)
         lock = UpdateLock.of(old, self._requests.now())
@@ -132,7 +132,7 @@ class Replacement:
                 annotations.pop(ORIGINAL_REPLICAS, None)
             annotations.setdefault(ORIGINAL_REPLICAS, str(found.replicas))
             annotations[NEXT] = new.name
-            for left in (SOURCE, DESIRED_REPLICAS):  # by a way back that was interrupted
+            for left in (SOURCE, DESIRED_REPLICAS):  # A rollback that was interrupted may have left these.
                 annotations.pop(left, None)
             if not options.filename:
                 deployment_key.label_template(found, key, value)
@@ -205,7 +205,7 @@ class Replacement:
         return _Target(new, False, new.replicas, resumed)
 
     def _refuse_another(self, old: Controller, name: str, next_one: Controller | None) -> None:
-        """`UpdateError` where the old controller is being replaced by another one than `name`."""
+        """Raise `UpdateError` if another controller than `name` is replacing the old one already."""
         if next_one is not None and name not in ("", next_one.name) and next_one.annotations.get(SOURCE):
             raise UpdateError(
                 f"Found existing in-progress update to {next_one.name}.\n"
@@ -213,7 +213,8 @@ class Replacement:
             )
 
     def _key_of(self, old: Controller, *, resumed: bool) -> str:
-        """Return the old controller's value of the deployment key: that of an interrupted run, if there was one."""
+        """Return the value of the deployment key on the old controller: that of an interrupted run, if there was
+        one."""
         key = self._options.deployment_label_key
         found = old.template_labels.get(key)
         if found is not None and (resumed or key in old.selector):
@@ -236,7 +237,7 @@ class Replacement:
         if created is not None:
             self._progress.event("create", f"Created {created.name}", controller=created.name)
             return created
-        existing = await self._requests.get(new.name)  # by a write that lost its answer
+        existing = await self._requests.get(new.name)  # An earlier try may have created it, and its answer was lost.
         if existing is None:
             raise UpdateError(f"{new.name} exists and waits for its deletion; run the same command again")
         check_source(old, existing)
@@ -249,7 +250,7 @@ class Replacement:
     # What is left of an interrupted update
 
     async def _complete_rename(self, successor: Controller) -> Controller:
-        """Return whether the new controller is to get the old name, and an earlier run ended in the middle of that."""
+        """Complete a rename that an earlier run has begun, and return the controller with the old name."""
         former = successor.annotations[RENAMED_FROM]
         self.new_name = former
         self.back = False
@@ -259,14 +260,15 @@ class Replacement:
         return await self._finish(lock).complete_rename(successor)
 
     async def _is_result(self, survivor: Controller, former: str) -> bool:
-        """Return whether a rename that was completed is all that this command asks for. `former`: the name before."""
+        """Return whether the completed rename is all that this command asks for. `former` is the name before it."""
         options = self._options
         if options.filename:
             return (await self._read_file()).name == former
         return new_controller.container_of(survivor, options.container).get("image") == options.image
 
     async def _without_old(self, name: str) -> Controller | Planned:
-        """Finish where the old controller is gone, by an interrupted run just before its end, or never was there."""
+        """Complete the update if the old controller does not exist, because an interrupted run has already deleted it.
+        Raise if nothing replaces it."""
         options = self._options
         new = await self._replacement_of(name)
         if new is None:
@@ -353,7 +355,8 @@ class Replacement:
         return await self._finish(lock).delete(new, old)
 
     def _too_late(self, name: str, new: Controller) -> UpdateError:
-        """Finish where the old controller is gone. `new`: what replaces it, also when it has the old name already."""
+        """Return the error for a rollback when the old controller is deleted already. `new` replaces it, and may
+        already have its name."""
         images = [str(container.get("image")) for container in new.containers]
         image = images[0] if len(images) == 1 else "IMAGE"
         command = go_on(self._options).replace("--rollback", f"--image={image}")

@@ -1,7 +1,7 @@
-"""ReplicationControllers and pods: reading and writing, each write safe to be repeated.
+"""Reads and writes ReplicationControllers and pods. Each write can be repeated safely.
 
-A write that may have had effect is sent again: a PUT has the resourceVersion of the state that it changes, a DELETE the
-UID, and a POST a fixed name. So the second one finds the effect of the first, and changes nothing.
+A write that may have had an effect is sent again. A PUT carries the resourceVersion of the state that it changes, a
+DELETE the UID, and a POST a fixed name. So the second one finds the effect of the first, and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,40 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
 from kubeproxy.controllers.objects import Pod
-from kubeproxy.kubernetes.client.client import Answer
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Garbage, StatusError
 from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.object_client import MERGE
 
 MOST_CONFLICTS: Final = 10
-"""Tries of one change (kubectl: 4). The controller writes the status of an object that is scaled all the time."""
+"""How often one change is tried; kubectl tries 4 times. While a controller is scaled, its status is written all the
+time, and each write may cause a conflict."""
 _CONFLICT_S: Final = 0.01
 _CONFLICT_LIMIT_S: Final = 1.0
-
-
-class ControllerClient(Protocol):
-    """The part of `Client` that is used here."""
-
-    def now(self) -> float:
-        """Return the server's time in Unix seconds."""
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-    ) -> Answer:
-        """Send one request. Raise `ApiError`."""
 
 
 class _Pods(msgspec.Struct):
@@ -55,24 +38,25 @@ _pods = msgspec.json.Decoder(_Pods)
 class ControllerRequests:
     """ReplicationControllers and pods of one namespace."""
 
-    def __init__(self, client: ControllerClient, namespace: str, *, random: Random | None = None) -> None:
+    def __init__(self, client: Client, namespace: str, *, random: Random | None = None) -> None:
         self._client = client
         self.namespace = namespace
         self._random = random or Random()
 
     def now(self) -> float:
-        """Return the server's time in Unix seconds, good to a second."""
+        """Return the server's time in Unix seconds, accurate to a second."""
         return self._client.now()
 
     # Reading
 
     async def get(self, name: str) -> Controller | None:
-        """Return a controller; None where there is none, or one that is only left by a finalizer."""
+        """Return a controller. Return None if there is none, or if it is being deleted and only a finalizer keeps
+        it."""
         found = await self.standing(name)
         return None if found is None or found.deleting else found
 
     async def standing(self, name: str) -> Controller | None:
-        """Return a controller, one that waits for a finalizer, too."""
+        """Return a controller, even if it is being deleted and only a finalizer keeps it."""
         try:
             return checked((await self._client.request("GET", self._path(name))).decoded())
         except StatusError as error:
@@ -90,7 +74,7 @@ class ControllerRequests:
         return [checked(item) for item in items]
 
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
-        """Return the pods that a selector matches, finished and ending ones among them."""
+        """Return the pods that a selector matches, including finished and terminating ones."""
         text = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
         answer = await self._client.request("GET", self._pod_path(), {"labelSelector": text})
         try:
@@ -101,8 +85,11 @@ class ControllerRequests:
     # Writing
 
     async def update(self, controller: Controller, change: Callable[[Controller], None]) -> Controller:
-        """Change a controller by PUT; after a conflict the change is made to its newest state. Nothing is sent where it
-        changes nothing. `change` may raise. `DeletedError` where the controller is gone, or is another one by now."""
+        """Change a controller by PUT, and return it. After a conflict, make the change again on the newest state.
+
+        Send nothing if `change` changes nothing. `change` may raise. Raise `DeletedError` if the controller is gone, or
+        another one has its name now.
+        """
         current = controller
         delay_s = _CONFLICT_S
         for attempt in range(1, MOST_CONFLICTS + 1):
@@ -127,11 +114,11 @@ class ControllerRequests:
         raise AssertionError("the last attempt returns or raises")
 
     async def try_create(self, controller: Controller) -> None:
-        """Let the server check a controller without keeping it. Raises StatusError where it refuses."""
+        """Let the server check a controller without keeping it. Raise StatusError if the server refuses."""
         await self._client.request("POST", self._path(), {"dryRun": "All"}, body=_encoded(controller.data))
 
     async def create(self, controller: Controller) -> Controller | None:
-        """Create a controller; None where one of its name exists."""
+        """Create a controller, and return it. Return None if there is one of this name."""
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
                 body = _encoded(controller.data)
@@ -139,7 +126,8 @@ class ControllerRequests:
             except StatusError as error:
                 if error.status == 409 and error.reason == "AlreadyExists":
                     return None
-                if error.status != 409 or attempt == MOST_CONFLICTS:  # a quota may be written at the same time
+                # A quota may have been written at the same time, which causes a conflict, too.
+                if error.status != 409 or attempt == MOST_CONFLICTS:
                     raise
             await asyncio.sleep(_CONFLICT_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -147,9 +135,9 @@ class ControllerRequests:
     async def delete(
         self, controller: Controller, *, orphan: bool, check: Callable[[Controller], None] = lambda _found: None
     ) -> None:
-        """Delete exactly this controller, in exactly the state that `check` has seen last; it may raise.
+        """Delete exactly this controller, in exactly the state that `check` has seen last. `check` may raise.
 
-        `orphan`: its pods stay; else the garbage collector deletes them.
+        With `orphan` the controller's pods stay. Otherwise the garbage collector deletes them.
         """
         current: Controller | None = controller
         for attempt in range(1, MOST_CONFLICTS + 1):
@@ -174,7 +162,7 @@ class ControllerRequests:
             current = await self.standing(controller.name)
 
     async def change_pod(self, pod: Pod, metadata: Data) -> bool:
-        """Merge a change into a pod's metadata; whether that pod still exists."""
+        """Merge a change into a pod's metadata. Return whether that pod still exists."""
         body = {"metadata": metadata | {"uid": pod.metadata.uid}}
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
@@ -276,9 +264,9 @@ class _Shape(msgspec.Struct):
 
 
 def checked(answer: Any) -> Controller:
-    """Return the controller in an answer of the server. Raises Garbage if it is none.
+    """Return the controller in an answer of the server. Raise Garbage if the answer is no controller.
 
-    Its fields are checked once, as far as an update reads them, where the plain JSON comes in.
+    The fields that an update reads are checked once, where the plain JSON comes in.
     """
     try:
         msgspec.convert(answer, _Shape)
@@ -292,7 +280,7 @@ def checked(answer: Any) -> Controller:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out fields that are null: they mean the same as absent ones."""
+    """Leave out fields that are null, because they mean the same as absent ones."""
     if not isinstance(value, dict):
         return value
     return {key: _without_nulls(each) for key, each in value.items() if each is not None}

@@ -15,7 +15,7 @@ from kubeproxy.kubernetes.metadata import controller_of
 
 
 def own_pods(controller: Controller, pods: Sequence[Pod]) -> list[Pod]:
-    """Of the pods that its selector matches, those that it controls, and orphans, which it is about to adopt."""
+    """Return the pods, of those that the selector matches, that the controller owns or is about to adopt as orphans."""
     return [pod for pod in pods if (owner := controller_of(pod)) is None or owner.uid == controller.uid]
 
 
@@ -25,41 +25,42 @@ class Side:
 
     controller: Controller
     pods: tuple[Pod, ...]
-    """Its own, of every phase."""
+    """The controller's own pods, in every phase."""
     min_ready_s: float
     now: float
 
     @property
     def active(self) -> list[Pod]:
-        """Pods that are neither finished nor being deleted."""
+        """Return the pods that are neither finished nor being deleted."""
         return [pod for pod in self.pods if is_active(pod)]
 
     @property
     def ready(self) -> int:
-        """Pods that have been ready for the required time."""
+        """Return the number of pods that have been ready for the required time."""
         return sum(is_available(pod, round(self.min_ready_s), self.now) for pod in self.active)
 
     @property
     def ending(self) -> list[Pod]:
-        """Pods that are being deleted. Past its grace period a pod no longer counts: its node may be gone."""
+        """Return the pods that are being deleted. A pod past its grace period does not count, because its node may be
+        gone."""
         return [pod for pod in self.pods if is_terminating(pod) and _within_grace(pod, self.now)]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The controller that grows, and the one that shrinks (None: it is deleted already)."""
+    """The controller that grows and the one that shrinks, which is None if it is deleted already."""
 
     up: Side
     down: Side | None
 
     @property
     def active(self) -> list[Pod]:
-        """The active pods of both."""
+        """Return the active pods of both controllers."""
         return [*self.up.active, *([] if self.down is None else self.down.active)]
 
     @property
     def sizes(self) -> Sizes:
-        """What the next step is computed from."""
+        """Return the numbers from which the next step is computed."""
         down = self.down
         return Sizes(
             old=0 if down is None else down.controller.replicas,
@@ -107,7 +108,7 @@ def take(
     min_ready_s: float,
     now: float,
 ) -> Snapshot:
-    """From what the server answered; pods of other controllers are left out."""
+    """Make a snapshot of the server's answers, without pods of other controllers."""
     return Snapshot(
         up=Side(up, tuple(own_pods(up, up_pods)), min_ready_s, now),
         down=None if down is None else Side(down, tuple(own_pods(down, down_pods)), min_ready_s, now),
@@ -119,6 +120,6 @@ def _pods(number: int) -> str:
 
 
 def _within_grace(pod: Pod, now: float) -> bool:
-    """deletionTimestamp is the moment at which the grace period is over."""
+    """Return whether a pod's grace period is not over. deletionTimestamp is the moment at which it is over."""
     end = timestamps.parse(pod.metadata.deletion_timestamp)
     return end is None or now <= end

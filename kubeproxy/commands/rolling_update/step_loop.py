@@ -1,7 +1,7 @@
-"""The loop of a rolling update: one controller grows, the other one shrinks, step by step, until nothing is left to do.
+"""The loop of a rolling update: one controller grows and the other shrinks, step by step, until both have their size.
 
-Every step is computed from what the server has now, so the loop goes on from any state: after an interruption, after a
-run of kubectl, after another client has scaled a controller.
+Every step is computed from what the server has now. So the loop continues from any state: after an interruption, after
+a run of kubectl, and after another client has scaled a controller.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Pace:
     """How fast an update may be. Times are in seconds."""
 
     update_period_s: float
-    """Between a step up and the next step down."""
+    """The pause between a step up and the next step down."""
     poll_interval_s: float
     timeout_s: float
-    """Without progress."""
+    """How long the update may make no progress."""
     min_ready_s: float
 
 
@@ -45,7 +45,7 @@ class _Moved(Exception):
 
 
 class StepLoop:
-    """One update. `lock`: of the controller that the command line names first."""
+    """Steps of one update. `lock` is on the controller that the command line names first."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class StepLoop:
 
     @property
     def last(self) -> Snapshot | None:
-        """What the loop saw last."""
+        """Return the last snapshot that the loop took, or None if it took none."""
         return self._last
 
     async def roll(self, up: Controller, down: Controller | None, limits: Bounds) -> None:
-        """Until `up` has the desired size and `down` has no pods. `down` None: it is deleted already.
+        """Take steps until `up` has the desired size and `down` has no pods. `down` is None if it is deleted already.
 
-        Raises `StalledError`, `DeletedError`, `RivalError`, StatusError, Unreachable.
+        Raise `StalledError`, `DeletedError`, `RivalError`, StatusError or Unreachable.
         """
         self._extend_deadline()
         snapshot = await self._look(up, down)
@@ -135,7 +135,8 @@ class StepLoop:
             again = await self._look(snapshot.up.controller, down)
             if again.sizes.old != sizes.old or scale_down(limits, again.sizes) > size:
                 await self._retirement.put_back(gone)
-                return False  # pods have become unready meanwhile, or another client has scaled: compute the step anew
+                # Compute the step anew if pods have become unready meanwhile, or another client has scaled.
+                return False
             assert again.down is not None
             down = again.down.controller
         self._progress.event("scale-down", f"Scaling {down.name} down to {size}", controller=down.name, replicas=size)
@@ -148,7 +149,8 @@ class StepLoop:
         return done
 
     async def _scale(self, controller: Controller, size: int) -> bool:
-        """Write the size, and wait until the pods are that many. False: another client has changed it meanwhile."""
+        """Write the size, and wait until there are as many pods. Return False if another client has changed the size
+        meanwhile."""
         before = controller.replicas
 
         def change(found: Controller) -> None:
@@ -168,14 +170,15 @@ class StepLoop:
         return True
 
     async def _check_lock(self, name: str) -> None:
-        """The lock is on the other controller than the one that is written: look at it first."""
+        """Look at the lock before a write, if it is on the other controller than the one that is written."""
         if name != self._lock.name and (anchor := await self._requests.get(self._lock.name)) is not None:
             self._lock.check(anchor)
 
     # Waiting
 
     async def _synced(self, name: str, size: int) -> None:
-        """Until the controller has acted on its spec. Another client's size ends it, too."""
+        """Wait until the controller manager has acted on the controller's spec, or another client has changed the
+        size."""
         end = self._clock() + self._pace.timeout_s
         backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._pace.poll_interval_s)
         while True:
@@ -195,7 +198,7 @@ class StepLoop:
             await asyncio.sleep(backoff.next())
 
     async def _pause(self, up: Controller, down: Controller | None, limits: Bounds) -> Snapshot:
-        """Return the update period, with an eye on the pods."""
+        """Wait for the update period, and look at the pods meanwhile."""
         end = self._clock() + self._pace.update_period_s
         while True:
             snapshot = await self._look(up, down)
@@ -206,10 +209,11 @@ class StepLoop:
             await asyncio.sleep(min(left, self._pace.poll_interval_s))
 
     async def _wait(self, snapshot: Snapshot, limits: Bounds) -> None:
-        """No step was possible. `StalledError` when that lasts."""
+        """Wait because no step was possible. Raise `StalledError` if that lasts."""
         sizes = snapshot.sizes
         if scale_up(limits, replace(sizes, ending=0)) > sizes.new:
-            self._extend_deadline()  # only pods within their grace period are in the way, which has an end
+            # Only pods within their grace period are in the way, and a grace period ends by itself.
+            self._extend_deadline()
         waiting = snapshot.waiting(limits)
         self._progress.waits(waiting or Waiting("a step to become possible", None))
         if self._clock() > self._deadline:
@@ -218,7 +222,8 @@ class StepLoop:
         await asyncio.sleep(self._pace.poll_interval_s)
 
     async def _look(self, up: Controller, down: Controller | None) -> Snapshot:
-        """Both controllers and their pods. `DeletedError` where one is gone, or another object has its name."""
+        """Return the present state of both controllers and their pods. Raise `DeletedError` if a controller is gone or
+        another object has its name."""
         now_up = await self._same(up)
         now_down = None if down is None else await self._same(down)
         up_pods = await self._requests.pods(now_up.selector)

@@ -1,6 +1,6 @@
 """The arithmetic of a rolling update: how far the new controller grows and the old one shrinks. Pure.
 
-Two promises hold at every step: ready pods never become fewer than `Bounds.least_ready` by a step, and the pods of both
+Two promises hold at every step. No step makes ready pods fewer than `Bounds.least_ready`, and the pods of both
 controllers are never more than `Bounds.most`.
 """
 
@@ -16,30 +16,31 @@ class Bounds:
     """The promises of one update, in pods."""
 
     desired: int
-    """Pods of the new controller at the end."""
+    """The number of pods of the new controller at the end."""
     surge: int
     unavailable: int
 
     @property
     def least_ready(self) -> int:
-        """Ready pods that a step leaves."""
+        """Return the least number of ready pods after a step."""
         return max(0, self.desired - self.unavailable)
 
     @property
     def most(self) -> int:
-        """Pods of both controllers at most."""
+        """Return the largest number of pods of both controllers."""
         return self.desired + self.surge
 
 
 def bounds(max_surge: int | str, max_unavailable: int | str, desired: int) -> Bounds:
-    """The promises for so many pods. Percentages: surge rounded up, unavailability down; both 0: one may be missing."""
+    """Return the promises for this number of pods. Of percentages, the surge is rounded up and the unavailability down.
+    If both are 0, one pod may be unavailable, because no step would be possible otherwise."""
     surge, unavailable = resolve(max_surge, max_unavailable, desired)
     return Bounds(desired, surge, unavailable)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the decision about a step depends on, in pods."""
+    """The numbers of pods from which a step is computed."""
 
     old: int
     """``spec.replicas`` of the old controller."""
@@ -48,11 +49,11 @@ class Sizes:
     ready_old: int = 0
     ready_new: int = 0
     ending: int = 0
-    """Pods of either controller that are being deleted and still within their grace period: they take room."""
+    """The pods of either controller that are being deleted and still within their grace period. They take room."""
 
 
 def scale_up(limits: Bounds, sizes: Sizes) -> int:
-    """Return the size that the new controller may have now; its present one if there is no room."""
+    """Return the size that the new controller may have now. It is the present size if there is no room."""
     room = limits.most - sizes.old - sizes.new - sizes.ending
     if sizes.new >= limits.desired or room <= 0:
         return sizes.new
@@ -60,10 +61,10 @@ def scale_up(limits: Bounds, sizes: Sizes) -> int:
 
 
 def scale_down(limits: Bounds, sizes: Sizes) -> int:
-    """Return the size that the old controller may have now; its present one if no pod of it can be spared.
+    """Return the size that the old controller may have now. It is the present size if no pod can be spared.
 
-    Its pods count as ready, as the controller deletes those first that are not: an old pod that never becomes ready
-    cannot stop an update, nor the way back.
+    All pods of the old controller count as ready, because it deletes those first that are not. So an old pod that never
+    becomes ready cannot stop an update, nor the way back.
     """
     if sizes.new >= limits.desired and sizes.ready_new >= limits.desired:
         return 0
@@ -72,7 +73,8 @@ def scale_down(limits: Bounds, sizes: Sizes) -> int:
 
 
 def trim(limits: Bounds, sizes: Sizes) -> int:
-    """The size for a new controller that another client has made larger than wanted, as far as ready pods allow."""
+    """Return the size for a new controller that another client has made larger than wanted, as far as ready pods
+    allow."""
     if sizes.new <= limits.desired:
         return sizes.new
     unready = max(0, sizes.new - sizes.ready_new)

@@ -1,4 +1,4 @@
-"""``kubeproxy rollout``: what kubectl's command of that name does with Deployments, and what it says."""
+"""``kubeproxy rollout``: does with Deployments what kubectl's command of that name does, and prints the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kubeproxy.model.errors import KubeproxyError
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 EXPLAIN_S = 5.0
-"""How long the reason of a failure may be looked for."""
+"""How long the command may look for the reason of a failure."""
 
 
 class RolloutError(KubeproxyError):
@@ -68,9 +68,10 @@ class Rollout:
     clock: Callable[[], float] = time.time
 
     async def status(self, *, watch: bool = True, timeout_s: float | None = None) -> None:
-        """Print where the rollout is, and with `watch` every change until it is done.
+        """Print how far the rollout is, and with `watch` every change until it is done.
 
-        `RolloutError` when it timed out, or is not done within `timeout_s` seconds; what it waits for is printed first.
+        Raise `RolloutError` if the rollout timed out, or is not done within `timeout_s` seconds. In that case, first
+        print what it waits for.
         """
         deployment = await self._deployment()
         try:
@@ -103,7 +104,7 @@ class Rollout:
         self.say("")
 
     async def undo(self, *, to_revision: int = 0, dry_run: bool = False) -> None:
-        """Go back to a revision; 0: the one before."""
+        """Go back to a revision. 0 stands for the revision before the present one."""
         deployment = await self._deployment()
         if deployment.spec.paused:
             raise RolloutError(
@@ -171,7 +172,8 @@ class Rollout:
         self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
 
     async def _explain_failure(self) -> None:
-        """Print what the rollout waits for, unless the API server cannot say so soon: the failure itself counts."""
+        """Print what the rollout waits for, unless the API server does not answer soon. The failure matters more than
+        its reason."""
         with contextlib.suppress(KubeproxyError, TimeoutError):
             async with asyncio.timeout(EXPLAIN_S):
                 await self.explain()
@@ -196,11 +198,12 @@ class Rollout:
     async def _proxies(
         self, deployment: Deployment, new_pods: Sequence[Pod], old_pods: Sequence[Pod]
     ) -> ProxyWait | None:
-        """What the rollout waits for at the node proxies; None where it does not ask them, or reports are secret."""
+        """Return what the rollout waits for at the node proxies. Return None if it does not ask them, or this user may
+        not read their reports."""
         try:
             options = options_of(deployment)
         except ValueError:
-            options = None  # the controller has reported it, and asks no proxy
+            options = None  # The controller has reported this, and asks no proxy.
         if options is None:
             return None
         drain = ProxyDrain(self.client, self.namespace, owner_of(deployment), clock=self.clock)
@@ -208,7 +211,7 @@ class Rollout:
         return proxy_wait(new_pods, old_pods, states, options, self.clock())
 
     async def _warnings(self) -> dict[str, str]:
-        """Return the newest Warning of each pod; none where Events may not be read."""
+        """Return the newest Warning of each pod, or nothing if this user may not read Events."""
         query = {"fieldSelector": "type=Warning,involvedObject.kind=Pod"}
         try:
             body = await self.client.get_json(f"/api/v1/namespaces/{self.namespace}/events", query)
@@ -252,7 +255,7 @@ class Rollout:
             await asyncio.gather(keeping, return_exceptions=True)
 
     def _print_status(self, deployment: Deployment, said: str) -> bool:
-        """Print the line unless it is the one said last; whether the rollout is done."""
+        """Print the line unless it was printed last. Return whether the rollout is done."""
         line, done = status_line(deployment)
         if line != said:
             self.say(line)

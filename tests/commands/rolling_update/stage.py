@@ -9,20 +9,20 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kubeproxy.commands.rolling_update.command import Run
 from kubeproxy.commands.rolling_update.controller import MARKS, Controller
-from kubeproxy.commands.rolling_update.drain_and_delete import Proxies, ProxyRetirement
+from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
 from kubeproxy.commands.rolling_update.options import UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.replacement import Replacement
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.kubernetes.api_types import Status, StatusDetails
-from kubeproxy.kubernetes.client.client import Answer
+from kubeproxy.kubernetes.client.client import Answer, Client
 from kubeproxy.kubernetes.client.errors import ApiError, StatusError, Unreachable
 from kubeproxy.kubernetes.client.policy import NoRetries, Retries, WaitForServer
 from kubeproxy.kubernetes.client.status import status_error
@@ -245,7 +245,7 @@ class Stage:
         self,
         *names: str,
         rest: Rest | None = None,
-        proxies: Proxies | None = None,
+        proxies: Any = None,
         minor: int = 36,
         terminal: bool = False,
         **options: Any,
@@ -257,7 +257,7 @@ class Stage:
         out, err = io.StringIO(), _Terminal() if terminal else io.StringIO()
         progress = ProgressOutput(settings.output.partition("=")[0], out=out, err=err, clock=unix_time)
         rest.retries = WaitForServer(settings.timeout_s, on_wait=lambda reason: progress.waits(Waiting(reason, None)))
-        requests = ControllerRequests(rest, "default")
+        requests = ControllerRequests(cast(Client, rest), "default")
 
         async def read_file() -> Controller:
             return Controller(copy.deepcopy(self.files[settings.filename]))

@@ -9,19 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from kubeproxy.commands.rolling_update import drain_and_delete
-from kubeproxy.commands.rolling_update.drain_and_delete import DELETION_COST, FIRST_TO_GO, Drained
+from kubeproxy.commands.rolling_update.drain_and_delete import DELETION_COST, FIRST_TO_GO
+from kubeproxy.controllers.drains.reports import PodDrain
 from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.errors import Unreachable
 from tests.commands.rolling_update.stage import Killed, Promises, Rest, Stage, play
 from tests.controllers.api import Write
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """About one pod."""
-
-    waiting: frozenset[str] = frozenset()
-    connections: int = 0
 
 
 @dataclass(slots=True)
@@ -49,11 +42,11 @@ class Proxies:
         self.asked += [pod.metadata.name for pod in pods]
 
     async def wait(
-        self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, Drained]], None] | None = None
-    ) -> Mapping[str, Drained]:
+        self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
+    ) -> Mapping[str, PodDrain]:
         end = asyncio.get_running_loop().time() + timeout_s
         while True:
-            states = {pod.metadata.name: State(self.behind, self.open.get(pod.metadata.name, 0)) for pod in pods}
+            states = {pod.metadata.name: PodDrain(self.behind, self.open.get(pod.metadata.name, 0)) for pod in pods}
             if on_change is not None:
                 on_change(dict(states))
             done = not any(state.waiting or state.connections for state in states.values())
