@@ -1,4 +1,4 @@
-"""Conditions in the status of workloads: found, set, removed. Pure; `now` is in Unix seconds."""
+"""Finds, sets and removes conditions in the status of workloads. Pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def new(type: str, status: str, reason: str, message: str, now: float) -> Condit
 
 
 def without(conditions: Sequence[Condition], type: str) -> list[Condition]:
-    """Return all conditions but those of a type."""
+    """Return all conditions except those of a type."""
     return [condition for condition in conditions if condition.type != type]
 
 
 def put(conditions: Sequence[Condition], condition: Condition) -> list[Condition]:
-    """Set a condition. With the same status and reason nothing changes, not even the message; with the same status the
-    transition time is kept."""
+    """Set a condition. If its status and reason are the same as before, change nothing, not even the message. If only
+    the status is the same, keep the transition time."""
     current = find(conditions, condition.type)
     if current is not None and (current.status, current.reason) == (condition.status, condition.reason):
         return list(conditions)

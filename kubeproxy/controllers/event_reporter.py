@@ -1,4 +1,4 @@
-"""Events of the controllers on their way to the API server."""
+"""Sends the controllers' Events to the API server."""
 
 from __future__ import annotations
 

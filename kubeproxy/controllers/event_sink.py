@@ -39,12 +39,12 @@ class Involved:
 
     @classmethod
     def of(cls, api_version: str, kind: str, metadata: Metadata) -> Involved:
-        """By the object's metadata."""
+        """Return the reference to an object with this metadata."""
         return cls(api_version, kind, metadata.namespace, metadata.name, metadata.uid, metadata.resource_version)
 
 
 class EventSink(Protocol):
-    """Takes Events at any time; returns at once and never fails."""
+    """Takes Events at any time. It returns at once and never fails."""
 
     def record(self, involved: Involved, type: EventType, reason: str, message: str) -> None:
         """Report one Event."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
 from kubeproxy.controllers.objects import Deployment, Lease, Pod, ReplicaSet, Service
-from kubeproxy.controllers.replicaset_kind import REPLICA_SET, ReplicaSetKind
+from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.object_client import ObjectClient, Requests
 from kubeproxy.model.drain_report import REPORT_NAMESPACE, REPORT_SELECTOR
@@ -19,41 +20,39 @@ _deployment = msgspec.json.Decoder(Deployment).decode
 
 
 def pod_client(requests: Requests, *, written: Callable[[Pod], None] | None = None) -> ObjectClient[Pod]:
-    """Requests for pods."""
+    """Return a client of pods."""
     return ObjectClient(requests, group="/api/v1", resource="pods", decode=_pod, written=written)
 
 
 def replica_set_client(
     requests: Requests, kind: ReplicaSetKind = REPLICA_SET, *, written: Callable[[ReplicaSet], None] | None = None
 ) -> ObjectClient[ReplicaSet]:
-    """Requests for ReplicaSets or ReplicationControllers."""
+    """Return a client of ReplicaSets or ReplicationControllers."""
     return ObjectClient(requests, group=kind.group, resource=kind.resource, decode=kind.decode, written=written)
 
 
 def deployment_client(
     requests: Requests, *, written: Callable[[Deployment], None] | None = None
 ) -> ObjectClient[Deployment]:
-    """Requests for Deployments."""
+    """Return a client of Deployments."""
     return ObjectClient(requests, group="/apis/apps/v1", resource="deployments", decode=_deployment, written=written)
 
 
 def service_client(requests: Requests, *, written: Callable[[Service], None] | None = None) -> ObjectClient[Service]:
-    """Requests for Services."""
+    """Return a client of Services."""
     return ObjectClient(requests, group="/api/v1", resource="services", decode=_service, written=written)
 
 
 def lease_client(requests: Requests) -> ObjectClient[Lease]:
-    """Requests for the Leases by which node proxies report."""
+    """Return a client of the Leases by which node proxies report."""
     return ObjectClient(requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=_lease)
 
 
-def service_informer() -> Informer[Service]:
-    """Return all Services of the cluster."""
+def _service_informer() -> Informer[Service]:
     return Informer(name="services", kind="Service", path="/api/v1/services", decode=_service)
 
 
-def report_informer() -> Informer[Lease]:
-    """Return the Leases by which node proxies report."""
+def _report_informer() -> Informer[Lease]:
     return Informer(
         name="leases",
         kind="Lease",
@@ -64,15 +63,29 @@ def report_informer() -> Informer[Lease]:
 
 
 def pod_informer() -> Informer[Pod]:
-    """Return all pods of the cluster."""
+    """Return an informer of all pods of the cluster."""
     return Informer(name="pods", kind="Pod", path="/api/v1/pods", decode=_pod)
 
 
-def replica_set_informer(kind: ReplicaSetKind = REPLICA_SET) -> Informer[ReplicaSet]:
-    """Return all ReplicaSets, or all ReplicationControllers."""
+def _replica_set_informer(kind: ReplicaSetKind = REPLICA_SET) -> Informer[ReplicaSet]:
     return Informer(name=kind.resource, kind=kind.kind, path=f"{kind.group}/{kind.resource}", decode=kind.decode)
 
 
 def deployment_informer() -> Informer[Deployment]:
-    """Return all Deployments."""
+    """Return an informer of all Deployments of the cluster."""
     return Informer(name="deployments", kind="Deployment", path="/apis/apps/v1/deployments", decode=_deployment)
+
+
+@dataclass(frozen=True, slots=True)
+class Informers:
+    """The informers of a cluster, shared by all controllers. None of them runs by itself."""
+
+    deployments: Informer[Deployment] = field(default_factory=deployment_informer)
+    replica_sets: Informer[ReplicaSet] = field(default_factory=_replica_set_informer)
+    replication_controllers: Informer[ReplicaSet] = field(
+        default_factory=lambda: _replica_set_informer(REPLICATION_CONTROLLER)
+    )
+    pods: Informer[Pod] = field(default_factory=pod_informer)
+    services: Informer[Service] = field(default_factory=_service_informer)
+    leases: Informer[Lease] = field(default_factory=_report_informer)
+    """The Leases by which node proxies report."""

@@ -17,16 +17,16 @@ from kubeproxy.kubernetes.selector import LabelSelector
 
 NO_TEMPLATE: Final = msgspec.Raw(b"{}")
 NO_LIMIT: Final = 2_147_483_647
-"""In progressDeadlineSeconds and revisionHistoryLimit: none (the API's MaxInt32)."""
+"""In progressDeadlineSeconds and revisionHistoryLimit this value means no limit (the API's MaxInt32)."""
 
 
 def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
-    """Copy the template out of its answer: a view would keep a whole list in memory."""
+    """Copy the template out of the answer that contains it. A view of the answer would keep a whole list in memory."""
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())
 
 
 class _CommonMetadata(Wire, frozen=True):
-    """The metadata of objects that are many; each kind adds the annotations in use."""
+    """The metadata of objects that are many. Each kind adds the annotations that it uses."""
 
     name: str = ""
     namespace: str = ""
@@ -46,11 +46,11 @@ class PodAnnotations(Wire, frozen=True):
 
     deletion_cost: str | None = msgspec.field(name="controller.kubernetes.io/pod-deletion-cost", default=None)
     draining: str | None = msgspec.field(name="kubeproxy/draining", default=None)
-    """Set while the pod drains: the deletion cost that it had before."""
+    """The deletion cost that the pod had before. It is set while the pod drains."""
 
 
 class PodMetadata(_CommonMetadata, frozen=True):
-    """The metadata of a pod: of its annotations only those in use, for there are many pods."""
+    """The metadata of a pod. It has only the annotations in use, because there are many pods."""
 
     annotations: PodAnnotations = PodAnnotations()
 
@@ -122,7 +122,7 @@ class ServiceAnnotations(Wire, frozen=True):
 
 
 class ServiceMetadata(_CommonMetadata, frozen=True):
-    """The metadata of a Service: of its annotations only the one in use."""
+    """The metadata of a Service. It has only the annotation in use."""
 
     annotations: ServiceAnnotations = ServiceAnnotations()
 
@@ -178,7 +178,7 @@ class Condition(Wire, frozen=True, omit_defaults=True):
     type: str = ""
     status: str = ""
     last_update_time: str | None = None
-    """Deployments only."""
+    """Only Deployments have it."""
     last_transition_time: str | None = None
     reason: str = ""
     message: str = ""
@@ -218,7 +218,7 @@ class ReplicaSet(Wire, frozen=True):
 
 
 class ReplicationControllerSpec(Wire, frozen=True):
-    """Like a ReplicaSet's, but the selector is a plain map."""
+    """The spec of a ReplicationController. It is like a ReplicaSet's, but the selector is a plain map."""
 
     replicas: int = 1
     min_ready_seconds: int = 0
@@ -237,7 +237,7 @@ class ReplicationController(Wire, frozen=True):
     status: ReplicaSetStatus = ReplicaSetStatus()
 
     def as_replica_set(self) -> ReplicaSet:
-        """Return the same as a ReplicaSet, for the controller that keeps both."""
+        """Return the object as a ReplicaSet, for the controller of both kinds."""
         spec = self.spec
         return ReplicaSet(
             metadata=self.metadata,
@@ -299,24 +299,24 @@ class Deployment(Wire, frozen=True):
 
     @property
     def rolling(self) -> bool:
-        """Whether pods are replaced step by step, not all at once."""
+        """Return whether pods are replaced step by step, and not all at once."""
         return self.spec.strategy.type == "RollingUpdate"
 
     @property
     def deadline_s(self) -> int | None:
-        """Seconds without progress after which a rollout counts as failed; None: never."""
+        """Return the seconds without progress after which a rollout counts as failed, or None if it never does."""
         deadline = self.spec.progress_deadline_seconds
         return None if deadline is None or deadline == NO_LIMIT else deadline
 
     @property
     def history_limit(self) -> int | None:
-        """Old ReplicaSets to keep; None: all."""
+        """Return the number of old ReplicaSets to keep, or None if all are kept."""
         limit = self.spec.revision_history_limit
         return None if limit is None or limit == NO_LIMIT else limit
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return a pod template as plain JSON values, made anew for each caller. `Garbage` if it is no template."""
+    """Return a pod template as plain JSON values, newly made for each caller. Raise `Garbage` if it is no template."""
     with understood("pod template"):
         msgspec.json.decode(raw, type=_TemplateShape)
         found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])

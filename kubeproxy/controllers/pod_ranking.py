@@ -1,6 +1,7 @@
-"""Which pods go first when there are too many. Pure; `now` is in Unix seconds.
+"""Decides which pods are deleted first when there are too many. Pure; `now` is in Unix seconds.
 
-The order is that of the ReplicaSet controller in Kubernetes 1.36 (ActivePodsWithRanks): the first difference decides.
+The order is that of the ReplicaSet controller in Kubernetes 1.36 (ActivePodsWithRanks). The first difference between
+two pods decides.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COST_MIN, _COST_MAX = -(2**31), 2**31 - 1
 
 
 def deletion_cost(pod: Pod) -> int:
-    """Return the annotation ``pod-deletion-cost``; 0 where it is absent or not an int32 without leading + or zeros."""
+    """Return the annotation ``pod-deletion-cost``, or 0 if it is absent or not an int32 without leading + or zeros."""
     text = pod.metadata.annotations.deletion_cost
     if text is None or not _COST.fullmatch(text):
         return 0
@@ -30,12 +31,13 @@ def deletion_cost(pod: Pod) -> int:
 
 
 def related_per_node(related: Iterable[Pod]) -> Counter[str]:
-    """Active pods of the same owner's sets, counted by node."""
+    """Return the number of active pods of the same owner's sets on each node."""
     return Counter(pod.spec.node_name for pod in related if pod.spec.node_name)
 
 
 def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable[Pod], now: float) -> list[Pod]:
-    """Return the `number` pods that go, first one first. `related` are the active pods of sets with the same owner."""
+    """Return the `number` pods that are to be deleted, in their order. `related` are the active pods of sets with the
+    same owner."""
     if number >= len(pods):
         return list(pods)
     nodes = related_per_node(related)
@@ -44,9 +46,12 @@ def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable
 
 
 def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
-    """Smaller goes first. Ages are compared by powers of two, so that the UID distinguishes pods of about the same
-    age, and not always the order of their creation. Upstream looks at the UID as soon as two ready times differ within
-    one power of two, which is no order (it can go in circles); here restarts come first."""
+    """Return the key of a pod; a smaller one is deleted first.
+
+    Ages are compared by powers of two, so that the UID decides between pods of about the same age, and not always the
+    order of their creation. Upstream looks at the UID as soon as two ready times differ within one power of two. That
+    is no order, as it can go in circles; here restarts come first.
+    """
     ready = is_ready(pod)
     return (
         pod.spec.node_name != "",
@@ -63,7 +68,7 @@ def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
 
 
 def _logarithmic_age(since: float | None, now: float) -> int:
-    """floor(log2) of an age in nanoseconds; a missing time counts as newest."""
+    """Return floor(log2) of an age in nanoseconds. A missing time counts as newest."""
     if since is None:
         return _NEWEST
     nanoseconds = (now - since) * 1e9

@@ -1,4 +1,4 @@
-"""What counts as an active, ready or available pod. Pure; `now` is in Unix seconds."""
+"""Decides whether a pod counts as active, ready or available. Pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def ready_since(pod: Pod) -> float | None:
-    """Unix seconds at which the pod became ready; None when it is not ready, or does not say since when."""
+    """Return when the pod became ready, in Unix seconds. Return None if it is not ready, or does not say since when."""
     condition = ready_condition(pod)
     if condition is None or condition.status != "True":
         return None
@@ -38,7 +38,7 @@ def ready_since(pod: Pod) -> float | None:
 
 
 def available_at(pod: Pod, min_ready_s: int) -> float | None:
-    """Unix seconds from which on the pod is available if it stays ready; None when it is not ready."""
+    """Return from when on the pod is available if it stays ready, in Unix seconds. Return None if it is not ready."""
     if not is_ready(pod):
         return None
     if min_ready_s == 0:
@@ -59,5 +59,5 @@ def restarts(pod: Pod) -> int:
 
 
 def init_restarts(pod: Pod) -> int:
-    """Return the same of the init containers."""
+    """Return the restarts of the init container that was restarted most often."""
     return max((status.restart_count for status in pod.status.init_container_statuses), default=0)

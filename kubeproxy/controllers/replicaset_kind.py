@@ -1,4 +1,4 @@
-"""ReplicaSet and ReplicationController: what differs between the two kinds that one controller keeps."""
+"""What differs between ReplicaSets and ReplicationControllers, which one controller handles."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kubeproxy.controllers.objects import ReplicaSet, ReplicationController
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSetKind:
-    """One of the kinds."""
+    """One of the two kinds."""
 
     kind: str
     api_version: str
     group: str
-    """Path of the group version."""
+    """The path of the group version."""
     resource: str
     queue: str
-    """Name of the work queue in metrics, as upstream's."""
+    """The name of the work queue in metrics, as upstream's."""
     component: str
-    """Name of the controller in Events, as upstream's."""
+    """The name of the controller in Events, as upstream's."""
     counts_terminating: bool
-    """Whether the status has terminatingReplicas."""
+    """Whether the status has the field terminatingReplicas."""
     decode: Callable[[bytes | bytearray | msgspec.Raw], ReplicaSet]
 
 

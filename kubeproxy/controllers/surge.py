@@ -1,4 +1,4 @@
-"""maxSurge and maxUnavailable in pods, and the size that a new ReplicaSet may have. Pure."""
+"""Computes maxSurge and maxUnavailable in pods, and the size that a new ReplicaSet may have. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kubeproxy.controllers.objects import Deployment
 
 _PERCENT = re.compile(r"0*([0-9]{1,9})%")
 _MORE_THAN_ALL = re.compile(r"[0-9]+%")
-"""A percentage with more digits, which an API server takes, too."""
+"""The value of a percentage with too many digits, which an API server accepts, too."""
 _LARGEST = 10**9
 
 
 def scaled(value: int | str | None, total: int, *, up: bool) -> int:
-    """Return a number, or a percentage of `total` rounded up or down. ValueError for other text."""
+    """Return a number, or a percentage of `total` rounded up or down. Raise ValueError for any other text."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -28,7 +28,8 @@ def scaled(value: int | str | None, total: int, *, up: bool) -> int:
 
 
 def resolve(max_surge: int | str | None, max_unavailable: int | str | None, desired: int) -> tuple[int, int]:
-    """Surge and unavailability in pods. Both 0 would allow no step, so one pod may then be unavailable."""
+    """Return surge and unavailability in pods. If both are 0, one pod may be unavailable, because no step would be
+    possible."""
     surge = scaled(max_surge, desired, up=True)
     unavailable = scaled(max_unavailable, desired, up=False)
     if surge == 0 and unavailable == 0:
@@ -42,29 +43,31 @@ def _fenceposts(deployment: Deployment) -> tuple[int, int]:
 
 
 def max_surge(deployment: Deployment) -> int:
-    """Pods allowed above the wanted number; 0 unless the strategy is RollingUpdate."""
+    """Return how many pods are allowed above the wanted number. It is 0 unless the strategy is RollingUpdate."""
     return _fenceposts(deployment)[0] if deployment.rolling else 0
 
 
 def max_unavailable(deployment: Deployment) -> int:
-    """Pods that may be missing; 0 unless the strategy is RollingUpdate, never above the wanted number."""
+    """Return how many pods may be missing. It is 0 unless the strategy is RollingUpdate, and never above the wanted
+    number."""
     if not deployment.rolling or deployment.spec.replicas == 0:
         return 0
     return min(_fenceposts(deployment)[1], deployment.spec.replicas)
 
 
 def min_available(deployment: Deployment) -> int:
-    """Pods that must stay available during a rolling update."""
+    """Return how many pods must stay available during a rolling update."""
     return deployment.spec.replicas - max_unavailable(deployment) if deployment.rolling else 0
 
 
 def max_total(deployment: Deployment) -> int:
-    """Pods allowed in all."""
+    """Return how many pods are allowed in all."""
     return deployment.spec.replicas + max_surge(deployment)
 
 
 def new_replica_set_size(deployment: Deployment, total: int, current: int) -> int:
-    """Return the size that the new ReplicaSet may have. `total` are the wanted pods of all sets, `current` its own."""
+    """Return the size that the new ReplicaSet may have. `total` is the number of wanted pods of all sets, `current` its
+    own."""
     wanted = deployment.spec.replicas
     if not deployment.rolling:
         return wanted

@@ -1,4 +1,4 @@
-"""Pod templates: whether two mean the same, and the hash that names a ReplicaSet. Pure."""
+"""Compares pod templates, and computes the hash that names a ReplicaSet. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kubeproxy.controllers.objects import template_of
 
 HASH_LABEL: Final = "pod-template-hash"
 _SAFE: Final = "bcdfghjklmnpqrstvwxz2456789"
-"""The alphabet of Kubernetes' generated names: no vowels, no digits that look like letters."""
+"""The alphabet of Kubernetes' generated names, without vowels and without digits that look like letters."""
 _MAPS: Final = frozenset(
     {
         *("annotations", "labels", "limits", "matchLabels", "metadata", "nodeSelector", "overhead", "requests"),
         *("resources", "volumeAttributes"),
     }
 )
-"""Fields in which an empty object means the same as none. Elsewhere ({} for emptyDir) it is a choice."""
+"""Fields in which an empty object means the same as none. In other fields, such as emptyDir, {} is a choice."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "overhead"})
 _QUANTITIES: Final = frozenset({"divisor", "sizeLimit"})
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([EPTGMk]i?|Ki|m|u|n|[eE][+-]?[0-9]+)?")
@@ -34,9 +34,9 @@ _SUFFIXES: Final = {
 
 
 def normalized(template: msgspec.Raw) -> dict[str, Any]:
-    """Return a template in the one form that all equal ones have, without the label pod-template-hash.
+    """Return a template in the form that all equal templates share, without the label pod-template-hash.
 
-    Null, empty lists and empty maps are as if absent; quantities are compared by value.
+    Null, empty lists and empty maps count as absent, and quantities are compared by value.
     """
     found = template_of(template)
     labels = (found.get("metadata") or {}).get("labels") or {}
@@ -48,7 +48,8 @@ def normalized(template: msgspec.Raw) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _canonical(template: bytes) -> bytes:
-    """Return the text that all equal templates share. Kept, because every sync compares the same few templates."""
+    """Return the text that all equal templates share. Results are kept, because every sync compares the same few
+    templates."""
     return msgspec.json.encode(normalized(msgspec.Raw(template)), order="sorted")
 
 
@@ -63,10 +64,10 @@ def equal(one: msgspec.Raw, other: msgspec.Raw) -> bool:
 
 
 def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
-    """Return a short text for names and labels: the same for equal templates, another after a collision.
+    """Return a short text for names and labels. It is the same for equal templates, and another one after a collision.
 
-    32-bit FNV-1a as upstream's, but over canonical JSON: the controller of another version finds ReplicaSets by their
-    templates, never by this value.
+    It is a 32-bit FNV-1a hash as upstream's, but over canonical JSON. Other controllers find ReplicaSets by their
+    templates and never by this value.
     """
     text = canonical(template)
     value = 2166136261
@@ -76,7 +77,7 @@ def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
 
 
 def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
-    """Return the template of a ReplicaSet: all of the Deployment's, and the label."""
+    """Return the template for a ReplicaSet: the Deployment's template with the hash as a label."""
     found = template_of(template)
     metadata = found.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), HASH_LABEL: value}
@@ -84,7 +85,7 @@ def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
 
 
 def without_hash(template: msgspec.Raw) -> dict[str, Any]:
-    """Return the template of a Deployment, out of its ReplicaSet's."""
+    """Return the template for a Deployment: the ReplicaSet's template without the hash."""
     found = template_of(template)
     labels = (found.get("metadata") or {}).get("labels") or {}
     labels.pop(HASH_LABEL, None)
@@ -124,7 +125,7 @@ def _prune(key: str, value: Any, *, quantities: bool) -> Any:
 
 
 def _quantity(text: str) -> str:
-    """Return the value of a quantity as plain text; what is none stays as it is."""
+    """Return the value of a quantity as plain text. A text that is no quantity stays as it is."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return text

@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from random import Random
 from typing import Any, cast
 
 from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.event_sink import EventType, Involved
-from kubeproxy.controllers.informers import (
-    deployment_informer,
-    pod_informer,
-    replica_set_informer,
-    report_informer,
-    service_informer,
-)
+from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
 from kubeproxy.kubernetes.client.client import Client
@@ -76,13 +70,11 @@ async def running(
 ) -> AsyncIterator[Controllers]:
     """The controllers, until the end of the block; then they are gone in the middle of whatever they do."""
     requests = cast(Client, api)
-    deployments, replica_sets, pods = deployment_informer(), replica_set_informer(), pod_informer()
-    replication_controllers = replica_set_informer(REPLICATION_CONTROLLER)
-    services, leases = service_informer(), report_informer()
-    informers = (deployments, replica_sets, replication_controllers, pods, services, leases)
+    informers = Informers()
+    all_informers = [getattr(informers, field.name) for field in fields(informers)]
 
     def resync() -> None:
-        for informer in informers:
+        for informer in all_informers:
             informer.resync()
 
     def replica_set_controller(kind: Any, informer: Any) -> ReplicaSetController:
@@ -90,7 +82,7 @@ async def running(
             kind,
             requests=requests,
             replica_sets=informer,
-            pods=pods,
+            pods=informers.pods,
             sink=recorded,
             workers=5,
             clock=unix_time,
@@ -98,15 +90,11 @@ async def running(
         )
 
     controllers = Controllers(
-        replica_sets=replica_set_controller(REPLICA_SET, replica_sets),
-        replication_controllers=replica_set_controller(REPLICATION_CONTROLLER, replication_controllers),
+        replica_sets=replica_set_controller(REPLICA_SET, informers.replica_sets),
+        replication_controllers=replica_set_controller(REPLICATION_CONTROLLER, informers.replication_controllers),
         deployments=DeploymentController(
             requests=requests,
-            deployments=deployments,
-            replica_sets=replica_sets,
-            pods=pods,
-            services=services,
-            leases=leases,
+            informers=informers,
             sink=recorded,
             workers=5,
             clock=unix_time,
@@ -117,10 +105,10 @@ async def running(
     pace = Pace(slice_s=0.0)  # others get their turn after every object, not after a time that no test can know
     tasks = [
         asyncio.create_task(informer.run(requests, outages=outages, pace=pace, random=Random(1)))
-        for informer in informers
+        for informer in all_informers
     ]
-    for informer in informers:
-        if wait_for_reports or informer is not leases:
+    for informer in all_informers:
+        if wait_for_reports or informer is not informers.leases:
             await informer.synced.wait()
     tasks += [
         asyncio.create_task(each.controller.run())

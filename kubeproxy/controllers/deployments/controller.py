@@ -16,12 +16,11 @@ from kubeproxy.controllers.deployments.sync import DeploymentSync, Surroundings
 from kubeproxy.controllers.deployments.writes import API_VERSION, KIND, DeploymentWrites
 from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
 from kubeproxy.controllers.event_sink import EventSink
-from kubeproxy.controllers.informers import deployment_client, pod_client, replica_set_client
-from kubeproxy.controllers.objects import Deployment, Lease, Pod, ReplicaSet, Service
+from kubeproxy.controllers.informers import Informers, deployment_client, pod_client, replica_set_client
+from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
-from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, OwnerReference, controller_of, key_of
@@ -30,46 +29,42 @@ from kubeproxy.kubernetes.object_client import STRATEGIC, Requests
 log = structlog.get_logger(__name__)
 
 MAX_RETRIES = 15
-"""Failed syncs in a row after which a Deployment waits for its next event (upstream's maxRetries)."""
+"""How often a sync may fail in a row before the Deployment waits for its next event (upstream's maxRetries)."""
 
 
 class DeploymentController:
-    """Keeps all Deployments. `clock` gives Unix seconds."""
+    """Controls all Deployments. `clock` gives Unix seconds."""
 
     def __init__(
         self,
         *,
         requests: Requests,
-        deployments: Informer[Deployment],
-        replica_sets: Informer[ReplicaSet],
-        pods: Informer[Pod],
+        informers: Informers,
         sink: EventSink,
-        services: Informer[Service],
-        leases: Informer[Lease],
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        """`services` and `leases` may be empty until `drains.wanted` is set."""
-        self._deployments = MutationCache(deployments)
-        self._replica_sets = MutationCache(replica_sets)
+        """`services` and `leases` of `informers` need not run until `drains.wanted` is set."""
+        self._deployments = MutationCache(informers.deployments)
+        self._replica_sets = MutationCache(informers.replica_sets)
         self._client = deployment_client(requests, written=self._deployments.written)
         self._replica_set_client = replica_set_client(requests, written=self._replica_sets.written)
         self._writes = DeploymentWrites(self._client, self._replica_set_client, sink)
-        self._pods = MutationCache(pods)
+        self._pods = MutationCache(informers.pods)
         self._clock = clock
         self.drains = DeploymentDrains(
             requests,
-            services=services,
-            leases=leases,
+            services=informers.services,
+            leases=informers.leases,
             pods=pod_client(requests, written=self._pods.written),
-            pod_store=pods.store,
+            pod_store=informers.pods.store,
             clock=clock,
             on_reports=lambda key, delay_s: self.controller.enqueue_after(key, delay_s),
         )
         self.controller = Controller("deployment", self.sync, workers=workers, max_retries=MAX_RETRIES)
-        deployments.add_handler(_DeploymentHandler(self))
-        replica_sets.add_handler(_ReplicaSetHandler(self))
-        pods.add_handler(_PodHandler(self))
+        informers.deployments.add_handler(_DeploymentHandler(self))
+        informers.replica_sets.add_handler(_ReplicaSetHandler(self))
+        informers.pods.add_handler(_PodHandler(self))
 
     # What the cache reports
 
@@ -88,7 +83,8 @@ class DeploymentController:
                 self.enqueue(deployment)
 
     def pod_seen(self, pod: Pod) -> None:
-        """A pod that drains, perhaps since before this process led, belongs to a rollout that knows the proxies."""
+        """Note a pod that drains, perhaps since before this process became leader: its rollout waits for the node
+        proxies."""
         if pod.metadata.annotations.draining is None:
             return
         self.drains.wanted.set()
@@ -97,9 +93,10 @@ class DeploymentController:
             self.enqueue(deployment)
 
     def pod_deleted(self, pod: Pod) -> None:
-        """A Deployment that recreates its pods goes on when the last one of a ReplicaSet is gone.
+        """Sync a Deployment that recreates its pods when the last pod of a ReplicaSet is gone.
 
-        The new ReplicaSet may have some already, where the strategy was another one before."""
+        The new ReplicaSet may have pods already if the Deployment had another strategy before.
+        """
         deployment, owner = self._deployment_of(pod), controller_of(pod)
         if deployment is None or owner is None or deployment.spec.strategy.type != "Recreate":
             return
@@ -153,7 +150,7 @@ class DeploymentController:
         await DeploymentSync(surroundings, deployment, owned).run()
 
     async def _refuse(self, deployment: Deployment) -> None:
-        """A selector without a part would take every pod of the namespace."""
+        """Refuse a Deployment with an empty selector, which would match every pod of the namespace."""
         message = "This deployment is selecting all pods. A non-empty selector is required."
         self._writes.report(deployment, "Warning", event_sink.SELECTING_ALL, message)
         if deployment.status.observed_generation < deployment.metadata.generation:
@@ -184,7 +181,7 @@ class DeploymentController:
 
 
 class _DeploymentHandler:
-    """Changes of Deployments."""
+    """Handles changes of Deployments."""
 
     def __init__(self, owner: DeploymentController) -> None:
         self._owner = owner
@@ -200,7 +197,7 @@ class _DeploymentHandler:
 
 
 class _ReplicaSetHandler:
-    """Changes of ReplicaSets: they wake their owner, orphans wake every Deployment that selects them."""
+    """Handles changes of ReplicaSets. A change wakes the owner; an orphan wakes every Deployment that selects it."""
 
     def __init__(self, owner: DeploymentController) -> None:
         self._owner = owner
@@ -234,7 +231,8 @@ class _ReplicaSetHandler:
 
 
 class _PodHandler:
-    """The end of a pod, and that it drains; everything else comes through the status of its ReplicaSet."""
+    """Handles the end of a pod, and the beginning of its drain. All other changes come with the status of its
+    ReplicaSet."""
 
     def __init__(self, owner: DeploymentController) -> None:
         self._owner = owner
@@ -258,4 +256,4 @@ def _selects(deployment: Deployment, replica_set: ReplicaSet) -> bool:
     try:
         return not selector.empty and selector.matches(replica_set.metadata.labels)
     except ValueError:
-        return False  # reported when the Deployment itself is synced
+        return False  # This is reported when the Deployment itself is synced.

@@ -32,24 +32,25 @@ OPT_IN: Final = "kubeproxy/drain"
 DRAIN_TIMEOUT: Final = "kubeproxy/drain-timeout"
 USE_TIMEOUT: Final = "kubeproxy/use-timeout"
 MOST_AWAITED: Final = 200
-"""Pods awaited in use at once: requests stand in an annotation, which has a limit."""
+"""How many pods are awaited in use at once. Each of them has a request in an annotation, whose size is limited."""
 MOST_DRAINED: Final = 300
-"""Pods that drain at once, for the same reason."""
+"""How many pods drain at once, for the same reason."""
 _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    """The time-outs of a Deployment that has opted in."""
+    """The timeouts of a Deployment that has opted in."""
 
     drain_s: float = 30.0
-    """After its drain began a pod is deleted, whatever is open."""
+    """How long after the beginning of its drain a pod is deleted, whatever connections are open."""
     use_s: float = 60.0
-    """After it became available a pod counts, whether or not every proxy uses it."""
+    """How long after it became available a pod counts, whether or not every proxy uses it."""
 
 
 def options_of(deployment: Deployment) -> DrainOptions | None:
-    """The options of a Deployment; None: it has not opted in. ValueError, with what is wrong, for unusable ones."""
+    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError, which says what is wrong,
+    for options that cannot be used."""
     annotations = deployment.metadata.annotations
     opted = annotations.get(OPT_IN, "false")
     if opted not in ("true", "false"):
@@ -81,11 +82,11 @@ class DrainView:
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
     """The pods of a ReplicaSet, in every phase."""
     exposed: Callable[[Pod], bool]
-    """Whether a Service selects a pod: other pods need no proxy."""
+    """Returns whether a Service selects a pod. No proxy matters to other pods."""
     states: Mapping[str, PodDrain]
-    """By pod name, for the pods about which nodes are asked."""
+    """What nodes report about the pods that they were asked about, by the pod's name."""
     in_service: frozenset[str]
-    """UIDs of pods that every proxy has used once."""
+    """The UIDs of pods that every proxy has used at least once."""
     now: float
 
 
@@ -94,27 +95,27 @@ class DrainPlan:
     """The pods of a rolling step, sorted by what becomes of them."""
 
     new: ReplicaSet
-    """The new ReplicaSet, with the available pods that count."""
+    """The new ReplicaSet. Of its available pods only those count that proxies use."""
     old: tuple[ReplicaSet, ...]
-    """The old ones, without draining pods."""
+    """The old ReplicaSets without their draining pods."""
     in_service: tuple[Pod, ...]
-    """New pods that every proxy uses."""
+    """The new pods that every proxy uses."""
     late: tuple[Pod, ...]
-    """New pods that count although not every proxy uses them, because their time is over."""
+    """The new pods that count although not every proxy uses them, because their time is over."""
     awaited: tuple[Pod, ...]
-    """New pods that do not count yet."""
+    """The new pods that do not count yet."""
     draining: tuple[Pod, ...]
-    """Old pods that drain."""
+    """The old pods that drain."""
     drained: tuple[Pod, ...]
-    """Old pods that may go: no connection is open, or their time is over."""
+    """The old pods that may be deleted, because no connection is open or their time is over."""
     put_back: tuple[Pod, ...]
-    """Pods of the new ReplicaSet that are marked as draining: after an undo they are wanted again."""
+    """The pods of the new ReplicaSet that are marked as draining. They are wanted again after an undo."""
     due: float | None
-    """When the next time-out is; None: none is waited for."""
+    """When the next timeout is. None if nothing is waited for."""
 
     @property
     def waits(self) -> bool:
-        """Whether the rollout waits for proxies."""
+        """Return whether the rollout waits for proxies."""
         return bool(self.awaited or self.draining)
 
 
@@ -174,9 +175,11 @@ def plan(
 def victims(
     deployment: Deployment, adjusted: DrainPlan, old: Sequence[ReplicaSet], view: DrainView
 ) -> list[tuple[ReplicaSet, list[Pod]]]:
-    """Return the pods that old ReplicaSets may lose now beyond those that are marked: unavailable ones first.
+    """Return the pods that old ReplicaSets may lose now beside those that are marked, unavailable ones first.
 
-    No more than may drain at once. `old` are the ReplicaSets as they are, in the order of `adjusted.old`."""
+    There are no more of them than may drain at once. `old` are the ReplicaSets as they are, in the order of
+    `adjusted.old`.
+    """
     new, shrinking = adjusted.new, list(adjusted.old)
     budget = rolling_update.may_shrink_old(deployment, new, shrinking)
     if budget == 0:
@@ -199,7 +202,7 @@ def victims(
     for replica_set in old:
         number = min(losses.get(replica_set.metadata.uid, 0), room)
         pods = [pod for pod in view.pods_of(replica_set) if is_active(pod) and not is_marked(pod)]
-        # Where the cache has more pods than are wanted, the surplus goes anyway: it is no part of the loss.
+        # If the cache has more pods than are wanted, the surplus goes anyway and is no part of the loss.
         if (number := min(number, len(pods))) > 0:
             room -= number
             found.append((replica_set, choose_pods_to_delete(pods, number, related=pods, now=view.now)))
@@ -207,8 +210,8 @@ def victims(
 
 
 def needs_drain(pod: Pod, view: DrainView) -> bool:
-    """Whether proxies may have connections to a pod: one that is not ready gets no new ones, and is deleted at once, as
-    without proxies."""
+    """Return whether proxies may have connections to a pod. A pod that is not ready gets no new connections, and is
+    deleted at once, as without proxies."""
     return is_ready(pod) and view.exposed(pod)
 
 
@@ -221,7 +224,8 @@ def _is_used(state: PodDrain | None) -> bool:
 
 
 def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptions) -> float:
-    """When a new pod counts in any case. Where the pod does not have when it became ready, the request counts."""
+    """Return when a new pod counts in any case. If the pod does not say when it became ready, the time of the request
+    is used."""
     since = ready_since(pod)
     if since is not None:
         return since + least + options.use_s
@@ -229,7 +233,7 @@ def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptio
 
 
 def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
-    """When a marked pod may go: long ago, at its time-out, or never, because it was not asked for yet."""
+    """Return when a marked pod may go: a time long past, its timeout, or never if no proxy was asked yet."""
     if not needs_drain(pod, view):
         return float("-inf")
     state = view.states.get(pod.metadata.name)
@@ -239,7 +243,8 @@ def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
 
 
 def _without(replica_set: ReplicaSet, marked: Sequence[Pod], beyond: int, least: int, now: float) -> ReplicaSet:
-    """Return a ReplicaSet as if its marked pods were gone. `beyond`: pods above its size, which are being deleted."""
+    """Return a ReplicaSet as if its marked pods were gone. `beyond` is the number of pods above its size, which are
+    being deleted."""
     available = sum(is_available(pod, least, now) for pod in marked)
     smaller = _smaller(replica_set, max(0, len(marked) - beyond))
     return _with_available(smaller, replica_set.status.available_replicas - available)

@@ -1,7 +1,7 @@
-"""The rolling step of a Deployment that waits for the node proxies: the plan, carried out.
+"""Carries out the rolling step of a Deployment that waits for the node proxies.
 
-`drain_plan` decides. Marks come before requests, and requests before deletions, so a rollout that is interrupted
-between any two writes goes on from what is there.
+`drain_plan` decides. Marks are written before requests, and requests before deletions, so a rollout that is interrupted
+between any two writes continues from what is there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from kubeproxy.controllers.pod_state import is_active
 from kubeproxy.kubernetes import timestamps
 
 FOLLOWED: Final = "ProxiesFollowed"
-"""The condition of a Deployment while its rollout waits for proxies: False, with the nodes that have not followed."""
+"""The condition of a Deployment while its rollout waits for proxies. It is False, and its message names the nodes that
+have not followed."""
 WAITS: Final = "WaitingForProxies"
 LOOK_S: Final = 1.0
-"""How often a rollout that waits is looked at, whatever comes."""
+"""How often a waiting rollout is looked at, even if nothing happens."""
 REWRITE_S: Final = 10.0
 """The shortest time between two writes of that condition."""
 LATE_S: Final = 5.0
@@ -45,7 +46,7 @@ LATE_S: Final = 5.0
 
 @dataclass(slots=True)
 class DrainStep:
-    """One look at the pods of a rollout. `begin` it, then `shrink`."""
+    """One look at the pods of a rollout. Call `begin` first, then `shrink`."""
 
     drains: DeploymentDrains
     writes: DeploymentWrites
@@ -70,9 +71,8 @@ class DrainStep:
         pods_of: Callable[[ReplicaSet], Sequence[Pod]],
         now: float,
     ) -> DrainStep | None:
-        """Make the plan, and bring requests up to date; None: the rollout goes on as upstream's, without proxies.
-
-        `NotAskedError` where requests cannot be written."""
+        """Make the plan, and bring the requests up to date. Return None if the rollout continues as upstream's does,
+        without proxies. Raise `NotAskedError` if the requests cannot be written."""
         try:
             options = drain_plan.options_of(deployment)
         except ValueError as error:
@@ -116,7 +116,7 @@ class DrainStep:
         used.update(pod.metadata.uid for pod in (*self.plan.in_service, *self.plan.late))
 
     async def _ask(self, more: Sequence[Pod]) -> None:
-        """Write the requests: new pods that are awaited, and pods that drain or have drained."""
+        """Write the requests for new pods that are awaited, and for pods that drain or have drained."""
         marked = [*self.plan.draining, *self.plan.drained, *more]
         await self.drains.ask(
             self.deployment,
@@ -126,10 +126,12 @@ class DrainStep:
         )
 
     async def shrink(self) -> list[ReplicaSet]:
-        """Mark the pods that may go, and take from the old ReplicaSets those that have drained; the changed ones.
+        """Mark the pods that may go, take the drained ones from the old ReplicaSets, and return the ReplicaSets that
+        have changed.
 
-        What has drained is first given the lowest deletion cost. Only when the cache of the ReplicaSet controller has
-        that, the ReplicaSet is scaled, or another pod would be deleted. `NotAskedError` as for `begin`."""
+        Drained pods get the lowest deletion cost first. A ReplicaSet is scaled only when the cache of its controller
+        has that cost, or another pod would be deleted. Raise `NotAskedError` as `begin` does.
+        """
         chosen = victims(self.deployment, self.plan, self.old, self.view)
         fresh = [pod for _, pods in chosen for pod in pods]
         going = [*self.plan.drained, *(pod for pod in fresh if not needs_drain(pod, self.view))]
@@ -168,19 +170,19 @@ class DrainStep:
 
     @property
     def waits(self) -> bool:
-        """Whether the rollout waits for proxies or connections."""
+        """Return whether the rollout waits for proxies or connections."""
         return self.plan.waits or bool(self.plan.drained) or self.progressed
 
     @property
     def look_in_s(self) -> float | None:
-        """Seconds until the next look; None: nothing is waited for."""
+        """Return the seconds until the next look, or None if nothing is waited for."""
         if not self.waits:
             return None
         due = self.plan.due
         return LOOK_S if due is None else min(LOOK_S, max(0.05, due - self.view.now))
 
     def condition(self) -> Condition | None:
-        """Return what is waited for, with the nodes; None while nodes follow in time."""
+        """Return the condition that names what is waited for and the nodes, or None while nodes follow in time."""
         late = {
             pod.metadata.name: state
             for pod in (*self.plan.awaited, *self.plan.draining)
@@ -197,7 +199,8 @@ class DrainStep:
 
 
 def with_proxies(status: DeploymentStatus, step: DrainStep | None) -> DeploymentStatus:
-    """A status with the condition about the proxies. It is written again only when it names others, and not at once."""
+    """Return a status with the condition about the proxies. It changes only when other nodes or pods are named, and not
+    too often."""
     found = None if step is None else step.condition()
     current = conditions.find(status.conditions, FOLLOWED)
     if found is None:
@@ -218,7 +221,8 @@ def _recent(current: Condition, found: Condition) -> bool:
 
 
 def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
-    """Return the same, asked once for all pods that are alike: a namespace may have a thousand Services."""
+    """Return the function with a memory that is shared by all pods with the same labels: a namespace may have a
+    thousand Services."""
     known: dict[tuple[object, ...], bool] = {}
 
     def of(pod: Pod) -> bool:

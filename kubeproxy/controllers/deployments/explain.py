@@ -1,4 +1,4 @@
-"""What a rollout waits for, in one paragraph: what, where, why, since when, and what would let it go on. Pure."""
+"""Explains in one paragraph what a rollout waits for, where, why, since when, and what would let it continue. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "is paused": "kubeproxy rollout resume",
     "not acted on": "look whether a controller manager runs and leads",
 }
-"""What lets a rollout go on, by what is found in the reason."""
+"""What lets a rollout continue, by words that the reason contains."""
 
 
 def explain(
@@ -46,7 +46,8 @@ def explain(
     *,
     proxies: ProxyWait | None = None,
 ) -> str:
-    """The paragraph. `warnings` are the newest Warning events of pods, by name; `proxies`: a wait for node proxies."""
+    """Return the paragraph. `warnings` are the newest Warning events of pods, by name. `proxies` is a wait for node
+    proxies."""
     name = f'Deployment "{deployment.metadata.name}"'
     status, wanted = deployment.status, deployment.spec.replicas
     state = state_of(deployment)

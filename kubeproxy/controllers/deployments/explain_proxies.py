@@ -1,4 +1,4 @@
-"""What a rollout waits for at the node proxies: which pod, which nodes, since when, and until when at most. Pure."""
+"""Explains what a rollout waits for at the node proxies: which pod, which nodes, since when, and until when. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def proxy_wait(
     options: DrainOptions,
     now: float,
 ) -> ProxyWait | None:
-    """Return the wait that is over last, or None if no proxy is waited for."""
+    """Return the wait that ends last, or None if no proxy is waited for."""
     found = [
         *(_use(pod, states[pod.metadata.name], options, now) for pod in new_pods if pod.metadata.name in states),
         *(

@@ -1,4 +1,5 @@
-"""Whether a rollout is complete, goes on, or stands still for too long. Pure; `now` is in Unix seconds."""
+"""Decides whether a rollout is complete, makes progress, or has stood still for too long. Pure; `now` is in Unix
+seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def is_complete(deployment: Deployment, status: DeploymentStatus) -> bool:
 
 
 def is_progressing(before: DeploymentStatus, status: DeploymentStatus) -> bool:
-    """Return whether something got better: more new, fewer old, more ready, or more available pods."""
+    """Return whether there was progress: more new, fewer old, more ready, or more available pods."""
     old_before = before.replicas - before.updated_replicas
     old_now = status.replicas - status.updated_replicas
     return (
@@ -55,9 +56,9 @@ def is_timed_out(deployment: Deployment, status: DeploymentStatus, now: float) -
 
 
 def deadline_in(deployment: Deployment, status: DeploymentStatus, now: float) -> float | None:
-    """Seconds after which a rollout that stands still must be looked at again; None: not at all.
+    """Return the seconds after which a rollout that stands still must be looked at again, or None if it need not be.
 
-    0 means now, rate-limited; otherwise one second more than is left, so that the deadline is over by then.
+    0 means now, with rate limiting. Otherwise it is one second more than is left, so that the deadline is then over.
     """
     condition = conditions.find(status.conditions, conditions.PROGRESSING)
     if deployment.deadline_s is None or condition is None:

@@ -1,4 +1,4 @@
-"""Scaling a Deployment in the middle of a rollout, or while it is paused: every ReplicaSet by its share. Pure."""
+"""Scales a Deployment that is paused or in the middle of a rollout: every ReplicaSet gets its share. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kubeproxy.controllers.surge import max_surge
 
 
 def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> bool:
-    """Return whether the Deployment's size changed since an active ReplicaSet was scaled last.
+    """Return whether the Deployment's size has changed since an active ReplicaSet was scaled last.
 
-    Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits for ever;
-    here the strategy goes on, which removes the old ones.
+    Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits forever.
+    Here the strategy continues, and removes the old ones.
     """
     running = active(replica_sets)
     if not deployment.rolling and len(running) > 1:
@@ -36,8 +36,8 @@ def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool
 
 
 def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaSet | None:
-    """Return the one ReplicaSet to be scaled: the active one; without any the new one, or the newest old one. None when
-    several are active, or there is none at all."""
+    """Return the one ReplicaSet to be scaled: the active one, or if none is active the new one, or else the newest old
+    one. Return None if several are active, or there is none at all."""
     old = by_age(old)
     running = active([*old, *([] if new is None else [new])])
     if len(running) > 1:
@@ -48,16 +48,17 @@ def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaS
 
 
 def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
-    """Return the ReplicaSets to be written, with their sizes; the size may be the present one, for its annotations.
+    """Return the ReplicaSets to be written, with their sizes. A size may be the present one, because the annotations
+    change.
 
-    Of a Recreate Deployment with several active ReplicaSets none is scaled.
+    If several ReplicaSets of a Recreate Deployment are active, none of them is scaled.
     """
     replicas = deployment.spec.replicas
     single = single_active(new, old)
     if single is not None:
         noted = integer(single.metadata.annotations.get(DESIRED_REPLICAS))
-        # A ReplicaSet that got this size from another client still has the former one noted, and every later sync would
-        # see a scaling event: upstream's never rolls anything out again.
+        # A ReplicaSet that another client has scaled to this size still has its former size noted. Every later sync
+        # would see a scaling event, as upstream's does, and never roll anything out again.
         return [] if single.spec.replicas == replicas and noted in (None, replicas) else [Scale(single, replicas)]
     if is_saturated(deployment, new):
         return [Scale(replica_set, 0) for replica_set in active(by_age(old))]
@@ -79,7 +80,7 @@ def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaS
 
 
 def _share(deployment: Deployment, replica_set: ReplicaSet, add: int, done: int) -> int:
-    """Return the change of one ReplicaSet by its fraction of the Deployment, never beyond what is left to be added."""
+    """Return the change of one ReplicaSet by its fraction of the Deployment, never more than is left to be added."""
     if add == 0 or add == done:
         return 0
     fraction = _fraction(deployment, replica_set)
@@ -99,5 +100,6 @@ def _fraction(deployment: Deployment, replica_set: ReplicaSet) -> int:
 
 
 def _rounded(numerator: int, denominator: int) -> int:
-    """A quotient of positive numbers to the nearest integer, halves up (Python's round would take the even one)."""
+    """Round a quotient of positive numbers to the nearest integer, halves up. Python's round would take the even
+    one."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -1,4 +1,4 @@
-"""Which old ReplicaSets are deleted, by the Deployment's revisionHistoryLimit. Pure."""
+"""Chooses the old ReplicaSets to delete by the Deployment's revisionHistoryLimit. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kubeproxy.controllers.objects import Deployment, ReplicaSet
 def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSet]:
     """Return the ReplicaSets to be deleted, lowest revision first.
 
-    Only so many of the lowest revisions as there are too many are looked at. Of those, a set that has or wants pods, or
-    has an unobserved newest spec, is left, and no higher one goes in its place.
+    If there are N too many, only the N lowest revisions are candidates. A candidate stays if it has or wants pods, or
+    if its newest spec was not observed; no higher revision is deleted in its place.
     """
     limit = deployment.history_limit
     if limit is None:

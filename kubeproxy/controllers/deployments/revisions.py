@@ -1,4 +1,4 @@
-"""Revisions of a Deployment: the annotations of its ReplicaSets, and which set is the new one. Pure."""
+"""The revisions of a Deployment: the annotations of its ReplicaSets, and which of them is the new one. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 SKIPPED: Final = frozenset({LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO})
 """Annotations that are not copied between a Deployment and its ReplicaSets."""
 MAX_HISTORY: Final = 2000
-"""Characters of the annotation with former revisions."""
+"""The longest annotation with former revisions, in characters."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def integer(text: str | None) -> int | None:
-    """Return a 64-bit integer as Go's ParseInt reads it; None for anything else."""
+    """Return a 64-bit integer as Go's ParseInt reads it, or None for any other text."""
     if text is None or not _INTEGER.fullmatch(text):
         return None
     number = int(text)
@@ -31,33 +31,34 @@ def integer(text: str | None) -> int | None:
 
 
 def revision_of(item: ReplicaSet | Deployment) -> int:
-    """Return the revision by its annotation; 0 where there is none or it is unreadable."""
+    """Return the revision by its annotation, or 0 if there is none that can be read."""
     return integer(item.metadata.annotations.get(REVISION)) or 0
 
 
 def max_revision(replica_sets: Iterable[ReplicaSet]) -> int:
-    """Return the highest revision; 0 without any. Sets without a readable one do not count."""
+    """Return the highest revision, or 0 if there is none. Sets without a revision that can be read do not count."""
     return max((revision_of(replica_set) for replica_set in replica_sets), default=0)
 
 
 def by_age(replica_sets: Iterable[ReplicaSet]) -> list[ReplicaSet]:
-    """Oldest first; of the same second by name."""
+    """Sort ReplicaSets from the oldest to the newest, and by name if they are of the same second."""
     return sorted(replica_sets, key=age_key)
 
 
 def age_key(replica_set: ReplicaSet) -> tuple[str, str]:
-    """Sorts by creation, then by name. RFC 3339 times of one server compare as text."""
+    """Return the key that sorts by creation and then by name. RFC 3339 times of one server can be compared as text."""
     return replica_set.metadata.creation_timestamp or "", replica_set.metadata.name
 
 
 def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> ReplicaSet | None:
-    """The ReplicaSet with the Deployment's template. Of several the oldest, so that every controller takes the same."""
+    """Return the ReplicaSet with the Deployment's template. If there are several, return the oldest, so that every
+    controller takes the same one."""
     wanted = template.canonical(deployment.spec.template)
     return next((each for each in by_age(replica_sets) if template.canonical(each.spec.template) == wanted), None)
 
 
 def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[ReplicaSet]:
-    """Return the old ReplicaSets, those without pods included, oldest first."""
+    """Return the old ReplicaSets from the oldest to the newest, including those without pods."""
     uid = None if new is None else new.metadata.uid
     return [replica_set for replica_set in by_age(replica_sets) if replica_set.metadata.uid != uid]
 
@@ -75,11 +76,12 @@ def copied_annotations(source: Mapping[str, str]) -> dict[str, str]:
 def annotations_for_new(
     deployment: Deployment, current: Mapping[str, str], revision: int, *, exists: bool, limit: int = MAX_HISTORY
 ) -> dict[str, str]:
-    """Return the annotations that the new ReplicaSet is to have, out of those that it has.
+    """Return the annotations that the new ReplicaSet is to have, from those that it has.
 
-    A revision is never lowered. A set that had one before and now gets a higher one was rolled back to: the former
-    revision is appended to its history; its oldest entries go when it grows too long. An annotation that the
-    Deployment no longer has stays. An unreadable revision is left as it is, and with it the history.
+    A revision is never lowered. If a set had a revision before and now gets a higher one, the Deployment was rolled
+    back to it: the former revision is appended to the set's history, whose oldest entries are dropped when it grows too
+    long. An annotation that the Deployment no longer has stays. A revision that cannot be read is left as it is, and so
+    is the history.
     """
     wanted = {**current, **copied_annotations(deployment.metadata.annotations)}
     before = current.get(REVISION)
@@ -93,9 +95,8 @@ def annotations_for_new(
 
 
 def _appended(history: str | None, revision: str, limit: int) -> str | None:
-    """Return the history with one more revision, within the limit; None where it cannot be appended.
-
-    One that begins with an empty entry is replaced, as upstream's does."""
+    """Return the history with one more revision, within the limit, or None if it cannot be appended. A history that
+    begins with an empty entry is replaced, as upstream does."""
     entries = history.split(",") if history and not history.startswith(",") else []
     while entries and len(",".join([*entries, revision])) > limit:
         del entries[0]
@@ -104,5 +105,5 @@ def _appended(history: str | None, revision: str, limit: int) -> str | None:
 
 
 def scale_annotations(desired: int, maximum: int) -> dict[str, str]:
-    """Return what a ReplicaSet remembers of the Deployment's size when it was scaled."""
+    """Return the annotations by which a ReplicaSet remembers the Deployment's size when it was scaled."""
     return {DESIRED_REPLICAS: str(desired), MAX_REPLICAS: str(maximum)}

@@ -1,4 +1,4 @@
-"""Going back to an earlier revision: which ReplicaSet that is, and what the Deployment gets from it. Pure."""
+"""Going back to an earlier revision: finds its ReplicaSet, and what the Deployment gets from it. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from kubeproxy.controllers.objects import Deployment, ReplicaSet
 
 
 def requested_revision(deployment: Deployment) -> int | None:
-    """Return the revision that the annotation asks for, 0 for the one before; None without a readable annotation."""
+    """Return the revision that the annotation asks for, where 0 stands for the one before. Return None if no annotation
+    can be read."""
     return integer(deployment.metadata.annotations.get(ROLLBACK_TO))
 
 
 def previous_revision(replica_sets: Sequence[ReplicaSet]) -> int | None:
-    """Return the second highest revision; None when there is only one."""
+    """Return the second highest revision, or None if there is only one."""
     highest = sorted({revision_of(replica_set) for replica_set in replica_sets} - {0}, reverse=True)
     return highest[1] if len(highest) > 1 else None
 
@@ -32,14 +33,16 @@ def same_template(deployment: Deployment, replica_set: ReplicaSet) -> bool:
 
 
 def annotations_after(deployment: Deployment, replica_set: ReplicaSet) -> dict[str, str]:
-    """The Deployment's annotations after the rollback: the ReplicaSet's, and of its own those that are never copied."""
+    """Return the Deployment's annotations after the rollback: those of the ReplicaSet, and those of its own that are
+    never copied."""
     kept = {key: value for key, value in deployment.metadata.annotations.items() if key in SKIPPED}
     kept.pop(ROLLBACK_TO, None)
     return {**{key: value for key, value in replica_set.metadata.annotations.items() if key not in SKIPPED}, **kept}
 
 
 def patch(deployment: Deployment, replica_set: ReplicaSet) -> list[dict[str, Any]]:
-    """A JSON patch that replaces template and annotations; a Conflict if the Deployment changed since it was read.
+    """Return a JSON patch that replaces template and annotations. It fails with a Conflict if the Deployment has
+    changed since it was read.
 
     A merge patch would keep fields of the present template that the earlier one does not have.
     """

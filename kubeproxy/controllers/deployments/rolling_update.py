@@ -1,6 +1,6 @@
 """The steps of a rolling update: how far the new ReplicaSet grows and the old ones shrink. Pure.
 
-Counts come from the specs and statuses of ReplicaSets only; pods are not looked at.
+All counts come from the specs and statuses of ReplicaSets, never from the pods themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Scale:
 
     @property
     def change(self) -> int:
-        """Pods more (or, negative, fewer) than now."""
+        """Return by how many pods the ReplicaSet grows. The number is negative if it shrinks."""
         return self.replicas - self.replica_set.spec.replicas
 
 
@@ -37,7 +37,7 @@ def available_pods(replica_sets: Sequence[ReplicaSet]) -> int:
 
 
 def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int | None:
-    """Return the next size of the new ReplicaSet; None when it stays as it is."""
+    """Return the next size of the new ReplicaSet, or None if it stays as it is."""
     wanted, current = deployment.spec.replicas, new.spec.replicas
     if current == wanted:
         return None
@@ -48,15 +48,17 @@ def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]
 
 
 def max_scale_down(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
-    """Pods that old ReplicaSets may lose at most, counting as missing those that the new one does not have yet."""
+    """Return how many pods old ReplicaSets may lose at most. Pods that the new ReplicaSet does not have yet count as
+    missing."""
     not_yet = new.spec.replicas - new.status.available_replicas
     return wanted_pods([*old, new]) - min_available(deployment) - not_yet
 
 
 def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | None:
-    """Sizes without the pods that are not available, oldest set first, within the budget.
+    """Return the sizes without pods that are not available, oldest set first, within the budget.
 
-    None when a status is behind its spec (more available than wanted): then nothing is known for sure.
+    Return None if a status is behind its spec, so that more pods are available than wanted: then the counts prove
+    nothing.
     """
     scales = []
     for replica_set in by_age(old):
@@ -74,7 +76,7 @@ def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | N
 
 
 def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
-    """Sizes of the old ReplicaSets with as many fewer pods as the available ones allow, oldest set first."""
+    """Return the sizes of the old ReplicaSets with as many pods less as the available ones allow, oldest set first."""
     least = min_available(deployment)
     available = available_pods([*old, *([] if new is None else [new])])
     if available <= least:
@@ -94,7 +96,7 @@ def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence
 
 
 def may_shrink_old(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
-    """Return the budget for unhealthy pods; 0 when the old ReplicaSets stay as they are."""
+    """Return the budget for unhealthy pods, or 0 if the old ReplicaSets stay as they are."""
     if not active(list(old)):
         return 0
     return max(0, max_scale_down(deployment, new, old))

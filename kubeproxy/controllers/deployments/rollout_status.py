@@ -1,4 +1,5 @@
-"""How a rollout stands: what `kubectl rollout status` says, and what it waits for. Pure; `now` is in Unix seconds."""
+"""The status of a rollout: what `kubectl rollout status` prints, and what the rollout waits for. Pure; `now` is in Unix
+seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class DeadlineExceededError(Exception):
 
 
 def status_line(deployment: Deployment) -> tuple[str, bool]:
-    """kubectl's line, and whether the rollout is done. `DeadlineExceededError` when it timed out."""
+    """Return kubectl's line, and whether the rollout is done. Raise `DeadlineExceededError` if it timed out."""
     name, status = deployment.metadata.name, deployment.status
     wanted = deployment.spec.replicas
     if deployment.metadata.generation > status.observed_generation:
@@ -66,13 +67,13 @@ class Waiting:
 
     text: str
     since: float | None
-    """Unix seconds; None: unknown."""
+    """The beginning of the wait in Unix seconds. None if it is unknown."""
 
 
 def waiting_for(
     deployment: Deployment, new: ReplicaSet | None, new_pods: Sequence[Pod], old_pods: Sequence[Pod], now: float
 ) -> Waiting | None:
-    """Return the nearest reason why a rollout is not complete; None for one that is."""
+    """Return the nearest reason why a rollout is not complete, or None if it is complete."""
     state = state_of(deployment)
     if state is State.COMPLETE:
         return None
@@ -108,7 +109,7 @@ def waiting_for(
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Return why a pod is not ready, from the most telling part of its status."""
+    """Return why a pod is not ready, from the part of its status that explains it best."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)
         if trouble:
@@ -123,7 +124,7 @@ def pod_trouble(pod: Pod) -> str:
 
 
 def _container_trouble(status: ContainerStatus) -> str:
-    """Return what keeps a container from running; empty for one that runs, or has done its work."""
+    """Return what keeps a container from running, or an empty text if it runs or has finished its work."""
     waiting, ended = status.state.waiting, status.state.terminated
     if waiting is not None and waiting.reason:
         before = status.last_state.terminated

@@ -1,4 +1,4 @@
-"""The status that a Deployment is to have. Pure; `now` is in Unix seconds."""
+"""Computes the status of a Deployment. Pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kubeproxy.kubernetes import timestamps
 def compute(
     deployment: Deployment, replica_sets: Sequence[ReplicaSet], new: ReplicaSet | None, now: float
 ) -> DeploymentStatus:
-    """Counts of all ReplicaSets together and the condition Available; other conditions stay as they are."""
+    """Return the counts of all ReplicaSets together and the condition Available. All other conditions stay as they
+    are."""
     available = available_pods(replica_sets)
     terminating = [replica_set.status.terminating_replicas for replica_set in replica_sets]
     counted = [number for number in terminating if number is not None]
@@ -63,7 +64,9 @@ def follow_rollout(
 ) -> DeploymentStatus:
     """Return the same status with the conditions Progressing and ReplicaFailure.
 
-    `progressed`: something got better that no count shows; `waits`: a wait with a time-out of its own is under way."""
+    `progressed` says that there was progress that replica counts do not show. `waits` says that another wait, with a
+    timeout of its own, is running.
+    """
     stated = status.conditions
     if deployment.deadline_s is None:
         stated = conditions.without(stated, conditions.PROGRESSING)
@@ -78,7 +81,8 @@ def follow_rollout(
 
 
 def _already_complete(status: DeploymentStatus) -> bool:
-    """Return a rollout that has ended stays so until there is a new one, whatever becomes of its pods."""
+    """Return whether the rollout has ended already. It then stays so until there is a new one, whatever happens to its
+    pods."""
     current = conditions.find(status.conditions, conditions.PROGRESSING)
     return status.replicas == status.updated_replicas and (
         current is not None and current.reason == progress.NEW_AVAILABLE
@@ -108,7 +112,7 @@ def _progressing(
         current = conditions.find(stated, conditions.PROGRESSING)
         if current is not None and current.status == conditions.TRUE:
             condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
-        # Set anew even if reason and status are the same: every progress restarts the deadline.
+        # Set the condition anew even if reason and status are the same, because every progress restarts the deadline.
         return [*conditions.without(stated, conditions.PROGRESSING), condition]
     if not waits and progress.is_timed_out(deployment, status, now):
         late = f"{named} has timed out progressing."
@@ -119,7 +123,8 @@ def _progressing(
 
 
 def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: float) -> Condition | None:
-    """Return the failure of the new ReplicaSet, else of the first old one that has one, in a Deployment's form."""
+    """Return the failure of the new ReplicaSet, or else of the first old one that has a failure, as a Deployment's
+    condition."""
     for replica_set in ([] if new is None else [new], old):
         for each in replica_set:
             found = conditions.find(each.status.conditions, conditions.REPLICA_FAILURE)
@@ -130,9 +135,9 @@ def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: flo
 
 
 def paused_or_resumed(deployment: Deployment, now: float) -> DeploymentStatus | None:
-    """Return the status with the condition that says so; None when it needs no change.
+    """Return the status with the condition that says whether the Deployment is paused, or None if it needs no change.
 
-    The clock of the deadline stops while a Deployment is paused, and begins anew when it is resumed.
+    The deadline does not run while a Deployment is paused, and begins anew when it is resumed.
     """
     if deployment.deadline_s is None:
         return None

@@ -1,7 +1,7 @@
-"""One look at one Deployment: decide the next step of its rollout, and take it.
+"""One sync of one Deployment: decides the next step of its rollout, and takes it.
 
-`DeploymentSync.run` is the order of the steps. The decisions are pure and stand in files of their own; here they are
-put together with the writes.
+`DeploymentSync.run` is the order of the steps. The decisions are pure and have files of their own; here they meet the
+writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubeproxy.kubernetes.object_client import already_exists, namespace_termina
 
 
 class UnknownStrategyError(ValueError):
-    """The strategy of a Deployment is none that exists."""
+    """The strategy of a Deployment is not one of those that exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Surroundings:
 
     writes: DeploymentWrites
     clock: Callable[[], float]
-    """Unix seconds."""
+    """Gives Unix seconds."""
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
-    """The pods of a ReplicaSet in the cache, in every phase."""
+    """Returns the pods of a ReplicaSet in the cache, in every phase."""
     cached: Callable[[str, str], ReplicaSet | None]
-    """A ReplicaSet of the cache, by namespace and name."""
+    """Returns a ReplicaSet of the cache by namespace and name."""
     enqueue_after: Callable[[float], None]
-    """Sync this Deployment again in so many seconds; 0: after its back-off."""
+    """Syncs this Deployment again after so many seconds. With 0, it is synced after its back-off."""
     drains: DeploymentDrains
     """The node proxies, for Deployments that wait for them."""
 
@@ -59,10 +59,10 @@ class DeploymentSync:
         self._new: ReplicaSet | None = None
         self._old: list[ReplicaSet] = []
         self._drain: DrainStep | None = None
-        """What the node proxies let this step do; None: they are not asked."""
+        """What the node proxies let this step do. None if they are not asked."""
 
     async def run(self) -> None:
-        """The steps in their order; each sync does one thing and then writes the status."""
+        """Take the steps in their order. Each sync changes one thing and then writes the status."""
         if self._deployment.metadata.deletion_timestamp is not None:
             await self._find_new(create=False)
             await self._write_counts()
@@ -121,8 +121,11 @@ class DeploymentSync:
         return created
 
     async def _existing(self, error: ApiError) -> ReplicaSet:
-        """The ReplicaSet that has the name already, if it is this Deployment's for this template: the cache was behind.
-        Otherwise two templates have one hash, and the next sync tries another name."""
+        """Return the ReplicaSet that already has the name, if it is this Deployment's for this template and the cache
+        was behind.
+
+        Otherwise two templates have the same hash, and the next sync tries another name.
+        """
         deployment = self._deployment
         found = self._around.cached(deployment.metadata.namespace, replica_set_name(deployment))
         if found is None:
@@ -138,7 +141,7 @@ class DeploymentSync:
 
     async def _note_failed_creation(self, error: ApiError) -> None:
         if namespace_terminating(error) or isinstance(error, Unreachable):
-            return  # without a server no Event arrives: those that wait would use up the object's share
+            return  # Without a server no Event arrives, and waiting Events would use up the object's share.
         deployment = self._deployment
         message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'
         self._writes.report(deployment, "Warning", event_sink.CREATE_ERROR, message)
@@ -151,7 +154,7 @@ class DeploymentSync:
     # The strategies
 
     async def _roll(self) -> None:
-        """RollingUpdate: grow the new ReplicaSet, or else shrink the old ones, and look again."""
+        """Take a step of RollingUpdate: grow the new ReplicaSet, or else shrink the old ones."""
         await self._find_new(create=True)
         new = self._demanded_new()
         self._drain = await self._ask_proxies(new)
@@ -163,7 +166,7 @@ class DeploymentSync:
         await self._follow_rollout()
 
     async def _ask_proxies(self, new: ReplicaSet) -> DrainStep | None:
-        """Ask the node proxies about the pods, where the Deployment wants that and they take part."""
+        """Ask the node proxies about the pods, if the Deployment wants that and the proxies take part."""
         around = self._around
         try:
             step = await DrainStep.begin(
@@ -183,13 +186,13 @@ class DeploymentSync:
             self._writes.report(self._deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
 
     async def _end_drains(self) -> None:
-        """Put back pods that drain, because no rollout takes them now; and remove requests that have expired."""
+        """Put draining pods back, because no rollout takes them now, and remove requests that have expired."""
         drains, deployment = self._around.drains, self._deployment
         if not drains.wanted.is_set():
-            return  # no pod drains
+            return  # No pod drains.
         marked = marked_pods([pod for replica_set in self._all for pod in self._around.pods_of(replica_set)])
         drains.forget(key_of(deployment))
-        with suppress(NotAskedError):  # requests that cannot be removed expire
+        with suppress(NotAskedError):  # Requests that cannot be removed will expire.
             if marked:
                 await drains.unmark(marked)
                 await drains.ask(deployment, (), (), {pod.metadata.name for pod in marked})
@@ -198,7 +201,7 @@ class DeploymentSync:
                 self._around.enqueue_after(max(1.0, again - self._around.clock() + 1))
 
     async def _shrink_old(self, new: ReplicaSet) -> bool:
-        """Take pods from the old ReplicaSets, those that are not available first; whether any was taken."""
+        """Take pods from the old ReplicaSets, unavailable ones first. Return whether any was taken."""
         if self._drain is not None:
             try:
                 for replica_set in await self._drain.shrink():
@@ -221,7 +224,7 @@ class DeploymentSync:
         return any(scale.change for scale in (*unhealthy, *down))
 
     async def _recreate(self) -> None:
-        """Recreate: all old pods go, then the new ReplicaSet comes."""
+        """Take a step of Recreate: all old pods are deleted before the new ReplicaSet is created."""
         await self._find_new(create=False)
         running = revisions.active(self._old)
         if running:
@@ -235,7 +238,7 @@ class DeploymentSync:
         await self._follow_rollout()
 
     def _old_pods_run(self) -> bool:
-        """Return whether pods of old ReplicaSets may still run, those that are being deleted included."""
+        """Return whether pods of old ReplicaSets may still run, including those that are being deleted."""
         if any(replica_set.status.replicas > 0 for replica_set in self._old):
             return True
         return any(
@@ -243,7 +246,7 @@ class DeploymentSync:
         )
 
     async def _scale(self) -> None:
-        """The size changed, or the Deployment is paused: scale what is there, roll nothing out."""
+        """Scale what is there and roll nothing out, because the size has changed or the Deployment is paused."""
         await self._find_new(create=False)
         for scale in proportional.scale(self._deployment, self._new, self._old):
             self._replace(await self._writes.scale(self._deployment, scale))
@@ -252,7 +255,7 @@ class DeploymentSync:
         await self._write_counts()
 
     async def _roll_back(self) -> None:
-        """Give the Deployment the template of an earlier revision; in every case the request is removed."""
+        """Give the Deployment the template of an earlier revision. In every case, remove the request to do so."""
         await self._find_new(create=True)
         deployment = self._deployment
         everything = [*self._old, self._demanded_new()]
@@ -306,11 +309,11 @@ class DeploymentSync:
             await self._write(status)
 
     async def _write_counts(self) -> None:
-        """The counts and the condition Available, without a word about progress."""
+        """Write the counts and the condition Available, and leave the conditions about progress alone."""
         await self._write(self._counted())
 
     async def _follow_rollout(self) -> None:
-        """The whole status; when nothing changed, come back for the deadline."""
+        """Write the whole status. If nothing has changed, come back for the deadline."""
         now = self._around.clock()
         drain = self._drain
         status = deployment_status.follow_rollout(
@@ -342,7 +345,7 @@ class DeploymentSync:
         return deployment_status.with_condition(self._deployment.status, condition)
 
     async def _write(self, status: DeploymentStatus, *, revision: str | None = None) -> None:
-        """Write status and revision if they differ; the following writes go on from the answer."""
+        """Write status and revision if they differ. Later writes continue from the answer."""
         known = self._deployment.metadata.annotations.get(revisions.REVISION)
         annotations = {} if revision is None or revision == known else {revisions.REVISION: revision}
         if annotations or status != self._deployment.status:
@@ -355,7 +358,7 @@ class DeploymentSync:
         return self._new
 
     def _replace(self, replica_set: ReplicaSet) -> None:
-        """Go on with a ReplicaSet as it is after a write."""
+        """Replace a ReplicaSet by its version after a write."""
         uid = replica_set.metadata.uid
         if self._new is not None and self._new.metadata.uid == uid:
             self._new = replica_set

@@ -1,7 +1,7 @@
-"""The writes of the Deployment controller: ReplicaSets created, scaled, annotated and deleted, and statuses.
+"""The writes of the Deployment controller: it creates, scales, annotates and deletes ReplicaSets, and writes statuses.
 
-Every patch names the resourceVersion that the decision was made from, so another writer's change is a Conflict, after
-which the sync is repeated.
+Every patch names the resourceVersion on which the decision was based. If another writer was faster, the patch fails
+with a Conflict, and the sync is repeated.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ _MAX_NAME: Final = 253
 
 @dataclass(frozen=True, slots=True)
 class DeploymentWrites:
-    """The requests. Each returns the object as the server has it afterwards."""
+    """Makes the requests. Each method returns the object as the server has it afterwards."""
 
     deployments: ObjectClient[Deployment]
     replica_sets: ObjectClient[ReplicaSet]
     sink: EventSink
 
     def report(self, deployment: Deployment, type: EventType, reason: str, message: str) -> None:
-        """An Event on the Deployment."""
+        """Report an Event about the Deployment."""
         self.sink.record(Involved.of(API_VERSION, KIND, deployment.metadata), type, reason, message)
 
     async def status(
         self, deployment: Deployment, status: DeploymentStatus, annotations: Mapping[str, str] | None = None
     ) -> Deployment:
-        """Write the status, and annotations with it: the subresource takes both, and leaves the generation alone."""
+        """Write the status together with annotations. The subresource takes both, and does not increase the
+        generation."""
         metadata: dict[str, Any] = {"resourceVersion": deployment.metadata.resource_version}
         if annotations:
             metadata["annotations"] = dict(annotations)
@@ -50,7 +51,7 @@ class DeploymentWrites:
         return await self.deployments.patch(where.namespace, where.name, body, subresource="status")
 
     async def annotate(self, deployment: Deployment, annotations: Mapping[str, str | None]) -> Deployment:
-        """Set annotations of a Deployment; None removes one."""
+        """Set annotations of a Deployment. The value None removes one."""
         where = deployment.metadata
         body = {"metadata": {"resourceVersion": where.resource_version, "annotations": dict(annotations)}}
         return await self.deployments.patch(where.namespace, where.name, body)
@@ -69,7 +70,7 @@ class DeploymentWrites:
         return created
 
     async def scale(self, deployment: Deployment, scale: Scale) -> ReplicaSet:
-        """Set the size of a ReplicaSet, and note the Deployment's; without a difference nothing is written."""
+        """Set the size of a ReplicaSet, and note the size of the Deployment. Write nothing if both are unchanged."""
         replica_set = scale.replica_set
         where = replica_set.metadata
         noted = scale_annotations(deployment.spec.replicas, max_total(deployment))
@@ -98,7 +99,7 @@ class DeploymentWrites:
         return await self.replica_sets.patch(where.namespace, where.name, body)
 
     async def delete(self, replica_set: ReplicaSet) -> None:
-        """Delete a ReplicaSet; one that is gone already is no error."""
+        """Delete a ReplicaSet. It is no error if the ReplicaSet is gone already."""
         where = replica_set.metadata
         try:
             await self.replica_sets.delete(where.namespace, where.name, uid=where.uid)

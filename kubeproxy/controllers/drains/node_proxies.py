@@ -1,7 +1,7 @@
 """The node proxies as the Deployment controller sees them: Services, reports, and the requests that it writes.
 
-Nothing of it is watched before a Deployment opts in. Requests stand on Services and marks on pods, so a new leader goes
-on where the last one stopped.
+None of it is watched before a Deployment opts in. Requests are written to Services and marks to pods, so a new leader
+continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ log = structlog.get_logger(__name__)
 
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 MARK: Final = "kubeproxy/draining"
-"""The annotation of a pod that drains; its value is the deletion cost that the pod had before."""
+"""The annotation of a pod that drains. Its value is the deletion cost that the pod had before."""
 FIRST: Final = "-2147483648"
-"""The lowest deletion cost: the pod goes before all other ready ones."""
+"""The lowest deletion cost. The pod is deleted before all other ready ones."""
 PATIENCE_S: Final = 30.0
 """How long a Deployment that has opted in waits for the first list of Services and reports, and for a server that fails
 when the proxies are to be asked."""
 REST_S: Final = 60.0
-"""How long a rollout does without the proxies after they could not be asked."""
+"""How long a rollout continues without the proxies after they could not be asked."""
 _REFUSALS: Final = frozenset({400, 403, 413, 422})
-"""Answers that the same request gets every time: no right, a webhook, a Service with too many annotations."""
+"""Answers that the same request gets every time, as when a right is missing, a webhook refuses, or a Service has too
+many annotations."""
 SOON_S: Final = 0.25
-"""How long reports are gathered before a waiting Deployment is looked at again."""
+"""How long reports are collected before a waiting Deployment is looked at again."""
 
 
 class NotAskedError(ClusterError):
-    """The API server does not take what the proxies are to be asked; the rollout goes on without them."""
+    """The API server refuses the requests to the proxies, so the rollout continues without them."""
 
 
 class DeploymentDrains:
@@ -74,47 +75,47 @@ class DeploymentDrains:
         self._synced = (services.synced, leases.synced)
         self._leases: dict[str, tuple[Lease, NodeReport]] = {}
         self._asked: dict[str, None] = {}
-        """Services with requests of any rollout."""
+        """The Services with requests of any rollout."""
         self._used: dict[str, set[str]] = {}
-        """By Deployment, UIDs of pods that every proxy has used."""
+        """The UIDs of pods that every proxy has used, by Deployment."""
         self._waiting: set[str] = set()
         self._unknown: set[str] = set()
         self._since: float | None = None
-        """When the first Deployment opted in, by the loop's clock, as the two below."""
+        """When the first Deployment opted in, in the loop's time, as in the two attributes below."""
         self._failing: dict[str, float] = {}
-        """By what is written, since when that fails."""
+        """Since when each kind of write has failed."""
         self._alone_until: dict[str, float] = {}
-        """By Deployment, until when its rollout does without the proxies."""
+        """Until when a Deployment's rollout continues without the proxies."""
         self.wanted = asyncio.Event()
-        """Set when a Deployment has opted in: from then on Services and reports are watched."""
+        """Set when a Deployment has opted in. From then on Services and reports are watched."""
         services.add_handler(_ServiceHandler(self._asked))
         leases.add_handler(_LeaseHandler(self))
 
     @property
     def ready(self) -> bool:
-        """Whether Services and reports are known."""
+        """Return whether Services and reports are known."""
         return all(event.is_set() for event in self._synced)
 
     def expect(self) -> bool:
-        """Begin to watch; whether it is still worth waiting for the first list."""
+        """Begin to watch. Return whether it is still worth waiting for the first list."""
         self.wanted.set()
         if self._since is None:
             self._since = monotonic()
         return not self.ready and monotonic() - self._since < PATIENCE_S
 
     def first_unknown(self, deployment: Deployment) -> bool:
-        """Return whether it was not reported yet that a Deployment's rollout has to go on without proxies."""
+        """Return whether it has not been reported yet that a Deployment's rollout has to continue without proxies."""
         key = key_of(deployment)
         first = key not in self._unknown
         self._unknown.add(key)
         return first
 
     def do_without(self, deployment: Deployment) -> None:
-        """The proxies could not be asked: leave them alone for a while."""
+        """Leave the proxies alone for a while, because they could not be asked."""
         self._alone_until[key_of(deployment)] = monotonic() + REST_S
 
     def does_without(self, deployment: Deployment) -> bool:
-        """Return whether the proxies are left alone."""
+        """Return whether the proxies are left alone for now."""
         return monotonic() < self._alone_until.get(key_of(deployment), 0.0)
 
     def reports(self) -> Reports:
@@ -123,11 +124,11 @@ class DeploymentDrains:
         return reports_of([each for each in self._leases.values() if is_live(each[0], now)])
 
     def exposed(self, pod: Pod) -> bool:
-        """Return whether a Service selects a pod, and proxies can tell it from others."""
+        """Return whether a Service selects a pod, and proxies can distinguish the pod from others."""
         return any(True for _ in self._selecting(pod))
 
     def states(self, deployment: Deployment, reports: Reports) -> dict[str, PodDrain]:
-        """Return what is reported about the pods about which a Deployment asks."""
+        """Return what nodes report about the pods that a Deployment asks about."""
         owner = owner_of(deployment)
         asked = self._asked_in(deployment.metadata.namespace)
         requests = {name_of(service): requests_of(service) for service in asked}
@@ -135,7 +136,7 @@ class DeploymentDrains:
         return {pod: reports.state(pod, owner, requests) for pod in pods}
 
     def used(self, deployment: Deployment) -> set[str]:
-        """Return the UIDs of pods that every proxy has used once; the caller adds to it."""
+        """Return the UIDs of pods that every proxy has used at least once. The caller may add to this set."""
         return self._used.setdefault(key_of(deployment), set())
 
     def wait(self, deployment: Deployment) -> None:
@@ -160,7 +161,7 @@ class DeploymentDrains:
                 await self._write(service_now, owner_of(deployment), of_service, withdrawn)
 
     async def tidy(self, namespace: str, owner: str) -> float | None:
-        """Remove expired requests; when to look again, in Unix seconds, for those that have not expired yet."""
+        """Remove expired requests. Return when to look again, in Unix seconds, for those that have not expired yet."""
         later: list[float] = []
         for service in self._asked_in(namespace):
             own = [each for each in requests_of(service).requests if each.owner == owner]
@@ -174,50 +175,50 @@ class DeploymentDrains:
         return min(later, default=None)
 
     def forget(self, key: str) -> None:
-        """A Deployment's rollout is over."""
+        """Forget a Deployment whose rollout is over."""
         self._used.pop(key, None)
         self._waiting.discard(key)
 
     def gone(self, key: str) -> None:
-        """A Deployment is gone."""
+        """Forget a Deployment that is gone."""
         self.forget(key)
         self._unknown.discard(key)
         self._alone_until.pop(key, None)
 
     async def mark(self, pods: Iterable[Pod]) -> None:
-        """Mark pods as draining, with the deletion cost that they have."""
+        """Mark pods as draining. The mark keeps the deletion cost that the pod has now."""
         for pod in pods:
             await self._annotate(pod, {MARK: pod.metadata.annotations.deletion_cost or ""})
 
     async def release(self, pods: Iterable[Pod]) -> None:
-        """Let pods be the next that are deleted."""
+        """Let these pods be the next to be deleted."""
         for pod in pods:
             await self._annotate(pod, {COST: FIRST})
 
     def is_released(self, pod: Pod) -> bool:
-        """Return whether the cache from which pods to delete are chosen has a pod as one of the next."""
+        """Return whether a pod is released in the cache from which the ReplicaSet controller chooses pods to delete."""
         seen = self._pod_store.get(key_of(pod))
         return seen is not None and seen.metadata.annotations.deletion_cost == FIRST
 
     async def unmark(self, pods: Iterable[Pod]) -> None:
-        """Take the marks back."""
+        """Remove the marks."""
         for pod in pods:
             await self._annotate(pod, {MARK: None, COST: pod.metadata.annotations.draining or None})
 
     def put_report(self, lease: Lease) -> None:
-        """A node has reported: look at the Deployments for which it says something new."""
+        """Take in a node's report, and look at the Deployments for which something is new in it."""
         key, report = key_of(lease), report_of(lease)
         _, before = self._leases.get(key, (lease, None))
         self._leases[key] = lease, report
         self._look_again(None if before is None else changed_namespaces(before, report))
 
     def drop_report(self, lease: Lease) -> None:
-        """A node's Lease is gone."""
+        """Drop the report of a node whose Lease is gone."""
         self._leases.pop(key_of(lease), None)
         self._look_again(None)
 
     def _look_again(self, namespaces: Collection[str] | None) -> None:
-        """Look at the Deployments of these namespaces that wait for reports; None: at all that wait."""
+        """Look at the Deployments of these namespaces that wait for reports. None stands for all namespaces."""
         for key in self._waiting:
             if namespaces is None or key.partition("/")[0] in namespaces:
                 self._on_reports(key, SOON_S)
@@ -239,7 +240,7 @@ class DeploymentDrains:
         current = requests_of(service)
         try:
             found = merged(current, owner, wishes, withdrawn=withdrawn, now=self._clock())
-        except ValueError as error:  # more than one Service has room for
+        except ValueError as error:  # These are more requests than one Service has room for.
             raise NotAskedError(f"the proxies cannot be asked: {error}") from None
         if found is current:
             return
@@ -256,7 +257,7 @@ class DeploymentDrains:
             self._failing.pop(about, None)
 
     async def _annotate(self, pod: Pod, annotations: dict[str, str | None]) -> None:
-        """Change annotations of that very pod; one that is gone needs none."""
+        """Change annotations of exactly this pod. A pod that is gone needs none."""
         where = pod.metadata
         about = f"pods of {where.namespace}"
         try:
@@ -271,7 +272,7 @@ class DeploymentDrains:
             self._failing.pop(about, None)
 
     def _refused(self, about: str, error: ApiError) -> None:
-        """`NotAskedError` where a write can never succeed, or has failed for longer than `PATIENCE_S`."""
+        """Raise `NotAskedError` if a write can never succeed, or has failed for longer than `PATIENCE_S`."""
         if error.status is None or isinstance(error, Unauthorized) or is_conflict(error):
             return
         since = self._failing.setdefault(about, monotonic())
@@ -281,12 +282,12 @@ class DeploymentDrains:
 
 
 def owner_of(deployment: Deployment) -> str:
-    """Return how requests name a Deployment."""
+    """Return the name by which requests refer to a Deployment."""
     return owner_named(deployment.metadata.name)
 
 
 def owner_named(name: str) -> str:
-    """Return how requests name a Deployment of this name."""
+    """Return the name by which requests refer to a Deployment with this name."""
     return f"deployment/{name}"
 
 

@@ -1,7 +1,7 @@
 """Asks the proxies of all nodes to drain pods, and waits until they have done so, for one rollout.
 
-The requests stand on the Services that select the pods, and expire by themselves if this process ends. Pods that no
-Service selects need no draining. An API server that refuses a request is an `ApiError`.
+The requests are written to the Services that select the pods, and expire by themselves if this process ends. Pods that
+no Service selects need no draining. If the API server refuses a request, an `ApiError` is raised.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests,
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 0.5
-"""How often reports are read while something is waited for; with many nodes a thousandth of a second for each."""
+"""How often reports are read while something is waited for. With many nodes a thousandth of a second is added for
+each."""
 COUNT_S: Final = 3.0
-"""How long counts of connections are waited for: they only help to choose."""
+"""How long counts of connections are waited for. They only help to choose pods, so this is short."""
 CLEAN_UP_S: Final = 10.0
 CONFLICTS: Final = 10
-"""Tries of one change of a Service."""
+"""How often one change of a Service is tried."""
 
 
 _Slices = api_types.ObjectList[api_types.EndpointSlice]
@@ -57,11 +58,12 @@ class ProxyDrain:
         self._clock = clock
 
     async def proxies(self) -> frozenset[str]:
-        """The live nodes with proxies that take part; empty: none does, or this user may not read their reports."""
+        """Return the live nodes with proxies that take part. There are none if no proxy does, or if this user may not
+        read their reports."""
         return frozenset((await self._reports()).nodes)
 
     async def connections(self, pods: Sequence[Pod]) -> dict[str, int]:
-        """Open connections by pod name, as far as nodes report them within `COUNT_S`."""
+        """Return the open connections by the pod's name, as far as nodes report them within `COUNT_S`."""
         await self._until_done(pods, COUNT_S, Want.COUNT)
         services, reports = await self._selecting(pods), await self._reports()
         return {
@@ -82,14 +84,16 @@ class ProxyDrain:
     async def wait(
         self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
     ) -> dict[str, PodDrain]:
-        """Wait until every node has followed and no connection to these pods is open, at most `timeout_s` seconds.
+        """Wait until every node has followed and no connection to these pods is open, for at most `timeout_s` seconds.
+        Return the last state.
 
-        Returns the last state. The requests of `start` are kept alive, and made again where they have been removed.
-        `on_change` is called with each new state."""
+        The requests of `start` are kept alive, and made again if they have been removed. `on_change` is called with
+        each new state.
+        """
         return await self._until_done(pods, timeout_s, Want.DRAIN, on_change=on_change)
 
     async def withdraw(self, pods: Sequence[Pod]) -> None:
-        """Take the requests for these pods back: those that run get connections again, at once."""
+        """Withdraw the requests for these pods. Those that run get connections again at once."""
         names = {pod.metadata.name for pod in pods}
         for service in await self._selecting(pods):
             await self._change(service, [], withdrawn=names)
@@ -97,7 +101,8 @@ class ProxyDrain:
     async def clean_up(self, timeout_s: float = CLEAN_UP_S) -> None:
         """Remove what this rollout has left on Services, as soon as no EndpointSlice has its deleted pods as ready.
 
-        Only for a tidy end: what stays after `timeout_s` seconds expires by itself."""
+        This only tidies up: what is left after `timeout_s` seconds expires by itself.
+        """
         clock = asyncio.get_running_loop().time
         ends_at = clock() + timeout_s
         for service in await self._services.list_namespace(self._namespace):
@@ -111,7 +116,8 @@ class ProxyDrain:
                 await asyncio.sleep(POLL_S)
 
     async def _ready_endpoints(self, service: Service) -> frozenset[tuple[str, str]]:
-        """Address and pod (see `Endpoint.pod`) of what EndpointSlices of a Service have as ready."""
+        """Return the address and the pod (see `Endpoint.pod`) of each endpoint that EndpointSlices of a Service have as
+        ready."""
         name = service.metadata.name
         query = {"labelSelector": f"kubernetes.io/service-name={name}"}
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
@@ -120,7 +126,8 @@ class ProxyDrain:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            # They cannot be read, or not in this version: then they may have every pod, and requests expire.
+            # If slices cannot be read, or not in this version, they may have every pod, and the requests have to
+            # expire.
             return frozenset((a, each.uid) for each in requests_of(service).requests for a in each.addresses)
         slices = msgspec.json.decode(body, type=_Slices)
         return frozenset(
@@ -160,7 +167,7 @@ class ProxyDrain:
         return {pod.metadata.name: reports.state(pod.metadata.name, self._owner, requests) for pod in pods}
 
     async def _ask(self, pods: Sequence[Pod], want: Want) -> list[Service]:
-        """Put requests for these pods on every Service that selects them; the Services afterwards."""
+        """Put requests for these pods on every Service that selects them. Return the Services afterwards."""
         asked = []
         for service in await self._selecting(pods):
             wishes = [
@@ -172,7 +179,7 @@ class ProxyDrain:
         return asked
 
     async def _change(self, service: Service, wishes: Sequence[Wish], withdrawn: Collection[str] = ()) -> Service:
-        """Write the requests of a Service, if they differ; again if another writer was faster."""
+        """Write the requests of a Service if they differ. Try again if another writer was faster."""
         for last in (*[False] * (CONFLICTS - 1), True):
             current = requests_of(service)
             found = merged(current, self._owner, wishes, withdrawn=withdrawn, now=self._clock())
@@ -182,7 +189,7 @@ class ProxyDrain:
                 return await self._services.patch(self._namespace, service.metadata.name, request_patch(service, found))
             except ApiError as error:
                 if is_not_found(error):
-                    break  # without its Service no proxy uses the pods
+                    break  # A Service that is gone leads no proxy to the pods.
                 if last or not is_conflict(error):
                     raise
                 service = await self._services.get(self._namespace, service.metadata.name)
@@ -193,7 +200,7 @@ class ProxyDrain:
         return [service for service in services if any(selects(service, pod) for pod in pods)]
 
     async def _reports(self) -> Reports:
-        """Return the reports of the live nodes; none where this user may not read them."""
+        """Return the reports of the live nodes, or none if this user may not read them."""
         try:
             leases = await self._leases.list_namespace(REPORT_NAMESPACE, selector=REPORT_SELECTOR)
         except ApiError as error:
@@ -209,6 +216,6 @@ def _is_ready(request: DrainRequest, ready: Collection[tuple[str, str]]) -> bool
 
 
 def request_patch(service: Service, requests: DrainRequests) -> dict[str, object]:
-    """Return the merge patch that gives a Service these requests; without any the annotation goes."""
+    """Return the merge patch that gives a Service these requests. Without any request it removes the annotation."""
     text = encode_requests(requests) if requests.requests else None
     return {"metadata": {"resourceVersion": service.metadata.resource_version, "annotations": {REQUESTS: text}}}

@@ -1,4 +1,4 @@
-"""Reports of the node proxies, and what they say about pods. Pure."""
+"""Reads the reports of the node proxies, and what they say about pods. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kubeproxy.model.drain_report import (
 from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 
 NODES_NAMED = 3
-"""Nodes that a text names one by one."""
+"""How many nodes a text names before it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class PodDrain:
     """What the proxies of all live nodes report about one pod."""
 
     waiting: frozenset[str] = frozenset()
-    """Nodes that have not followed."""
+    """The nodes that have not followed."""
     connections: int = 0
-    """Open connections to the pod, of all nodes."""
+    """The number of open connections to the pod, on all nodes."""
     busy: frozenset[str] = frozenset()
-    """Nodes with such connections."""
+    """The nodes with such connections."""
     kept: frozenset[str] = frozenset()
-    """Nodes that go on using the pod, because they have no other endpoint."""
+    """The nodes that continue to use the pod, because they have no other endpoint."""
     omitted: frozenset[str] = frozenset()
-    """Of `waiting`, nodes whose reports have no room for all Services of the namespace."""
+    """Those of the `waiting` nodes whose reports have no room for all Services of the namespace."""
     since: float | None = None
-    """Unix seconds at which it was asked for; None: no Service selects the pod, or it was not asked for."""
+    """When the request was made, in Unix seconds. None if no Service selects the pod, or no request was made."""
 
     @property
     def done(self) -> bool:
-        """Whether every node has followed, and no connection is open."""
+        """Return whether every node has followed, and no connection is open."""
         return not self.waiting and not self.connections
 
 
@@ -56,12 +56,12 @@ class Reports:
     """The reports of the live nodes."""
 
     nodes: Mapping[str, NodeReport]
-    """Empty: no proxy takes part in rollouts."""
+    """The nodes with proxies that take part in rollouts. It may be empty."""
     leaving: Mapping[str, NodeReport] = field(default_factory=dict)
-    """The connections of instances that others have replaced, by node."""
+    """The connections of proxies that a newer instance on their node has replaced, by node."""
 
     def state(self, pod: str, owner: str, services: Mapping[ServiceName, DrainRequests]) -> PodDrain:
-        """Return what is reported about the requests of an owner for a pod, over all Services that have some."""
+        """Return what is reported about the requests of an owner for a pod, on all Services that have some."""
         asked = [
             (name, request)
             for name, requests in services.items()
@@ -91,11 +91,12 @@ class Reports:
         )
 
     def connections(self, endpoints: Iterable[tuple[ServiceName, Collection[Address]]]) -> int:
-        """Open connections to these endpoints of Services, of all nodes."""
+        """Return the number of open connections to these endpoints of Services, on all nodes."""
         return sum(self._open_on(list(endpoints)).values())
 
     def _open_on(self, endpoints: Sequence[tuple[ServiceName, Collection[Address]]]) -> dict[str, int]:
-        """The same by node, without zeros. A node counts by address: each Service that has it reports them all."""
+        """Return the number of open connections by node, without zeros. A node counts by address: each Service that has
+        the address reports all of its connections."""
         found: Counter[str] = Counter()
         for node, report in (*self.nodes.items(), *self.leaving.items()):
             counts: dict[Address, int] = {}
@@ -113,7 +114,8 @@ def _follows(report: ServiceReport, request: DrainRequest) -> bool:
 
 
 def live_reports(leases: Iterable[Lease], now: float) -> Reports:
-    """Return the reports that have not expired; `now` in Unix seconds. An unreadable report is one without contents."""
+    """Return the reports that have not expired at `now`, in Unix seconds. A report that cannot be read counts as one
+    without contents."""
     return reports_of([(lease, report_of(lease)) for lease in leases if is_live(lease, now)])
 
 
@@ -126,10 +128,11 @@ def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
 
 
 def is_live(lease: Lease, now: float) -> bool:
-    """Return whether it is the report of a node, and has not expired.
+    """Return whether a Lease is the report of a node, and has not expired.
 
-    The Lease must be owned by the Node: then the garbage collector deletes those of nodes that do not exist, for which
-    rollouts would wait. No report is believed for longer than proxies write."""
+    The Lease must be owned by the Node. The garbage collector then deletes the Leases of nodes that do not exist any
+    more, for which rollouts would wait. No report is believed for longer than proxies write.
+    """
     node, spec = lease.spec.holder_identity, lease.spec
     role = LEAVING if lease.metadata.labels.get(REPORT) == LEAVING else NODE
     owned = any(owner.kind == "Node" and owner.name == node for owner in lease.metadata.owner_references)
@@ -140,7 +143,7 @@ def is_live(lease: Lease, now: float) -> bool:
 
 
 def report_of(lease: Lease) -> NodeReport:
-    """Return the report of a Lease; an unreadable one has no contents."""
+    """Return the report of a Lease. A report that cannot be read has no contents."""
     try:
         return decode_report(lease.metadata.annotations.report or "")
     except ValueError:
@@ -157,7 +160,7 @@ def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
 
 
 def named(nodes: Collection[str]) -> str:
-    """``node-a, node-b, node-c and 4 more``."""
+    """Return the names as a text like ``node-a, node-b, node-c and 4 more``."""
     first = sorted(nodes)[:NODES_NAMED]
     more = f" and {len(nodes) - len(first)} more" if len(nodes) > len(first) else ""
     return ", ".join(first) + more

@@ -1,7 +1,7 @@
-"""Drain requests of a rollout: which Services they belong to, and how they are merged into those of others. Pure.
+"""Drain requests of a rollout: which Services they belong to, and how they are merged with those of others. Pure.
 
-Several rollouts may ask about one Service at once, so each changes only what it owns. A request that a rollout does not
-repeat stays until it expires: while a deleted pod leaves the EndpointSlices, no proxy may take it for a ready one.
+Several rollouts may ask about one Service at once, so each changes only its own requests. A request that a rollout does
+not repeat stays until it expires: while a deleted pod leaves the EndpointSlices, no proxy may take it for a ready one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kubeproxy.model.drain_request import MAX_AHEAD_S, MAX_REQUESTS, DrainReques
 log = structlog.get_logger(__name__)
 
 LIFETIME_S: Final = 120.0
-"""How long a request of a killed client stays."""
+"""For how long a request is valid, if the client that wrote it is killed."""
 RENEW_S: Final = 60.0
-"""A request with less time left is renewed; so a rollout writes once a minute at most while it only waits."""
+"""A request with less time left is renewed. So a rollout that only waits writes at most once a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a rollout wants of one pod."""
+    """The wish of a rollout about one pod."""
 
     pod: str
     uid: str
@@ -34,7 +34,7 @@ class Wish:
     want: Want
 
     def is_stated_by(self, request: DrainRequest) -> bool:
-        """Return whether a request already says it."""
+        """Return whether a request already states this wish."""
         mine, its = (self.pod, self.uid, self.want), (request.pod, request.uid, request.want)
         return mine == its and self.addresses == request.addresses
 
@@ -48,9 +48,8 @@ def selects(service: Service, pod: Pod) -> bool:
 
 
 def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
-    """Return the addresses of a pod in the families of a Service.
-
-    None of a pod on the host's network: other pods, the one that replaces it among them, have the same address."""
+    """Return the addresses of a pod in the families of a Service. A pod on the host's network has none here, because
+    other pods have the same address, including the pod that replaces it."""
     if pod.spec.host_network:
         return ()
     families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
@@ -59,12 +58,13 @@ def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
 
 
 def name_of(service: Service) -> ServiceName:
-    """Return the name of a Service, as reports have it."""
+    """Return the name of a Service as reports have it."""
     return ServiceName(service.metadata.namespace, service.metadata.name)
 
 
 def requests_of(service: Service) -> DrainRequests:
-    """Return the requests that a Service has; unusable ones are none, and the next write replaces them."""
+    """Return the requests that a Service has. Requests that cannot be read are left out, and the next write replaces
+    them."""
     text = service.metadata.annotations.drain_requests
     if not text:
         return DrainRequests(0)
@@ -83,10 +83,11 @@ def merged(
     withdrawn: Collection[str] = (),
     now: float,
 ) -> DrainRequests:
-    """Return the requests with these wishes of an owner; `current` itself where nothing has to be written.
+    """Return the requests with these wishes of an owner, or `current` itself if nothing has to be written.
 
-    `withdrawn`: pods; this owner's requests for them end at once. Where there is no room, requests end that this owner
-    does not repeat; ValueError where even that leaves too many."""
+    This owner's requests for the pods `withdrawn` end at once. If there is no room, requests end that this owner does
+    not repeat. Raise ValueError if even that leaves too many.
+    """
     wanted = {(wish.pod, wish.want): wish for wish in wishes}
     taken = {address for wish in wishes for address in wish.addresses}
     kept: list[DrainRequest] = []
@@ -135,5 +136,5 @@ def _renewed(request: DrainRequest, now: float) -> DrainRequest:
 
 
 def _content(request: DrainRequest) -> DrainRequest:
-    """Return a request without its end: a renewal is nothing that a node has to report."""
+    """Return a request without its end, because a node has nothing to report about a renewal."""
     return replace(request, until=0.0)

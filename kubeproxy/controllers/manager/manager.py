@@ -7,21 +7,15 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import time
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.event_reporter import EventReporter
-from kubeproxy.controllers.informers import (
-    deployment_informer,
-    pod_informer,
-    replica_set_informer,
-    report_informer,
-    service_informer,
-)
+from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.manager.rival import Rival
-from kubeproxy.controllers.objects import Deployment, Lease, Pod, ReplicaSet, Service
+from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
 from kubeproxy.kubernetes.client.client import Client
@@ -40,17 +34,17 @@ DEPLOYMENT: Final = "deployment"
 REPLICASET: Final = "replicaset"
 REPLICATIONCONTROLLER: Final = "replicationcontroller"
 CONTROLLERS: Final = (DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER)
-"""By the names of kube-controller-manager 1.20; newer ones add ``-controller``."""
+"""The names of the controllers in kube-controller-manager 1.20. Newer ones add ``-controller``."""
 LEASE: Final = LeaseName("kube-system", "kubeproxy-controller-manager")
-"""A Lease of our own: kube-controller-manager's must not keep this process from working, nor the other way round."""
+"""A Lease of our own, so that kube-controller-manager and this process do not keep each other from working."""
 EVENT_CAPACITY: Final = 1000
-"""Events that wait at once (client-go's)."""
+"""How many Events may wait at once, as in client-go."""
 
 RIGHTS: Final = "bind the roles of deploy/controllers"
-"""What to do where the API server refuses a request."""
+"""What the log recommends if the API server refuses a request."""
 
 Connect = Callable[[str], Awaitable[Client]]
-"""Opens a client for one purpose: each has request limits of its own, as in kube-controller-manager."""
+"""Opens a client for one purpose. Each client has its own request limits, as in kube-controller-manager."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +64,6 @@ class ManagerSettings:
     """Whether this process ends when another manager keeps the same objects."""
 
 
-class _Kept(Protocol):
-    """One of the controllers."""
-
-    controller: Controller
-
-
 class ControllerManager:
     """Runs the controllers while this process leads. `close` it afterwards."""
 
@@ -87,37 +75,32 @@ class ControllerManager:
         self._recorders: list[EventRecorder] = []
         self._states: list[Callable[[], ReflectorState]] = []
         self.leadership: Leadership | None = None
-        """None without leader election, and before `run`."""
+        """It is None without leader election, and before `run`."""
         self.controllers: list[Controller] = []
-        self.deployments: Informer[Deployment] = deployment_informer()
-        self.replica_sets: Informer[ReplicaSet] = replica_set_informer()
-        self.replication_controllers: Informer[ReplicaSet] = replica_set_informer(REPLICATION_CONTROLLER)
-        self.pods: Informer[Pod] = pod_informer()
-        self.services: Informer[Service] = service_informer()
-        self.leases: Informer[Lease] = report_informer()
+        self.informers = Informers()
         self._drains_wanted = asyncio.Event()
         """Set when a Deployment has opted in to rollouts that know the node proxies."""
         self.rival: Rival | None = None
-        """Looks for another manager; None before this process leads."""
+        """Looks for another manager. It is None before this process leads."""
         self.working = False
         """Whether the caches are complete and the controllers work."""
 
     @property
     def clients(self) -> Mapping[str, Client]:
-        """The clients that are open, by purpose."""
+        """Return the open clients by their purpose."""
         return self._clients
 
     @property
     def recorders(self) -> list[EventRecorder]:
-        """The recorders of Events."""
+        """Return the recorders of Events."""
         return self._recorders
 
     def watches(self) -> list[ReflectorState]:
-        """Return how the lists and watches are faring."""
+        """Return the states of all lists and watches."""
         return [state() for state in self._states]
 
     async def run(self) -> None:
-        """Until cancelled, or until leadership is lost. `ConfigError` when credentials or settings are no good."""
+        """Run until cancelled, or until leadership is lost. Raise ConfigError for invalid credentials or settings."""
         if not self._settings.leader_elect:
             await self._work()
             return
@@ -129,7 +112,7 @@ class ControllerManager:
         await self.leadership.lead(self._work)
 
     async def close(self) -> None:
-        """Give the Lease up, and close the clients."""
+        """Release the Lease, and close the clients."""
         if self.leadership is not None:
             await self.leadership.release()
         for client in self._clients.values():
@@ -145,10 +128,9 @@ class ControllerManager:
         return client
 
     async def _work(self) -> None:
-        """Fill the caches, then work."""
+        """Fill the caches, then run the controllers."""
         watching = await self._client("informers")
-        kept = await self._make_controllers()
-        self.controllers = [each.controller for each in kept]
+        self.controllers = await self._make_controllers()
         outages = Connectivity(server=watching.server, clock=self._clock, rights=RIGHTS)
         try:
             async with asyncio.TaskGroup() as group:
@@ -166,11 +148,11 @@ class ControllerManager:
                 for informer in self._informers():
                     await informer.synced.wait()
                 self.working = True
-                log.info("controllers started", controllers=[each.name for each in self.controllers])
+                log.info("controllers started", controllers=[controller.name for controller in self.controllers])
                 self.rival = Rival(
                     watching,
-                    pods=self.pods.store,
-                    replica_sets=[("/apis/apps/v1", self.replica_sets.store)],
+                    pods=self.informers.pods.store,
+                    replica_sets=[("/apis/apps/v1", self.informers.replica_sets.store)],
                     exclusive=self._settings.require_exclusive,
                     clock=self._clock,
                 )
@@ -181,58 +163,57 @@ class ControllerManager:
             self.working = False
 
     async def _watch_proxies(self, client: Client) -> None:
-        """Watch Services and drain reports, once a Deployment needs them. They may be forbidden, as long as no other
-        controller depends on them; so they have a log of their own."""
+        """Watch Services and drain reports once a Deployment needs them.
+
+        This user may lack the right to read them, and only these Deployments need it; so their outages are logged
+        apart.
+        """
         await self._drains_wanted.wait()
         outages = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)
         async with asyncio.TaskGroup() as group:
-            for informer in (self.services, self.leases):
+            for informer in (self.informers.services, self.informers.leases):
                 keeping = informer.run(
                     client, outages=outages, resync_s=self._settings.resync_s, watch_state=self._states.append
                 )
                 group.create_task(keeping, name=f"informer of {informer.name}")
 
-    async def _make_controllers(self) -> list[_Kept]:
-        made: list[_Kept] = []
+    async def _make_controllers(self) -> list[Controller]:
+        made: list[Controller] = []
         enabled = self._settings.controllers
         if REPLICASET in enabled:
-            made.append(await self._replica_set_controller(REPLICA_SET, self.replica_sets, REPLICASET))
+            made.append(await self._replica_set_controller(REPLICA_SET, self.informers.replica_sets, REPLICASET))
         if REPLICATIONCONTROLLER in enabled:
             made.append(
                 await self._replica_set_controller(
-                    REPLICATION_CONTROLLER, self.replication_controllers, REPLICATIONCONTROLLER
+                    REPLICATION_CONTROLLER, self.informers.replication_controllers, REPLICATIONCONTROLLER
                 )
             )
         if DEPLOYMENT in enabled:
             client = await self._client(DEPLOYMENT)
             deployments = DeploymentController(
                 requests=client,
-                deployments=self.deployments,
-                replica_sets=self.replica_sets,
-                pods=self.pods,
-                services=self.services,
-                leases=self.leases,
+                informers=self.informers,
                 sink=self._sink(client, "deployment-controller"),
                 workers=self._settings.workers[DEPLOYMENT],
                 clock=self._clock,
             )
             self._drains_wanted = deployments.drains.wanted
-            made.append(deployments)
+            made.append(deployments.controller)
         return made
 
     async def _replica_set_controller(
         self, kind: ReplicaSetKind, informer: Informer[ReplicaSet], name: str
-    ) -> ReplicaSetController:
+    ) -> Controller:
         client = await self._client(name)
         return ReplicaSetController(
             kind,
             requests=client,
             replica_sets=informer,
-            pods=self.pods,
+            pods=self.informers.pods,
             sink=self._sink(client, kind.component),
             workers=self._settings.workers[name],
             clock=self._clock,
-        )
+        ).controller
 
     def _sink(self, client: Client, component: str) -> EventReporter:
         recorder = EventRecorder(
@@ -242,13 +223,13 @@ class ControllerManager:
         return EventReporter(recorder)
 
     def _informers(self) -> list[Informer[Deployment] | Informer[ReplicaSet] | Informer[Pod]]:
-        """Return those that the enabled controllers read."""
+        """Return the informers that the enabled controllers read."""
         enabled = self._settings.controllers
-        needed: list[Informer[Deployment] | Informer[ReplicaSet] | Informer[Pod]] = [self.pods]
+        needed: list[Informer[Deployment] | Informer[ReplicaSet] | Informer[Pod]] = [self.informers.pods]
         if DEPLOYMENT in enabled:
-            needed.append(self.deployments)
+            needed.append(self.informers.deployments)
         if enabled & {DEPLOYMENT, REPLICASET}:
-            needed.append(self.replica_sets)
+            needed.append(self.informers.replica_sets)
         if REPLICATIONCONTROLLER in enabled:
-            needed.append(self.replication_controllers)
+            needed.append(self.informers.replication_controllers)
         return needed

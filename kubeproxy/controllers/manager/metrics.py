@@ -24,7 +24,7 @@ class ManagerCollector(Collector):
         self._manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        """As prometheus_client asks for it."""
+        """Yield all families, as prometheus_client asks for them."""
         yield from self._queues()
         yield from self._leadership()
         yield from self._requests()
@@ -110,7 +110,7 @@ class ManagerCollector(Collector):
         yield timed
 
     def _rollouts(self) -> Iterator[Metric]:
-        states = Counter(state_of(deployment) for deployment in self._manager.deployments.store)
+        states = Counter(state_of(deployment) for deployment in self._manager.informers.deployments.store)
         rollouts = GaugeMetricFamily(
             "kubeproxy_rollouts", "Deployments by the state of their rollout", labels=("state",)
         )
@@ -120,10 +120,10 @@ class ManagerCollector(Collector):
         objects = GaugeMetricFamily("kubeproxy_cached_objects", "Objects in memory", labels=("resource",))
         manager = self._manager
         for name, count in (
-            (manager.deployments.name, len(manager.deployments.store)),
-            (manager.replica_sets.name, len(manager.replica_sets.store)),
-            (manager.replication_controllers.name, len(manager.replication_controllers.store)),
-            (manager.pods.name, len(manager.pods.store)),
+            (manager.informers.deployments.name, len(manager.informers.deployments.store)),
+            (manager.informers.replica_sets.name, len(manager.informers.replica_sets.store)),
+            (manager.informers.replication_controllers.name, len(manager.informers.replication_controllers.store)),
+            (manager.informers.pods.name, len(manager.informers.pods.store)),
         ):
             objects.add_metric((name,), count)
         yield objects
@@ -150,7 +150,7 @@ class ManagerCollector(Collector):
 
 
 def registry(manager: ControllerManager) -> CollectorRegistry:
-    """Everything that the manager and its process measure."""
+    """Return a registry with everything that the manager and its process measure."""
     made = CollectorRegistry()
     made.register(ManagerCollector(manager))
     ProcessCollector(registry=made)

@@ -1,4 +1,4 @@
-"""What the controller manager answers by HTTP: health, metrics, and where every rollout stands."""
+"""The pages of the controller manager: health, metrics, and the state of every rollout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from kubeproxy.model.printable import printable
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHOWN = 500
-"""Rollouts on one page; the unfinished ones come first."""
+"""How many rollouts one page shows. Unfinished ones come first."""
 
 
 def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time) -> list[web.RouteDef]:
-    """``/healthz`` and ``/livez``: the event loop turns. ``/readyz``: the caches are complete, or another process
-    leads. ``/metrics``, and ``/statusz`` as text or, with ``?format=json``, as JSON."""
+    """Return the routes of all pages.
+
+    ``/healthz`` and ``/livez`` answer while the event loop runs. ``/readyz`` says whether the caches are complete, or
+    another process leads. Then there are ``/metrics``, and ``/statusz`` as text or, with ``?format=json``, as JSON.
+    """
     collected = registry(manager)
 
     async def alive(_: web.Request) -> web.Response:
@@ -36,7 +39,7 @@ def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time
         return web.Response(text="ok" if trouble is None else trouble, status=200 if trouble is None else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        # In this thread: what is collected belongs to the event loop.
+        # Collect in this thread, because what is collected belongs to the event loop.
         return web.Response(body=generate_latest(collected), headers={"Content-Type": CONTENT_TYPE})
 
     async def status(request: web.Request) -> web.Response:
@@ -55,7 +58,7 @@ def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time
 
 
 def unready(manager: ControllerManager) -> str | None:
-    """Return why this process is not ready; None when it works, or waits for another one to end."""
+    """Return why this process is not ready, or None if it works or waits for another one to end."""
     if manager.working:
         return None
     leadership = manager.leadership
@@ -67,7 +70,7 @@ def unready(manager: ControllerManager) -> str | None:
 def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
     """Return the whole status as JSON values."""
     leadership = manager.leadership
-    rollouts = [_rollout(manager, deployment, now) for deployment in manager.deployments.store]
+    rollouts = [_rollout(manager, deployment, now) for deployment in manager.informers.deployments.store]
     rollouts.sort(key=lambda each: (each["state"] == State.COMPLETE, each["namespace"], each["name"]))
     return {
         "leading": leadership is None or leadership.is_leading(),
@@ -94,7 +97,7 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
 
 
 def status_text(document: dict[str, Any]) -> str:
-    """Return the same for a terminal."""
+    """Return the status as text for a terminal."""
     role = "leads" if document["leading"] else f"waits, {document['leader'] or 'no process'} leads"
     lines = [f"controller manager: {role}{'' if document['working'] else ', does not work'}"]
     lines += [f"WARNING: {document['rival']}"] if document["rival"] else []
@@ -121,7 +124,7 @@ def status_text(document: dict[str, Any]) -> str:
 
 
 def _rollout(manager: ControllerManager, deployment: Deployment, now: float) -> dict[str, Any]:
-    owned = manager.replica_sets.store.indexed(CONTROLLER, deployment.metadata.uid)
+    owned = manager.informers.replica_sets.store.indexed(CONTROLLER, deployment.metadata.uid)
     state = state_of(deployment)
     waiting = None
     if state is not State.COMPLETE:
@@ -130,7 +133,7 @@ def _rollout(manager: ControllerManager, deployment: Deployment, now: float) -> 
         old_pods: list[Pod] = []
         for replica_set in owned:
             pods = new_pods if new is not None and replica_set.metadata.uid == new.metadata.uid else old_pods
-            pods += manager.pods.store.indexed(CONTROLLER, replica_set.metadata.uid)
+            pods += manager.informers.pods.store.indexed(CONTROLLER, replica_set.metadata.uid)
         waiting = waiting_for(deployment, new, new_pods, old_pods, now)
     since = None if waiting is None else waiting.since
     return {

@@ -1,4 +1,4 @@
-"""The process of the controller manager: signals, the HTTP server, and its end."""
+"""The process of the controller manager: signals, the HTTP servers, and its end."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ log = structlog.get_logger(__name__)
 
 REVIEWS: Final = "reviews"
 UNLIMITED: Final = frozenset({"informers", "leader-election"})
-"""Clients without a limit of requests: watches must not wait behind writes, and a renewal behind nothing."""
+"""The purposes of clients without a limit of requests: watches must not wait behind writes, and nothing may delay a
+renewal."""
 
 
 OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
-"""Pages of the plain port for other hosts; the status names every Deployment of the cluster."""
+"""The pages of the plain port that other hosts may read. The status is not among them, as it names every Deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Where health, metrics and status are served; port 0: not there."""
+    """Where health, metrics and status are served. Port 0 means that there is no such server."""
 
     address: str
     port: int
-    """By plain HTTP."""
+    """The port of plain HTTP."""
     secure_address: str = ""
     secure_port: int = 0
-    """By TLS, to clients that the API server allows to read the page."""
+    """The TLS port. It answers clients that the API server allows to read the page."""
     files: TlsFiles = field(default_factory=TlsFiles)
     always_allowed: frozenset[str] = frozenset()
-    """Paths of the secure port for any client; one that ends in ``/*`` stands for all below it."""
+    """Paths that the secure port answers for any client. A path that ends in ``/*`` stands for all paths below it."""
 
     def is_open(self, path: str) -> bool:
         """Return whether the secure port serves a path to any client."""
@@ -57,27 +58,29 @@ class Serving:
 
 
 class ServiceManager(Protocol):
-    """The service manager that started this process, by sd_notify(3). Controllers must not import the daemon, which has
-    the implementation."""
+    """The service manager that started this process, as in sd_notify(3).
+
+    The implementation is in the daemon, which controllers must not import.
+    """
 
     def starting(self, status: str) -> None:
-        """Not ready yet."""
+        """Report that this process is not ready yet."""
 
     def ready(self, status: str) -> None:
-        """At work, or waiting for the lease."""
+        """Report that this process works, or waits for the lease."""
 
     def stopping(self, status: str, *, takes_s: float) -> None:
-        """About to end."""
+        """Report that this process is about to end."""
 
     async def beat(self, status: Callable[[], str]) -> None:
-        """Repeat the status, until cancelled."""
+        """Repeat the status until cancelled."""
 
     def close(self) -> None:
         """Close the connection to the service manager."""
 
 
 def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
-    """Until a signal (exit status 0), or until leadership is lost (1)."""
+    """Run until a signal comes, and return 0, or until leadership is lost, and return 1."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -85,7 +88,7 @@ def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, not
 
 
 async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
-    """From the start to the end of the process."""
+    """Live from the start to the end of the process."""
 
     async def connect(purpose: str) -> Client:
         return await Client.connect(replace(client, qps=0.0) if purpose in UNLIMITED else client)
@@ -134,10 +137,11 @@ def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests
 
 
 def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
-    """Refuses clients that the API server does not allow to read a page."""
+    """Return a gate that refuses clients that the API server does not allow to read a page."""
 
     async def refuse(request: web.Request) -> web.Response | None:
-        no_such_page = request.match_info.http_exception is not None  # 404 or 405; no question to the API server
+        # The answer will be 404 or 405, so the API server need not be asked.
+        no_such_page = request.match_info.http_exception is not None
         if serving.is_open(request.path) or no_such_page:
             return None
         transport = request.transport
@@ -157,8 +161,8 @@ def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
 
 
 async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:
-    """Work until the signal comes or the work ends; the exit status."""
-    tasks = TaskSet(lambda name, error: None)  # the one that may fail is looked at below
+    """Work until the signal comes or the work ends. Return the exit status."""
+    tasks = TaskSet(lambda name, error: None)  # The work may fail, which is looked at below.
     working = tasks.start(manager.run(), name="controller manager")
     stopping = tasks.start(stop.wait(), name="signals")
     tasks.start(notifier.beat(lambda: summary(manager)), name="service manager")
@@ -179,14 +183,15 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def summary(manager: ControllerManager) -> str:
-    """One line for `systemctl status`."""
+    """Return one line for `systemctl status`."""
     leadership = manager.leadership
     if leadership is not None and not leadership.is_leading():
         return f"waits for the lease of {leadership.holder}" if leadership.holder else "waits for the lease"
     if not manager.working:
         return "fills its caches"
     waiting = sum(len(controller.queue) for controller in manager.controllers)
-    return f"keeps {len(manager.deployments.store)} Deployments and {len(manager.pods.store)} pods; {waiting} keys wait"
+    deployments, pods = len(manager.informers.deployments.store), len(manager.informers.pods.store)
+    return f"keeps {deployments} Deployments and {pods} pods; {waiting} keys wait"
 
 
 def _stop_requested(stop: asyncio.Event, number: signal.Signals) -> None:

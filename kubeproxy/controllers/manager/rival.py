@@ -1,8 +1,9 @@
-"""Notices another manager that keeps the same objects: two of them make twice the pods, and undo each other's work.
+"""Notices another manager that controls the same objects: two of them create twice the pods, and undo each other's
+work.
 
-Taking three controllers away from kube-controller-manager is a step that people forget, and an upgrade of the control
-plane may undo it. Its Lease alone proves nothing, since it leads for its other controllers, too. What it has made does:
-the API server writes down who made an object (``managedFields``).
+Users may forget to take the three controllers away from kube-controller-manager, and an upgrade of the control plane
+may bring them back. The Lease of kube-controller-manager proves nothing, because it leads for its other controllers,
+too. The objects that it has created do: the API server records who created an object (``managedFields``).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from kubeproxy.model.errors import KubeproxyError
 log = structlog.get_logger(__name__)
 
 OTHER: Final = "kube-controller-manager"
-"""How it names itself to the server, and what its Lease is called."""
+"""The name by which kube-controller-manager identifies itself to the server, and the name of its Lease."""
 EVERY_S: Final = 60.0
 MOST: Final = 20
-"""New objects that are looked at each time: one of them is enough."""
+"""How many new objects are looked at each time. One that another manager has created is enough."""
 REMEDY: Final = (
     "run kube-controller-manager with --controllers=*,-deployment-controller,-replicaset-controller,"
     "-replicationcontroller-controller, or stop this one"
@@ -39,7 +40,7 @@ REMEDY: Final = (
 
 
 class RivalError(KubeproxyError):
-    """Another manager keeps the same objects, and this one is to be the only one."""
+    """Another manager controls the same objects, although this one is to be the only one."""
 
 
 class _Change(Wire, frozen=True):
@@ -63,7 +64,7 @@ class _Items(Wire, frozen=True):
 
 
 class Rival:
-    """The look for another manager; `run` it while this process leads."""
+    """Looks for another manager. Call `run` while this process leads."""
 
     def __init__(
         self,
@@ -83,13 +84,14 @@ class Rival:
         self._since = clock()
         self._seen: set[str] = set()
         self.holder = ""
-        """Who holds kube-controller-manager's Lease, while it is renewed; empty: nobody, or it cannot be read."""
+        """The holder of kube-controller-manager's Lease while the Lease is renewed. It is empty if there is none, or
+        the Lease cannot be read."""
         self.made = ""
-        """An object of ours that kube-controller-manager has made; empty: none was seen."""
+        """An object of ours that kube-controller-manager has created. It is empty if none was seen."""
 
     @property
     def text(self) -> str:
-        """Say what was seen in one line; empty: nothing."""
+        """Return in one line what was seen, or an empty text if nothing was."""
         if self.made:
             return f"{OTHER} makes objects of the same owners ({self.made}): {REMEDY}"
         if self.holder:
@@ -97,7 +99,7 @@ class Rival:
         return ""
 
     async def run(self) -> None:
-        """Look every minute, until cancelled."""
+        """Look every minute until cancelled."""
         while True:
             try:
                 await self._look()
@@ -132,7 +134,8 @@ class Rival:
         return record.holder if self._clock() - record.renewed < record.duration_s + EVERY_S else ""
 
     def _new_objects(self) -> list[tuple[str, Pod | ReplicaSet]]:
-        """Return some objects with an owner that came since this process leads, and were not looked at before."""
+        """Return some objects with an owner that were created since this process leads, and were not looked at
+        before."""
         found = (
             (path, item)
             for path, cache in self._caches
@@ -147,7 +150,7 @@ class Rival:
 
     async def _made_by_other(self, path: str, namespace: str, name: str) -> bool:
         kind = "pods" if path == "/api/v1" else "replicasets"
-        # A list, because nothing else of the controllers needs the right to get a single pod.
+        # Read a list, because the controllers need the right to get a single pod for nothing else.
         body = await self._requests.get_json(
             f"{path}/namespaces/{quote(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}
         )

@@ -1,4 +1,4 @@
-"""The controller that keeps as many pods as a ReplicaSet or ReplicationController wants."""
+"""The controller that gives a ReplicaSet or ReplicationController as many pods as it wants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReplicaSetController:
-    """Keeps the objects of one kind. `clock` gives Unix seconds."""
+    """Controls the objects of one kind. `clock` gives Unix seconds."""
 
     def __init__(
         self,
@@ -69,17 +69,19 @@ class ReplicaSetController:
         self.controller.enqueue(key_of(replica_set))
 
     def gone(self, replica_set: ReplicaSet) -> None:
-        """A ReplicaSet was deleted, or another took its name."""
+        """Forget a ReplicaSet that was deleted, or whose name another one has now."""
         self.expectations.forget(key_of(replica_set))
         self.enqueue(replica_set)
 
     def _look_again(self) -> None:
-        """All pods were listed: what was expected and is not there came and went unseen."""
+        """Drop expectations after a list of all pods: pods that were expected and are not in it came and went
+        unseen."""
         for key in self.expectations.unfulfilled():
             self.controller.enqueue(key)
 
     def owner_of(self, pod: Pod) -> ReplicaSet | None:
-        """The ReplicaSet that controls a pod; None for an orphan, and for pods of another kind or of another UID."""
+        """Return the ReplicaSet that controls a pod, or None if the pod is an orphan, or of another kind or another
+        UID."""
         owner = controller_of(pod)
         if owner is None or owner.kind != self._kind.kind:
             return None
@@ -145,8 +147,10 @@ class ReplicaSetController:
         return await claim(metadata, reference, candidates, replica_set.spec.selector.matches, live=live, patch=patch)
 
     async def _manage(self, key: str, replica_set: ReplicaSet, active: Sequence[Pod]) -> BaseException | None:
-        """Create or delete pods; the first error. Expectations are set before the requests are made, so that an event
-        that overtakes the answer is counted."""
+        """Create or delete pods. Return the first error.
+
+        Expectations are set before the requests are sent, so that an event that overtakes the answer is counted.
+        """
         surplus = len(active) - replica_set.spec.replicas
         if surplus < 0:
             number = min(-surplus, self._burst)
@@ -166,7 +170,8 @@ class ReplicaSetController:
         return None
 
     def _related(self, replica_set: ReplicaSet) -> list[Pod]:
-        """Active pods of all ReplicaSets with the same owner: those of a Deployment spread together."""
+        """Return the active pods of all ReplicaSets with the same owner, because those of a Deployment are spread
+        together."""
         owner = controller_of(replica_set)
         if owner is None:
             return []
@@ -179,7 +184,7 @@ class ReplicaSetController:
         ]
 
     async def _write_status(self, replica_set: ReplicaSet, status: ReplicaSetStatus) -> None:
-        """Write the status if it differs; after a conflict once more, on the object as the server has it."""
+        """Write the status if it differs. After a conflict, try once more on the object as the server has it."""
         if not replicaset_status.worth_writing(replica_set.status, status):
             return
         metadata = replica_set.metadata
@@ -199,12 +204,12 @@ class ReplicaSetController:
                     raise
                 continue
             if status.terminating_replicas is not None and written.status.terminating_replicas is None:
-                self._terminating_served = False  # a server before 1.33, or with the feature off, drops the field
+                self._terminating_served = False  # A server before 1.33, or with the feature off, drops the field.
             return
 
 
 class _ReplicaSetHandler:
-    """Changes of the ReplicaSets themselves."""
+    """Handles changes of the ReplicaSets themselves."""
 
     def __init__(self, owner: ReplicaSetController) -> None:
         self._owner = owner
@@ -220,13 +225,13 @@ class _ReplicaSetHandler:
 
 
 class PodHandler:
-    """Changes of pods, as expectations and queue need them."""
+    """Handles changes of pods for expectations and the queue."""
 
     def __init__(self, owner: ReplicaSetController) -> None:
         self._owner = owner
 
     def added(self, item: Pod) -> None:
-        """A pod is new: expected, or an orphan."""
+        """Take in a new pod, which was expected or is an orphan."""
         if item.metadata.deletion_timestamp is not None:
             self.deleted(item)
         elif controller_of(item) is None:
@@ -236,7 +241,7 @@ class PodHandler:
             self._owner.enqueue(owner)
 
     def updated(self, old: Pod, new: Pod) -> None:
-        """A pod changed: its owner, its labels, or its state."""
+        """Take in a change of a pod's owner, labels or state."""
         if old.metadata.resource_version == new.metadata.resource_version:
             return
         moved = controller_of(old) != controller_of(new)
@@ -259,7 +264,7 @@ class PodHandler:
                 self._owner.controller.enqueue_after(key_of(owner), owner.spec.min_ready_seconds)
 
     def deleted(self, item: Pod) -> None:
-        """A pod is gone, or about to be."""
+        """Take in that a pod is gone, or is about to be."""
         if (owner := self._owner.owner_of(item)) is not None:
             self._owner.expectations.deletion_observed(key_of(owner), key_of(item))
             self._owner.enqueue(owner)
@@ -270,4 +275,4 @@ def _selects(replica_set: ReplicaSet, pod: Pod) -> bool:
     try:
         return not selector.empty and selector.matches(pod.metadata.labels)
     except ValueError:
-        return False  # reported when the ReplicaSet itself is synced
+        return False  # This is reported when the ReplicaSet itself is synced.

@@ -1,4 +1,4 @@
-"""Creating and deleting the pods of one ReplicaSet, with the Events about it."""
+"""Creates and deletes the pods of one ReplicaSet, and reports Events about that."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, names
 from kubeproxy.model.errors import ClusterError
 
 _MAX_PREFIX = 253
-"""The longest name of a pod."""
+"""The longest prefix of a pod's generated name."""
 
 
 def pod_from_template(kind: ReplicaSetKind, replica_set: ReplicaSet) -> dict[str, Any]:
-    """Return the pod that a template describes, owned by the ReplicaSet; the server completes its name."""
+    """Return the pod that a template describes, owned by the ReplicaSet. The server completes its name."""
     template = template_of(replica_set.spec.template)
     given = template.get("metadata") or {}
     prefix = f"{replica_set.metadata.name}-"
@@ -49,9 +49,10 @@ class PodRequests:
     async def create(
         self, replica_set: ReplicaSet, number: int, created: Callable[[Pod], None]
     ) -> tuple[int, BaseException | None]:
-        """Create pods in slow start; how many succeeded, and the first error. `created` is called with each new pod.
+        """Create pods in slow start. Return how many were created, and the first error.
 
-        A namespace that is being deleted takes no pods: that counts as success and is not reported.
+        `created` is called with each new pod. A namespace that is being deleted takes no pods: that counts as success
+        and is not reported.
         """
         wanted = pod_from_template(self.kind, replica_set)
         if not wanted["metadata"].get("labels"):
@@ -75,9 +76,10 @@ class PodRequests:
     async def delete(
         self, replica_set: ReplicaSet, pods: Sequence[Pod], not_deleted: Callable[[Pod], None]
     ) -> BaseException | None:
-        """Delete pods at once; the first error. `not_deleted` is called for each pod that was not deleted by this.
+        """Delete pods at once, and return the first error.
 
-        A pod that is gone already is no error, but no deletion of it will be seen either.
+        `not_deleted` is called for each pod that this call has not deleted. A pod that is gone already is no error, but
+        nobody will see a deletion of it either.
         """
         involved = self._involved(replica_set)
 
@@ -96,7 +98,8 @@ class PodRequests:
         return next((result for result in results if isinstance(result, BaseException)), None)
 
     def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
-        """Report a refusal. Without a server no Event arrives, and those that wait use up the object's share."""
+        """Report a refusal as an Event. Without a server no Event arrives, and those that wait use up the object's
+        share."""
         if not isinstance(error, Unreachable):
             self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")
 
@@ -105,6 +108,6 @@ class PodRequests:
 
 
 def _another_now(error: ApiError) -> bool:
-    """The UID in the precondition belongs to no pod any more: the name was given to another. (A webhook may refuse with
-    the same status.)"""
+    """Return whether the UID in the precondition belongs to no pod any more, because another pod has the name. (A
+    webhook may refuse with the same status.)"""
     return error.status == 409 and "UID in precondition" in server_text(error)

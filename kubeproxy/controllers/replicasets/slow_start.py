@@ -1,4 +1,4 @@
-"""Requests in batches of 1, 2, 4, 8 …: a quota that refuses everything costs one request. Pure."""
+"""Makes requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 INITIAL: Final = 1
 BURST: Final = 500
-"""Pods created or deleted in one sync at most (upstream's BurstReplicas)."""
+"""How many pods one sync creates or deletes at most (upstream's BurstReplicas)."""
 
 
 def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
@@ -22,10 +22,8 @@ def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
 
 
 async def slow_start(number: int, request: Callable[[], Awaitable[None]]) -> tuple[int, BaseException | None]:
-    """Make `number` requests, each batch at once; after a batch with an error there is no further one.
-
-    Returns how many succeeded, and the first error.
-    """
+    """Make `number` requests, all requests of a batch at once. Stop after a batch with an error. Return how many
+    succeeded, and the first error."""
     succeeded = 0
     for size in batches(number):
         results = await asyncio.gather(*(request() for _ in range(size)), return_exceptions=True)

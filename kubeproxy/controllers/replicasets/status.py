@@ -1,4 +1,4 @@
-"""The status that a ReplicaSet or ReplicationController is to have. Pure; `now` is in Unix seconds."""
+"""Computes the status of a ReplicaSet or ReplicationController. Pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FAILED_DELETE = "FailedDelete"
 def compute(
     replica_set: ReplicaSet, active: Sequence[Pod], terminating: int | None, failure: BaseException | None, now: float
 ) -> ReplicaSetStatus:
-    """Return the status from the active pods that were counted before this sync created or deleted any.
+    """Return the status by the active pods that were counted before this sync created or deleted any.
 
-    A failure is noted once and kept until creating and deleting works again; its message is not refreshed.
+    A failure is noted once and kept until creating and deleting works again. Its message is not refreshed.
     """
     before = replica_set.status
     spec = replica_set.spec
@@ -56,9 +56,10 @@ def compute(
 
 
 def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
-    """Whether a status has something new. No terminating pods is nothing new where the server has no count of them.
+    """Return whether a status has something new.
 
-    A server before 1.33 drops that field: otherwise every start of the controller would write each ReplicaSet once.
+    If the server has no count of terminating pods, a count of 0 is nothing new. A server before 1.33 drops that field,
+    and otherwise every start of the controller would write each ReplicaSet once.
     """
     if before.terminating_replicas is None and after.terminating_replicas == 0:
         after = msgspec.structs.replace(after, terminating_replicas=None)
@@ -66,7 +67,7 @@ def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
 
 
 def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float) -> float | None:
-    """Seconds until the next ready pod becomes available; None when none is to be waited for."""
+    """Return the seconds until the next ready pod becomes available, or None if none is waited for."""
     least = replica_set.spec.min_ready_seconds
     moments = (available_at(pod, least) for pod in active)
     future = [moment - now for moment in moments if moment is not None and moment > now]
@@ -74,7 +75,8 @@ def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float
 
 
 def patch(replica_set: ReplicaSet, status: ReplicaSetStatus) -> dict[str, Any]:
-    """Return the merge patch of the subresource ``status``; a Conflict if the object changed since it was read."""
+    """Return the merge patch of the subresource ``status``. It fails with a Conflict if the object has changed since it
+    was read."""
     body = to_wire(status)
     if status.terminating_replicas is None:
         del body["terminatingReplicas"]

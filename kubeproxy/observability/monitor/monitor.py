@@ -64,8 +64,9 @@ class _Growth:
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
-    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint`: whether a target is an
-    endpoint of a frontend now. `checks`: checks of further parts; each returns a problem or None. `clock` is monotonic.
+    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint` says whether a target is an
+    endpoint of a frontend now. `checks` are checks of further parts, each of which returns a problem or None. `clock`
+    is monotonic.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class Monitor:
         on_lost: Callable[[ServiceName, Target], None] = lambda service, target: None,
         checks: Mapping[Reason, Callable[[], str | None]] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
-        check_s: float = CHECK_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._data_plane = data_plane
@@ -86,7 +86,6 @@ class Monitor:
         self._metrics = metrics
         self._checks = checks
         self._clock = clock
-        self._check_s = check_s
         self._sleep = sleep
         self._log = RateLimitedLog(log, interval_s=REPEAT_S, clock=clock)
         self._accept_paused = _Growth(lambda: metrics.workers.accept_paused, clock)
@@ -102,7 +101,7 @@ class Monitor:
         """Check the data plane every few seconds."""
         while True:
             await self.check()
-            await self._sleep(self._check_s)
+            await self._sleep(CHECK_S)
 
     async def measure_lag(self) -> None:
         """Measure how late the event loop runs a timer, again and again."""
