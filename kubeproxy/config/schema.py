@@ -38,7 +38,8 @@ KIND: Final = "KubeProxyConfiguration"
 
 ProxyMode = Literal["", "userspace", "iptables", "ipvs", "nftables", "kernelspace"]
 LocalMode = Literal["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]
-Scheduler = Literal["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq"]
+IPVSScheduler = Literal["", "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "mh", "dh", "sed", "nq"]
+SchedulerChoice = Literal["auto", "round-robin", "random", "least-connections", "source-hash", "maglev"]
 LogFormat = Literal["text", "json"]
 NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
 KubernetesChoice = Literal["auto", "always", "never"]
@@ -174,13 +175,16 @@ class NFTables(Group, frozen=True):
 
 
 class IPVS(Group, frozen=True):
-    """kube-proxy's ipvs mode, which has no counterpart here."""
+    """kube-proxy's ipvs mode. Only its scheduler has a counterpart here."""
 
     sync_period: Annotated[PositiveDuration, unused("Sync period.", flag="ipvs-sync-period", zero_is_default=True)] = (
         PositiveDuration.of(seconds=30)
     )
     min_sync_period: Annotated[Duration, unused("Least time between syncs.", flag="ipvs-min-sync-period")] = Duration(0)
-    scheduler: Annotated[Scheduler, unused("Scheduler; here it is round robin.", flag="ipvs-scheduler")] = ""
+    scheduler: Annotated[
+        IPVSScheduler,
+        live("With mode ipvs, what kubeproxy.scheduler auto means (docs/schedulers.md).", flag="ipvs-scheduler"),
+    ] = ""
     exclude_cidrs: Annotated[
         tuple[CIDR, ...], unused("CidrSet that cleanup leaves alone.", flag="ipvs-exclude-cidrs")
     ] = field(default=(), name="excludeCIDRs")
@@ -302,6 +306,15 @@ class OwnSettings(Group, frozen=True):
             flag="data-path",
         ),
     ] = "userspace"
+    scheduler: Annotated[
+        SchedulerChoice,
+        live(
+            "Which endpoint a new connection gets, unless the annotation kubeproxy/scheduler of its Service says"
+            " otherwise: each in turn, one at random, the one with the fewest open connections, or by a hash of the"
+            " client's address, or of address and port; auto: as ipvs.scheduler with mode ipvs, otherwise round-robin.",
+            flag="scheduler",
+        ),
+    ] = "auto"
     userspace_fallback: Annotated[
         FallbackChoice,
         restart(

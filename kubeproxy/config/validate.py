@@ -13,6 +13,7 @@ from typing import Final
 from kubeproxy.config.describe import describe
 from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields, flatten
+from kubeproxy.config.schedulers import warning_of
 from kubeproxy.config.schema import IPVS, Configuration, IPTables, NFTables
 from kubeproxy.config.typed_values import Diagnostics
 from kubeproxy.config.value_types import Duration
@@ -39,6 +40,8 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
     _check_own(configuration, diagnostics)
     _check_udp_timeout(configuration, diagnostics)
     _check_ports(configuration, diagnostics)
+    if warning := warning_of(configuration):
+        diagnostics.warnings.append(warning)
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kubeproxy.config.schedulers import scheduler_of
 from kubeproxy.config.schema import Configuration, OwnSettings
 from kubeproxy.config.value_types import DeniedEndpoints, Ports
 from kubeproxy.dataplane.messages import Tune
@@ -56,6 +57,7 @@ def proxier_settings(configuration: Configuration, before: ProxierSettings) -> P
         port_range=PortRange(ports.first, ports.last) if ports else None,
         restrictions=restrictions(configuration),
         drains=configuration.kubeproxy.drain_reports,
+        scheduler=scheduler_of(configuration),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import field
 
+from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.budgets.memory_reserve import MemoryReserve
 from kubeproxy.dataplane.budgets.pipe_pool import PipePool
@@ -93,3 +94,5 @@ class Context:
         self.looped = 0
         """Connections and datagrams that had passed too many proxies."""
         self.connection_log = ConnectionLog()
+        self.shared_rows: SharedRows | None = None
+        """Where the workers count together what is open; None: this process is the only one."""

@@ -89,7 +89,9 @@ class Engine:
                         self._context.touched.add(listener.counters)
                 case Retire(frontend=name):
                     self.close_previous(name)
-                    self._end(self._listeners.pop(name, None))
+                    if (listener := self._listeners.pop(name, None)) is not None:
+                        listener.balancer.share((), ())  # its connections go on, and its columns may be another's
+                    self._end(listener)
                     self._reported.pop(name, None)
                 case Tune():
                     self._tune(message)

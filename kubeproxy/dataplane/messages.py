@@ -32,6 +32,9 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     preserve: frozenset[Target] = frozenset()
     """Endpoints that are dialed from the client's own address."""
     balancing: Balancing = ROUND_ROBIN
+    columns: tuple[int, ...] = ()
+    """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves it
+    empty."""
 
 
 class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):

@@ -46,6 +46,9 @@ class Annotations(Wire, frozen=True):
     )
     trigger_time: str | None = msgspec.field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
     drain_requests: str | None = msgspec.field(name="kubeproxy/drain-requests", default=None)
+    scheduler: str | None = msgspec.field(name="kubeproxy/scheduler", default=None)
+    slow_start: str | None = msgspec.field(name="kubeproxy/slow-start", default=None)
+    weight: str | None = msgspec.field(name="kubeproxy/weight", default=None)
 
 
 class ObjectMeta(Wire, frozen=True):

@@ -1,7 +1,8 @@
 """Frozen values shared by all rooms; standard library only, no I/O, no clock.
 
 service        a Service; `endpoint` its EndpointSlices
-frontend       what one listener serves; `balancing` says how it spreads clients over endpoints
+frontend       what one listener serves; `balancing` says how it spreads clients over endpoints,
+               `maglev` which one a client has by its hash
 snapshot       the proxier's state; `rescue` that of the rescue, `manifests` that of manifest files
 node           this node
 address        IP addresses as canonical text
@@ -13,7 +14,7 @@ version        of this package
 """
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address
-from kubeproxy.model.balancing import ROUND_ROBIN, Balancing, Scheduler
+from kubeproxy.model.balancing import MAX_WEIGHT, ROUND_ROBIN, Balancing, Scheduler, seed_of
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
 from kubeproxy.model.frontend import NODE_PORTS, Claim, Destination, Frontend, FrontendName, Scope, Target, Verdict
 from kubeproxy.model.mark import MARK
@@ -29,6 +30,7 @@ from kubeproxy.model.service import (
 
 __all__ = [
     "MARK",
+    "MAX_WEIGHT",
     "NODE_PORTS",
     "ROUND_ROBIN",
     "Address",
@@ -55,4 +57,5 @@ __all__ = [
     "Verdict",
     "family_of",
     "parse_address",
+    "seed_of",
 ]

@@ -45,6 +45,8 @@ class Endpoint:
     pod: str = ""
     """The UID of its pod, or the pod's name where no UID is given; empty: no pod is known behind it. One text, because
     a hundred thousand endpoints may have one each."""
+    weight: int = 1
+    """Its share beside that of others, from 1 to `MAX_WEIGHT`."""
     draining: bool = False
     """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain_request`)."""
     aside: bool = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from itertools import compress
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address, Family
@@ -104,3 +105,14 @@ class Frontend:
     affinity_timeout_s: int | None = None
     balancing: Balancing = ROUND_ROBIN
     when_empty: Verdict = Verdict.REFUSE
+
+    def keeping(self, endpoints: Container[Target]) -> Frontend:
+        """Return the frontend with these of its endpoints alone."""
+        kept = [target in endpoints for target in self.endpoints]
+        weights = tuple(compress(self.balancing.weights, kept))
+        return replace(
+            self,
+            endpoints=tuple(compress(self.endpoints, kept)),
+            preserve=frozenset(target for target in self.preserve if target in endpoints),
+            balancing=self.balancing._replace(weights=weights),
+        )

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kubeproxy.model.address import Address
-from kubeproxy.model.balancing import ROUND_ROBIN, Balancing
+from kubeproxy.model.balancing import Scheduler
 from kubeproxy.model.drain_request import DrainRequests
 
 
@@ -72,7 +72,10 @@ class Service:
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
     """Seconds that a client stays with its endpoint after its last connection. None without affinity."""
-    balancing: Balancing = ROUND_ROBIN
+    scheduler: Scheduler | None = None
+    """None if the node's default decides."""
+    slow_start_s: int = 0
+    """Seconds until an endpoint that has just become ready has its whole share. 0 if it has it at once."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()
@@ -86,3 +89,5 @@ class Service:
     """metadata.creationTimestamp in Unix seconds. 0 if it is not given, as in most manifests."""
     drain: DrainRequests | None = None
     """What rollouts ask about the Service's endpoints. None if they ask nothing."""
+    remarks: tuple[str, ...] = ()
+    """What of it is not followed although it is served, and why."""

@@ -128,11 +128,7 @@ class Availability:
         self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
         if looping := self._loops.leading_back(frontend):
             self.left_out[name] = looping
-            frontend = replace(
-                frontend,
-                endpoints=tuple(target for target in frontend.endpoints if target not in looping),
-                preserve=frontend.preserve.difference(looping),
-            )
+            frontend = frontend.keeping(set(frontend.endpoints).difference(looping))
         else:
             self.left_out.pop(name, None)
         if before != frontend:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kubeproxy.model import Family, Frontend, Protocol, Target
+from kubeproxy.model import Family, Frontend, Protocol, Scheduler, Target
 from kubeproxy.proxier.node import NodeFacts
 
 Ejected = Mapping[tuple[Protocol, Target], bool]
@@ -48,6 +48,8 @@ class DataPathPolicy:
 
 USERSPACE_ONLY = DataPathPolicy()
 
+_BY_DRAW = (Scheduler.ROUND_ROBIN, Scheduler.RANDOM)
+"""The schedulers of the kernel path, where a random draw stands for both."""
 _SYSCTLS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
 
 
@@ -64,6 +66,10 @@ def why_userspace(frontend: Frontend, policy: DataPathPolicy, facts: NodeFacts) 
         return "kubeproxy.dataPath is auto, and failed connections of the kernel path are not rescued at present"
     if policy.wanted is Wanted.KERNEL and policy.rescue_starts:
         return "the rescue of failed connections is starting"
+    if policy.fallback and frontend.balancing.scheduler not in _BY_DRAW:
+        return f"the kernel draws endpoints at random, and the scheduler is {frontend.balancing.scheduler}"
+    if policy.fallback and frontend.balancing.weights:
+        return "the kernel draws endpoints with equal shares, and these have different weights"
     unreachable = next((target for target in frontend.endpoints if _is_loopback(target.address)), None)
     if unreachable is not None:
         return f"endpoint {unreachable} is a loopback address, to which the kernel does not forward"

@@ -14,18 +14,20 @@ choice (kube-proxy calls this the short circuit).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kubeproxy.model import (
     NODE_PORTS,
     Address,
+    Balancing,
     Claim,
     Destination,
     EndpointSlice,
     Family,
     Frontend,
     FrontendName,
+    Scheduler,
     Scope,
     Service,
     ServicePort,
@@ -34,6 +36,7 @@ from kubeproxy.model import (
     TrafficPolicy,
     Verdict,
     family_of,
+    seed_of,
 )
 from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_local
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
@@ -53,19 +56,42 @@ class Resolved(NamedTuple):
 NOT_SERVED = Resolved()
 
 
-def resolve(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts = UNKNOWN_NODE) -> Resolved:
-    """Resolve a Service and its slices on this node."""
+def resolve(
+    service: Service,
+    slices: Sequence[EndpointSlice],
+    facts: NodeFacts = UNKNOWN_NODE,
+    scheduler: Scheduler = Scheduler.ROUND_ROBIN,
+) -> Resolved:
+    """Resolve a Service and its slices on this node. `scheduler`: if the Service does not ask for another."""
+    spreading = _spreading(service, scheduler)
     frontends = tuple(
         frontend
         for port in service.ports
         for family in Family
-        for frontend in _frontends(service, port, family, slices, facts)
+        for frontend in _frontends(service, port, family, slices, facts, spreading)
     )
     return Resolved(frontends, _without_source_range(service), _health(service, slices, facts))
 
 
+def _spreading(service: Service, scheduler: Scheduler) -> Balancing:
+    """Return how a Service's clients are spread, but for the weights of its endpoints."""
+    wanted = service.scheduler or scheduler
+    return Balancing(wanted, seed=seed_of(*service.name) if wanted.hashes else 0)
+
+
+def _weighed(spreading: Balancing, endpoints: Sequence[Target], weights: Mapping[Target, int]) -> Balancing:
+    """Return the same with the weights of these endpoints, unless all have the same."""
+    found = tuple(weights.get(target, 1) for target in endpoints) if weights else ()
+    return spreading._replace(weights=found) if len(set(found)) > 1 else spreading
+
+
 def _frontends(
-    service: Service, port: ServicePort, family: Family, slices: Sequence[EndpointSlice], facts: NodeFacts
+    service: Service,
+    port: ServicePort,
+    family: Family,
+    slices: Sequence[EndpointSlice],
+    facts: NodeFacts,
+    spreading: Balancing,
 ) -> Iterator[Frontend]:
     internal = _destinations(service.cluster_ips, port, family)
     balanced = _destinations(service.load_balancer_ips, port, family)
@@ -76,7 +102,9 @@ def _frontends(
     if not (internal or external):
         return
     claims = _claims(service, port, family)
-    choice = choose(candidates(slices, port, family), facts)
+    all_candidates = candidates(slices, port, family)
+    choice = choose(all_candidates, facts)
+    weights = {target: endpoint.weight for target, endpoint in all_candidates if endpoint.weight != 1}
     nothing: frozenset[Destination] = frozenset()
     internal_local = service.internal_policy is TrafficPolicy.LOCAL
     external_local = service.external_policy is TrafficPolicy.LOCAL
@@ -104,7 +132,7 @@ def _frontends(
             neighbors=_neighbors(endpoints, choice),
             preserve=_preserved(endpoints, scope, choice, facts),
             affinity_timeout_s=service.affinity_timeout_s,
-            balancing=service.balancing,
+            balancing=_weighed(spreading, endpoints, weights),
             when_empty=Verdict.DROP if choice.any_usable and not endpoints else Verdict.REFUSE,
         )
 

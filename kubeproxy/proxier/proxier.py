@@ -15,7 +15,6 @@ come while a round awaits something belong to the next round.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -166,7 +165,7 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
-        self._state.resolver.expire_drains(self._clock.unix_now())
+        self._state.resolver.set_time(self._clock.unix_now())
         unavailable, retrying = self._state.unavailable, now >= self._retry.retry_at
         if retrying:
             self._state.retry()
@@ -260,9 +259,8 @@ class Proxier:
         ready_at = self._tracker.ready_at(now)
         if ready_at > now:
             return ready_at
-        expiry = self._state.resolver.drains.next_expiry
-        drain_expires_at = math.inf if expiry is None else now + max(0.0, expiry - self._clock.unix_now())
-        return min(self.kernel.next_at(), self._retry.retry_at, drain_expires_at)
+        stale_at = now + max(0.0, self._state.resolver.next_time - self._clock.unix_now())
+        return min(self.kernel.next_at(), self._retry.retry_at, stale_at)
 
     def _schedule_retry(
         self, *, updated: bool, retrying: bool, unavailable_before: set[FrontendName | Destination]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from kubeproxy.proxier.frontends import NOT_SERVED, resolve
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.restrictions import Admitted, admit
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
+from kubeproxy.proxier.slow_start import SlowStarts
 from kubeproxy.proxier.tracker import Change, View
 
 V = TypeVar("V")
@@ -52,6 +53,7 @@ class Resolver:
         self.remarks: dict[ServiceName, tuple[str, ...]] = {}
         """What is not served of a Service, and why."""
         self.drains = Drains()
+        self.slow_starts = SlowStarts()
         self._settings = DEFAULTS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
@@ -63,9 +65,15 @@ class Resolver:
         self.drains.use(settings.drains)
         self._stale.update(dict.fromkeys(name for name in self._views if self._depends(name, before)))
 
-    def expire_drains(self, unix_now: float) -> None:
-        """Set the time by which drain requests expire. The Services whose requests have expired are stale."""
-        self._stale.update(dict.fromkeys(self.drains.expire(unix_now)))
+    def set_time(self, unix_now: float) -> None:
+        """Set the time. The Services are stale whose drain requests have expired, or where a slow start goes on."""
+        self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(unix_now))))
+
+    @property
+    def next_time(self) -> float:
+        """Return when a Service will be stale by the time alone, in Unix seconds; infinity if none will."""
+        times = (self.drains.next_expiry, self.slow_starts.next_step)
+        return min((at for at in times if at is not None), default=math.inf)
 
     @property
     def has_stale(self) -> bool:
@@ -128,8 +136,8 @@ class Resolver:
         self.drains.note(name, service)
         if service is not None:
             service, slices, withheld = self._admit(service, view)
-            resolved = resolve(service, self.drains.applied(name, slices), settings.facts)
-            remarks += [*withheld, *self._unserved(service, resolved.unreachable)]
+            resolved = resolve(service, self.drains.applied(name, slices), settings.facts, settings.scheduler)
+            remarks += [*withheld, *service.remarks, *self._unserved(service, resolved.unreachable)]
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         frontends = []
         for frontend in resolved.frontends:
@@ -146,7 +154,8 @@ class Resolver:
         port, _ = resolved.health or (0, 0)
         _set_or_drop(self.health, name, resolved.health)
         host_addresses = frozenset[Address]() if service is None else self._host_addresses(service)
-        return Resolution(name, tuple(frontends), host_addresses, health_port_changed=port != port_before)
+        weighted = self.slow_starts.applied(name, 0 if service is None else service.slow_start_s, frontends)
+        return Resolution(name, weighted, host_addresses, health_port_changed=port != port_before)
 
     def _admit(self, service: Service, view: View) -> Admitted:
         """Return what restrictions leave of a Service, with endpoints set aside that a person has taken out."""
@@ -158,8 +167,7 @@ class Resolver:
 
     def _thinned(self, frontend: Frontend) -> Frontend:
         """Return a frontend with at most `MOST` endpoints."""
-        endpoints = subset(frontend.endpoints, self._settings.facts.name)
-        return replace(frontend, endpoints=endpoints, preserve=frontend.preserve.intersection(endpoints))
+        return frontend.keeping(frozenset(subset(frontend.endpoints, self._settings.facts.name)))
 
     def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
         for port in service.ports:
@@ -187,6 +195,8 @@ class Resolver:
         if now.restrictions is not before.restrictions:
             return True
         if (now.families, now.protocols) != (before.families, before.protocols):
+            return True
+        if now.scheduler is not before.scheduler and view.service is not None and view.service.scheduler is None:
             return True
         if now.drains is not before.drains and view.service is not None and view.service.drain:
             return True

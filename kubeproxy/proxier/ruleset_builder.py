@@ -125,7 +125,9 @@ class RuleSetBuilder:
         """Lead the kernel path of a frontend to its present endpoints. What else has changed waits for `put`."""
         before = self._frontends.get(frontend.name)
         if before is not None and frontend.name in self._spread_of:
-            now = replace(before, endpoints=frontend.endpoints, neighbors=frontend.neighbors)
+            now = replace(
+                before, endpoints=frontend.endpoints, neighbors=frontend.neighbors, balancing=frontend.balancing
+            )
             self._frontends[frontend.name] = now
             self._set_spread(now)
             self._set_hairpins(now)

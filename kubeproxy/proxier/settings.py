@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.model import Address, Family, Protocol, Scheduler, Target
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange
@@ -43,6 +43,8 @@ class ProxierSettings:
     """The NFLOG group to which the rules report failed connections; None if they report none."""
     tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
     """The timeouts of connections that the rules report (see `RuleSet`)."""
+    scheduler: Scheduler = Scheduler.ROUND_ROBIN
+    """Of Services that do not ask for another."""
     drains: bool = False
     """Whether drain requests count."""
     aside: frozenset[Target] = frozenset()

@@ -15,7 +15,7 @@ def test_equal_configurations_do_not_differ() -> None:
 def test_changes_are_sorted_by_their_effect() -> None:
     new = of_flags(dial_timeouts="1s", v="4", netfilter="none", oom_score_adj="0", ipvs_scheduler="rr").configuration
     difference = compare(Configuration(), new)
-    assert difference.live == ("logging.verbosity", "kubeproxy.dialTimeouts")
+    assert difference.live == ("logging.verbosity", "ipvs.scheduler", "kubeproxy.dialTimeouts")
     assert difference.restart == ("oomScoreAdj", "kubeproxy.netfilter")
 
 

@@ -38,7 +38,7 @@ SAMPLES = {
     "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
     "takeover": "force", "state-dir": "/run/mine", "strict-manifests": "true", "data-path": "auto",
-    "userspace-fallback": "never", "drain-reports": "true",
+    "userspace-fallback": "never", "drain-reports": "true", "scheduler": "maglev",
 }  # fmt: skip
 """For each flag with a field a value that differs from the default, in its printed form."""
 
@@ -76,7 +76,7 @@ OVERRIDING = {
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",
     "half-closed-timeout", "access-log", "preserve-client-address", "public-status",
     "node-addresses", "node-zone", "denied-endpoint-cidrs", "external-address-cidrs", "external-ports-on-node",
-    "reserved-ports", "node-port-conflict",
+    "reserved-ports", "node-port-conflict", "scheduler",
 }  # fmt: skip
 
 

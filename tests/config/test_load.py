@@ -241,8 +241,8 @@ def test_a_file_may_be_a_pipe_of_another_program() -> None:
 
 
 def test_one_warning_lists_settings_without_effect(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 30s}\n", log_dir="/var")
-    assert found.warnings == ("accepted, but without effect: ipvs.scheduler, mode, --log-dir",)
+    found = loaded(tmp_path, "mode: ipvs\nipvs: {scheduler: rr, syncPeriod: 31s}\n", log_dir="/var")
+    assert found.warnings == ("accepted, but without effect: ipvs.syncPeriod, mode, --log-dir",)
 
 
 ANYTHING = st.recursive(

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from kubeproxy.dataplane import in_process
+from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
 from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import FrontendName, Protocol, Target
@@ -169,12 +171,14 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
     monkeypatch.setattr(Worker, "_listen_to_signals", lambda self: None)
     ours, theirs = socket.socketpair()
     channel: Channel[Report] = Channel(ours, Report)
-    worker = Worker(theirs, number=0, run="", owner_prefix="")
+    columns = Columns(1)
+    worker = Worker(theirs, number=0, shared_rows=SharedRows(columns.fd, row=0), run="", owner_prefix="")
     yield channel, worker
     worker._engine.close()
     worker._reactor.shut()
     worker._context.routes.close()
     channel.close()
+    columns.close()
     theirs.close()
 
 

@@ -9,7 +9,19 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.dataplane.messages import Message
-from kubeproxy.model import NODE_PORTS, Claim, Destination, Family, Frontend, FrontendName, Protocol, Scope, Target
+from kubeproxy.model import (
+    NODE_PORTS,
+    Balancing,
+    Claim,
+    Destination,
+    Family,
+    Frontend,
+    FrontendName,
+    Protocol,
+    Scheduler,
+    Scope,
+    Target,
+)
 from kubeproxy.model.snapshot import DataPath
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
@@ -76,6 +88,29 @@ def test_a_frontend_takes_the_kernel_path_where_nothing_is_against_it(
     path, why, leading_to = made.data_path(web)
     assert (path is DataPath.KERNEL) is (reason == "") is (leading_to == THREE)
     assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("balancing", "reason"),
+    [
+        (Balancing(Scheduler.RANDOM), ""),
+        (Balancing(Scheduler.LEAST_CONNECTIONS), "the scheduler is least-connections"),
+        (Balancing(Scheduler.MAGLEV, seed=7), "the scheduler is maglev"),
+        (Balancing(weights=(1, 2, 3)), "different weights"),
+    ],
+)
+def test_what_the_kernel_cannot_spread_is_a_workers_unless_there_is_none(balancing: Balancing, reason: str) -> None:
+    drawn, wanted = frontend(VIP), replace(frontend(VIP), balancing=balancing)
+    made = rules(drawn)
+    assert made.data_path(drawn)[0] is DataPath.KERNEL
+    made.lead(wanted)
+    path, why, _ = made.data_path(wanted)
+    assert (path is DataPath.KERNEL) is (reason == "")
+    assert reason in why
+    made.lead(drawn)
+    assert made.data_path(drawn)[0] is DataPath.KERNEL, "as soon as the kernel can"
+    strict = rules(wanted, policy=replace(KERNEL, fallback=False))
+    assert strict.data_path(wanted)[0] is DataPath.KERNEL, "a draw is better than a refusal"
 
 
 def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from kubeproxy.model import Balancing, Target
 
@@ -14,31 +16,36 @@ DRAWS = 4
 class AtRandom:
     """A `Policy` that draws an endpoint for each client."""
 
-    __slots__ = ("_endpoints", "_rng")
+    __slots__ = ("_endpoints", "_rng", "_sums")
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._endpoints: tuple[Target, ...] = ()
+        self._sums: tuple[int, ...] = ()
+        """The weights up to each endpoint, added up."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
         self._endpoints = tuple(endpoints)
+        self._sums = tuple(accumulate(map(balancing.weight_of, range(len(endpoints)))))
 
     def pick(self, client: str, port: int, usable: Callable[[Target], bool]) -> Target | None:
         """See `Policy.pick`."""
-        rng, endpoints = self._rng, self._endpoints
+        endpoints, sums = self._endpoints, self._sums
         for _ in range(DRAWS if endpoints else 0):
-            if usable(target := rng.choice(endpoints)):
+            target = endpoints[bisect_right(sums, int(self._rng.random() * sums[-1]))]
+            if usable(target):
                 return target
-        left = [target for target in endpoints if usable(target)]
-        return rng.choice(left) if left else None
+        left = [number for number, target in enumerate(endpoints) if usable(target)]
+        weights = [sums[number] - (sums[number - 1] if number else 0) for number in left]
+        return endpoints[self._rng.choices(left, weights)[0]] if left else None
 
     def copy(self) -> AtRandom:
         """See `Policy.copy`. The draws of the copy are the next ones, too."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = AtRandom(rng)
-        copy._endpoints = self._endpoints
+        copy._endpoints, copy._sums = self._endpoints, self._sums
         return copy
 
     @property

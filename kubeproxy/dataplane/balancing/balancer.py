@@ -8,11 +8,11 @@ open to each endpoint is counted here, whatever the policy.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from kubeproxy.dataplane.balancing.affinity import Affinity
 from kubeproxy.dataplane.balancing.ejections import Ejection, Ejections
+from kubeproxy.dataplane.balancing.open_counts import OpenCounts, SharedRows
 from kubeproxy.dataplane.balancing.policies import policy_for
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import ROUND_ROBIN, Balancing, Target
@@ -21,17 +21,17 @@ from kubeproxy.model import ROUND_ROBIN, Balancing, Target
 class Balancer:
     """The endpoints of one frontend, and who gets which."""
 
-    __slots__ = ("_affinity", "_balancing", "_ejections", "_members", "_open", "_policy", "_rng")
+    __slots__ = ("_affinity", "_balancing", "_counts", "_ejections", "_members", "_policy", "_rng")
 
-    def __init__(self, *, rng: random.Random, probes_beside: bool = False) -> None:
-        """`probes_beside`: see `Ejections`."""
+    def __init__(self, *, rng: random.Random, probes_beside: bool = False, shared: SharedRows | None = None) -> None:
+        """`probes_beside`: see `Ejections`. `shared`: where workers count together; None: there is one process."""
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)
         self._affinity = Affinity()
         self._balancing = ROUND_ROBIN
-        self._policy = policy_for(ROUND_ROBIN, rng)
+        self._counts = OpenCounts(shared)
+        self._policy = policy_for(ROUND_ROBIN, rng=rng, counts=self._counts)
         self._members: frozenset[Target] = frozenset()
-        self._open: Counter[Target] = Counter()
 
     def update(
         self, endpoints: Sequence[Target], affinity_timeout_s: float | None, balancing: Balancing = ROUND_ROBIN
@@ -41,7 +41,7 @@ class Balancer:
         A client stays with its endpoint for that time after its last connection."""
         members = frozenset(endpoints)
         if balancing.scheduler is not self._balancing.scheduler:
-            self._policy, self._members = policy_for(balancing, self._rng), frozenset()
+            self._policy, self._members = policy_for(balancing, rng=self._rng, counts=self._counts), frozenset()
         if members != self._members or balancing != self._balancing:
             self._policy.update(endpoints, balancing)
             self._members, self._balancing = members, balancing
@@ -100,20 +100,22 @@ class Balancer:
 
     # What is open.
 
+    def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
+        """Count together with other workers: each endpoint in a column of the shared table, or none in any."""
+        self._counts.share(endpoints, columns)
+
     def opened(self, target: Target) -> None:
         """Count a connection or session to an endpoint, from its dial on."""
-        self._open[target] += 1
+        self._counts.opened(target)
 
     def closed(self, target: Target) -> None:
         """Count it no more; the endpoint may have left meanwhile."""
-        self._open[target] -= 1
-        if not self._open[target]:
-            del self._open[target]
+        self._counts.closed(target)
 
     @property
     def open(self) -> Mapping[Target, int]:
         """Return how many are open to each endpoint from this process, without zeros."""
-        return self._open
+        return self._counts.here
 
     # Affinity.
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kubeproxy.dataplane.balancing.at_random import AtRandom
+from kubeproxy.dataplane.balancing.hashing import Hashing
+from kubeproxy.dataplane.balancing.least_connections import LeastConnections
+from kubeproxy.dataplane.balancing.open_counts import OpenCounts
 from kubeproxy.dataplane.balancing.round_robin import RoundRobin
 from kubeproxy.model import Balancing, Scheduler, Target
 
@@ -34,10 +37,14 @@ class Policy(Protocol):
         """Return the endpoints. The order is that of their turns, if they have turns."""
 
 
-def policy_for(balancing: Balancing, rng: random.Random) -> Policy:
-    """Return a policy without endpoints."""
+def policy_for(balancing: Balancing, *, rng: random.Random, counts: OpenCounts) -> Policy:
+    """Return a policy without endpoints; `counts`: what is open to them."""
     match balancing.scheduler:
         case Scheduler.ROUND_ROBIN:
             return RoundRobin(rng)
         case Scheduler.RANDOM:
             return AtRandom(rng)
+        case Scheduler.LEAST_CONNECTIONS:
+            return LeastConnections(rng, counts)
+        case Scheduler.SOURCE_HASH | Scheduler.MAGLEV:
+            return Hashing()

@@ -1,51 +1,69 @@
-"""Exact round robin. Pure.
+"""Exact round robin, by weight. Pure.
 
-The rotation is a queue: the front is next, and goes to the back when picked. When the set of endpoints changes, those
-that stay keep their places and new ones join at the back, so that the position is kept and no endpoint gets two turns
-in a round. The first order is shuffled, or the proxies of a thousand nodes would all begin with the same endpoint."""
+Each endpoint has a time of its next turn, and the earliest is picked; its next turn is later by a stride, which is
+shorter the greater its weight. So turns are spread evenly, and with equal weights every round has each endpoint once.
+When the set of endpoints changes, those that stay keep their times and new ones come a whole stride later, so that the
+position is kept and no endpoint gets two turns in a round. The first times are drawn, or the proxies of a thousand
+nodes would all begin with the same endpoint."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 
 from kubeproxy.model import Balancing, Target
+
+STRIDE = 1 << 32
+"""Of weight 1. An integer, so that nothing is lost by rounding however many turns there are."""
 
 
 class RoundRobin:
     """A `Policy` that gives each endpoint its turn."""
 
-    __slots__ = ("_rng", "_rotation")
+    __slots__ = ("_rng", "_strides", "_turns")
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._rotation: deque[Target] = deque()
+        self._turns: list[tuple[int, Target]] = []
+        """A heap: the next turn of each endpoint."""
+        self._strides: dict[Target, int] = {}
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
-        known, members = set(self._rotation), set(endpoints)
-        added = [target for target in endpoints if target not in known]
-        self._rng.shuffle(added)
-        self._rotation = deque([target for target in self._rotation if target in members] + added)
+        before = self._strides
+        now = self._turns[0][0] if self._turns else 0
+        known = {target: at - now for at, target in self._turns}
+        self._strides = {target: STRIDE // balancing.weight_of(number) for number, target in enumerate(endpoints)}
+        self._turns = []
+        for target, stride in self._strides.items():
+            if target in known:
+                wait = known[target] * stride // before[target]
+            else:
+                wait = self._rng.randrange(stride) + (stride if known else 0)
+            self._turns.append((now + wait, target))
+        heapify(self._turns)
 
     def pick(self, client: str, port: int, usable: Callable[[Target], bool]) -> Target | None:
         """See `Policy.pick`. An endpoint that is not usable loses its turn."""
-        rotation = self._rotation
-        for _ in range(len(rotation)):
-            target = rotation[0]
-            rotation.rotate(-1)
+        turns, passed = self._turns, list[tuple[int, Target]]()
+        picked: Target | None = None
+        while turns and picked is None:
+            at, target = heappop(turns)
+            passed.append((at + self._strides[target], target))
             if usable(target):
-                return target
-        return None
+                picked = target
+        for turn in passed:
+            heappush(turns, turn)
+        return picked
 
     def copy(self) -> RoundRobin:
         """See `Policy.copy`."""
         copy = RoundRobin(self._rng)
-        copy._rotation = self._rotation.copy()
+        copy._turns, copy._strides = self._turns.copy(), self._strides
         return copy
 
     @property
     def endpoints(self) -> Sequence[Target]:
         """Return the endpoints, the next one first."""
-        return tuple(self._rotation)
+        return tuple(target for _, target in sorted(self._turns))

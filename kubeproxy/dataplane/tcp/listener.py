@@ -50,7 +50,7 @@ class Listener:
         self._timer: Timer | None = None
         self._paused = False
         self._preserve: frozenset[Target] = frozenset()
-        self.balancer = Balancer(rng=rng, probes_beside=True)
+        self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows)
         self.counters = FrontendCounters()
         set_stream_options(sock)
         save_syns(sock)
@@ -62,6 +62,7 @@ class Listener:
     def set_endpoints(self, message: SetEndpoints) -> None:
         """Replace the endpoints; open connections are not moved."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
+        self.balancer.share(message.endpoints, message.columns)
         self._preserve = message.preserve
 
     def _on_clients(self, what: int) -> None:

@@ -313,7 +313,7 @@ class DatagramListener:
     def __init__(self, context: Context, sessions: Sessions, sock: socket.socket, *, rng: random.Random) -> None:
         self.context = context
         self.sessions = sessions
-        self.balancer = Balancer(rng=rng)
+        self.balancer = Balancer(rng=rng, shared=context.shared_rows)
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.family = sock.family
@@ -330,6 +330,7 @@ class DatagramListener:
     def set_endpoints(self, message: SetEndpoints) -> None:
         """Replace the endpoints; sessions with a removed one get another."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
+        self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
         members = frozenset(message.endpoints)
         for session in self._sessions.values():

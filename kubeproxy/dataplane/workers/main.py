@@ -19,6 +19,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
@@ -70,13 +71,16 @@ STATUS_S = 1.0
 class Worker:
     """A worker process, from its first request to its exit."""
 
-    def __init__(self, sock: socket.socket, *, number: int, run: str, owner_prefix: str) -> None:
-        """`sock` is this end of the channel; for the other arguments see `orphan`."""
+    def __init__(
+        self, sock: socket.socket, *, number: int, shared_rows: SharedRows, run: str, owner_prefix: str
+    ) -> None:
+        """`sock` is this end of the channel; for `run` and `owner_prefix` see `orphan`."""
         self._number = number
         self._run = run
         self._owner_prefix = owner_prefix
         self._reactor = Reactor()
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process(), send=send_backlogs)
+        self._context.shared_rows = shared_rows
         self._engine = Engine(
             self._context,
             open_socket=self._open_socket,
@@ -377,10 +381,18 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a worker; the exit status. The arguments are those of `process.command`."""
-    fd, number, run, owner_prefix = arguments
+    fd, number, counts_fd, run, owner_prefix = arguments
     try:
+        shared_rows = SharedRows(int(counts_fd), row=int(number))
+        os.close(int(counts_fd))
         _settle_in(number)
-        worker = Worker(socket.socket(fileno=int(fd)), number=int(number), run=run, owner_prefix=owner_prefix)
+        worker = Worker(
+            socket.socket(fileno=int(fd)),
+            number=int(number),
+            shared_rows=shared_rows,
+            run=run,
+            owner_prefix=owner_prefix,
+        )
         gc.collect()
         gc.freeze()
         gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a small collection is a short pause

@@ -16,6 +16,7 @@ from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, Eje
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
+from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
 from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import (
@@ -76,10 +77,13 @@ class WorkerDataPlane:
         self._past: dict[FrontendName, Counters] = {}
         """The counters of workers that have ended."""
         self._tasks = TaskSet(on_crash)
+        self._columns = Columns(count)
         self._supervisor = Supervisor(
             count,
-            command=lambda number, fd: command(fd, number=number, run=run, owner_prefix=owner_prefix),
-            inherit=inherit,
+            command=lambda number, fd: command(
+                fd, number=number, counts_fd=self._columns.fd, run=run, owner_prefix=owner_prefix
+            ),
+            inherit=(*inherit, self._columns.fd),
             initialize=self._initialize,
             on_stopped=self._keep_counters,
             on_end=on_end,
@@ -148,6 +152,7 @@ class WorkerDataPlane:
                         ended.append(begun.pop(name))
                         self._forget(name, batches)
                 case SetEndpoints(frontend=name) if (sockets := self._frontends.get(name)) is not None:
+                    message = self._columns.assigned(message)
                     sockets.set_endpoints(message)
                     if not sockets.pinned and sockets.must_pin(message):
                         try:
@@ -216,6 +221,7 @@ class WorkerDataPlane:
         """Remove a frontend here and, by a message, from the workers."""
         self._frontends.pop(name, None)
         self._past.pop(name, None)
+        self._columns.release(name)
         for batch in batches.values():
             batch.worker.forget(name)
         add_to_all(batches, Retire(name), unless_unsent=name)
@@ -378,7 +384,8 @@ class WorkerDataPlane:
             batch = WorkerBatch(worker)
 
     def _keep_counters(self, worker: WorkerProcess) -> None:
-        """Record the counters and affinity bindings of a worker that has ended."""
+        """Record the counters and affinity bindings of a worker that has ended, and count its connections no more."""
+        self._columns.clear(worker.number)
         self._learn(worker)
         for name, counters in worker.counters.items():
             if name in self._frontends:
@@ -408,6 +415,7 @@ class WorkerDataPlane:
             sockets.close()
         self._frontends.clear()
         self._ports.close()
+        self._columns.close()
 
 
 def _sum(parts: Iterable[Counters]) -> Counters:

@@ -20,6 +20,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.model import drain_request as drain_annotation
 from kubeproxy.model.drain_request import DrainRequests
+from kubeproxy.sources.translate.balancing import wishes_of
 from kubeproxy.sources.translate.validation import (
     LABEL,
     address_in,
@@ -70,6 +71,7 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
         return None, faults
     _check_distribution(spec.traffic_distribution, faults)
     local = spec.external_traffic_policy == "Local"
+    wishes = wishes_of(meta.annotations, faults)
     return (
         Service(
             name=ServiceName(*name),
@@ -84,6 +86,9 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
             health_check_node_port=_health_check_node_port(spec, faults) if local else 0,
             created=_created(meta.creation_timestamp, faults),
             drain=_drain(meta.annotations, faults),
+            scheduler=wishes.scheduler,
+            slow_start_s=wishes.slow_start_s,
+            remarks=wishes.remarks,
         ),
         faults,
     )

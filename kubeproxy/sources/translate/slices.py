@@ -18,6 +18,7 @@ from kubeproxy.model import (
     SliceName,
     family_of,
 )
+from kubeproxy.sources.translate.balancing import weight_of
 from kubeproxy.sources.translate.validation import (
     MAX_SUBDOMAIN,
     SUBDOMAIN,
@@ -51,7 +52,8 @@ def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, 
         faults.append(Fault("addressType", f"{show(raw.address_type)}; {allowed(('IPv4', 'IPv6', 'FQDN'))}"))
         return None, faults
     ports = _endpoint_ports("ports", raw.ports, faults)
-    endpoints = tuple(_slice_endpoints(raw.endpoints, family, faults))
+    weight = weight_of(meta.annotations, faults)
+    endpoints = tuple(_slice_endpoints(raw.endpoints, family, weight, faults))
     if name is None or (raw.endpoints and not endpoints):
         return None, faults
     return (
@@ -139,7 +141,7 @@ def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Addre
 
 
 def _slice_endpoints(
-    raw_endpoints: list[api_types.Endpoint | None] | None, family: Family, faults: list[Fault]
+    raw_endpoints: list[api_types.Endpoint | None] | None, family: Family, weight: int, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
         # Only the first address counts: the API gives the others no meaning, and kube-proxy does not use them.
@@ -164,6 +166,7 @@ def _slice_endpoints(
             zone_hints=_hints(hints.for_zones) if hints is not None else _NO_HINTS,
             node_hints=_hints(hints.for_nodes) if hints is not None else _NO_HINTS,
             pod=api_types.pod_of(raw.target_ref),
+            weight=weight,
         )
 
 

@@ -15,7 +15,7 @@ from kubeproxy.dataplane.sockets.port_reservation import ReservedPort
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.supervisor import WorkerEnd
-from kubeproxy.model import Address, Family, FrontendName, Protocol, Target, family_of
+from kubeproxy.model import ROUND_ROBIN, Address, Balancing, Family, FrontendName, Protocol, Target, family_of
 from tests.dataplane.conftest import LOOPBACK, eventually, frontend
 
 
@@ -32,6 +32,7 @@ class WorkerPool:
         *endpoints: Target,
         name: str = "web",
         affinity_timeout_s: int | None = None,
+        balancing: Balancing = ROUND_ROBIN,
         protocol: Protocol = Protocol.TCP,
         address: Address = LOOPBACK,
     ) -> tuple[str, int]:
@@ -39,7 +40,7 @@ class WorkerPool:
         held = self.held[frontend(name)] = self.plane.reserve(protocol, address, 0)
         messages: list[Message] = [
             Listen(frontend(name), protocol, address, held.port),
-            SetEndpoints(frontend(name), endpoints, affinity_timeout_s),
+            SetEndpoints(frontend(name), endpoints, affinity_timeout_s, balancing=balancing),
         ]
         assert await self.plane.send(messages) == {}
         return "127.0.0.1" if family_of(address) is Family.IPV4 else "::1", held.port

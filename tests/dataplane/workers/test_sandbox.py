@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ async def test_a_worker_gets_nothing_but_connections(
     place.mkdir()
     results = tmp_path / "results"
 
-    def as_attacker(fd: int, *, number: int, run: str, owner_prefix: str) -> list[str]:
-        *_, module, a, b, c, d = command(fd, number=number, run=run, owner_prefix=owner_prefix)
-        return confined.command(module, place, results, [a, b, c, d], without=without)
+    def as_attacker(fd: int, **named: Any) -> list[str]:
+        _, _, _, module, *arguments = command(fd, **named)
+        return confined.command(module, place, results, arguments, without=without)
 
     monkeypatch.setattr(worker_pool_module, "command", as_attacker)
     with confined.furnish(place):

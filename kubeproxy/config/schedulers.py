@@ -1,0 +1,43 @@
+"""The scheduler of Services that do not ask for one, by `kubeproxy.scheduler` or as in kube-proxy's ipvs mode. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kubeproxy.config.schema import Configuration
+from kubeproxy.model import Scheduler
+
+OF_IPVS: Final = {
+    "": Scheduler.ROUND_ROBIN,
+    "rr": Scheduler.ROUND_ROBIN,
+    "wrr": Scheduler.ROUND_ROBIN,
+    "lc": Scheduler.LEAST_CONNECTIONS,
+    "wlc": Scheduler.LEAST_CONNECTIONS,
+    "sed": Scheduler.LEAST_CONNECTIONS,
+    "nq": Scheduler.LEAST_CONNECTIONS,
+    "sh": Scheduler.SOURCE_HASH,
+    "mh": Scheduler.MAGLEV,
+}
+"""What each scheduler of IPVS becomes. The others choose by the destination, and all clients of a Service have that in
+common: they are for caches on the way to many servers, and would send all clients of a Service to one endpoint."""
+
+
+def scheduler_of(configuration: Configuration) -> Scheduler:
+    """Return the scheduler of Services that do not ask for one."""
+    if configuration.kubeproxy.scheduler != "auto":
+        return Scheduler(configuration.kubeproxy.scheduler)
+    if configuration.mode != "ipvs":
+        return Scheduler.ROUND_ROBIN
+    return OF_IPVS.get(configuration.ipvs.scheduler, Scheduler.ROUND_ROBIN)
+
+
+def warning_of(configuration: Configuration) -> str:
+    """Return the warning about a scheduler of IPVS that has no counterpart, or an empty text."""
+    name = configuration.ipvs.scheduler
+    if configuration.mode != "ipvs" or configuration.kubeproxy.scheduler != "auto" or name in OF_IPVS:
+        return ""
+    return (
+        f"ipvs.scheduler: {name} chooses by the destination, which all clients of a Service have in common, so it would"
+        " send them all to one endpoint; round-robin is used; for the same endpoint at every connection of a client,"
+        " set kubeproxy.scheduler to source-hash"
+    )

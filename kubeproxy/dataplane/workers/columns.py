@@ -1,0 +1,80 @@
+"""The control process's side of the table in which workers count what is open (`balancing.open_counts`)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from heapq import heappop, heappush
+
+from msgspec.structs import replace
+
+from kubeproxy.dataplane.balancing.open_counts import COLUMNS, NO_COLUMN, ROW_BYTES
+from kubeproxy.dataplane.messages import SetEndpoints
+from kubeproxy.model import FrontendName, Scheduler, Target
+
+
+class Columns:
+    """Hands out the columns, and clears rows."""
+
+    def __init__(self, workers: int) -> None:
+        """OSError when there is no memory for the table."""
+        self.fd = os.memfd_create("kubeproxy-open")
+        """The table; workers inherit it."""
+        os.ftruncate(self.fd, workers * ROW_BYTES)
+        self._memory = mmap.mmap(self.fd, 0)
+        self._of: dict[FrontendName, dict[Target, int]] = {}
+        self._free: list[int] = []
+        self._used = 0
+
+    def assigned(self, message: SetEndpoints) -> SetEndpoints:
+        """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers.
+
+        An endpoint that stays keeps its column."""
+        wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
+        before = self._of.pop(message.frontend, {})
+        now = {target: before.pop(target, NO_COLUMN) for target in wanted}
+        self._take_back(before)
+        if not wanted:
+            return message
+        self._of[message.frontend] = now
+        for target, column in now.items():
+            if column == NO_COLUMN:
+                now[target] = self._next()
+        return replace(message, columns=tuple(now.values()))
+
+    def _next(self) -> int:
+        if self._free:
+            return heappop(self._free)
+        if self._used == COLUMNS:
+            return NO_COLUMN
+        self._used += 1
+        return self._used - 1
+
+    def release(self, frontend: FrontendName) -> None:
+        """Take back the columns of a frontend that is served no more."""
+        self._take_back(self._of.pop(frontend, {}))
+
+    def _take_back(self, columns: Mapping[Target, int]) -> None:
+        for column in columns.values():
+            if column != NO_COLUMN:
+                heappush(self._free, column)
+
+    def clear(self, worker: int) -> None:
+        """Clear the row of a worker that has ended, so that its connections are counted no more."""
+        self._memory[worker * ROW_BYTES : (worker + 1) * ROW_BYTES] = bytes(ROW_BYTES)
+
+    def open_of(self, frontend: FrontendName) -> dict[Target, int]:
+        """Return what is open to each endpoint of a frontend that has columns."""
+        with memoryview(self._memory) as whole, whole.cast("i") as cells:
+            rows = range(0, len(cells), COLUMNS)
+            return {
+                target: sum(cells[row + column] for row in rows)
+                for target, column in self._of.get(frontend, {}).items()
+                if column != NO_COLUMN
+            }
+
+    def close(self) -> None:
+        """Give up the table; workers that run keep theirs."""
+        self._memory.close()
+        os.close(self.fd)

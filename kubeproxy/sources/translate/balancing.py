@@ -1,0 +1,75 @@
+"""Translates the annotations that say how clients are spread: scheduler, slow start, weight.
+
+A fault in one of them keeps nothing from being served. So it is a remark of the Service, too, which becomes an Event:
+its author does not read the log of each node."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kubeproxy.kubernetes import api_types
+from kubeproxy.kubernetes.invalid_field import Fault, show
+from kubeproxy.model import MAX_WEIGHT, Scheduler
+from kubeproxy.sources.translate.validation import allowed
+
+LONGEST_SLOW_START_S = 3600
+"""Longer, and a rollout would not be over when the next begins."""
+_DURATION = re.compile(r"(?:([0-9]{1,3})m)?(?:([0-9]{1,5})s)?", re.ASCII)
+_WEIGHT = re.compile(r"[0-9]{1,3}", re.ASCII)
+
+
+class Wishes(NamedTuple):
+    """What a Service asks for."""
+
+    scheduler: Scheduler | None = None
+    slow_start_s: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+def wishes_of(annotations: api_types.Annotations | None, faults: list[Fault]) -> Wishes:
+    """Return what a Service asks for by annotations; what is unusable is left out."""
+    if annotations is None or (annotations.scheduler is None and annotations.slow_start is None):
+        return Wishes()
+    found: list[Fault] = []
+    scheduler = _scheduler(annotations.scheduler, found)
+    slow_start_s = _slow_start(annotations.slow_start, found)
+    faults += found
+    return Wishes(scheduler, slow_start_s, tuple(map(str, found)))
+
+
+def weight_of(annotations: api_types.Annotations | None, faults: list[Fault]) -> int:
+    """Return the weight of the endpoints of a slice."""
+    text = None if annotations is None else annotations.weight
+    if text is None:
+        return 1
+    if _WEIGHT.fullmatch(text) and 1 <= int(text) <= MAX_WEIGHT:
+        return int(text)
+    faults.append(
+        Fault("metadata.annotations[kubeproxy/weight]", f"{show(text)}; allowed: 1 to {MAX_WEIGHT}. 1 is used")
+    )
+    return 1
+
+
+def _scheduler(text: str | None, faults: list[Fault]) -> Scheduler | None:
+    if text is None:
+        return None
+    try:
+        return Scheduler(text)
+    except ValueError:
+        path = "metadata.annotations[kubeproxy/scheduler]"
+        faults.append(Fault(path, f"{show(text)}; {allowed(Scheduler)}. The default of the node is used"))
+        return None
+
+
+def _slow_start(text: str | None, faults: list[Fault]) -> int:
+    if text is None:
+        return 0
+    match = _DURATION.fullmatch(text)
+    if match is not None and (match[1] or match[2]):
+        seconds = 60 * int(match[1] or 0) + int(match[2] or 0)
+        if 0 <= seconds <= LONGEST_SLOW_START_S:
+            return seconds
+    path = "metadata.annotations[kubeproxy/slow-start]"
+    faults.append(Fault(path, f"{show(text)}; allowed: 0s to {LONGEST_SLOW_START_S // 60}m, like 30s. None is used"))
+    return 0
