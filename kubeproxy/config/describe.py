@@ -1,4 +1,4 @@
-"""Types and values as text for messages, help and the reference."""
+"""Describes types and values as text, for messages, help and the reference."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def text_of(value: Any) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a found value in a few words, on one line."""
+    """Describe a value that was found in a few words, on one line."""
     match value:
         case None:
             return "nothing"

@@ -14,9 +14,9 @@ class Difference:
     """Paths of the changed fields, without fields that have no effect."""
 
     live: tuple[str, ...]
-    """Changed fields that take effect at once."""
+    """The changed fields that take effect at once."""
     restart: tuple[str, ...]
-    """Changed fields that wait for the next start."""
+    """The changed fields that wait for the next start."""
 
 
 def compare(old: Configuration, new: Configuration) -> Difference:
@@ -30,10 +30,10 @@ def compare(old: Configuration, new: Configuration) -> Difference:
 
 
 def effective(old: Configuration, new: Configuration) -> Configuration:
-    """Return the configuration in effect after a reload: new values, but the old ones of fields that wait for the next
-    start.
+    """Return the configuration in effect after a reload. It has the new values, except for fields that wait for the
+    next start.
 
-    Until the restart, every reload lists those fields again.
+    Until then, every reload lists those fields again.
     """
     before, after = flatten(old), flatten(new)
     waiting = {path for path, field in fields().items() if field.effect is Effect.RESTART}

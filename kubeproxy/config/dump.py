@@ -38,7 +38,7 @@ def go_data(configuration: Configuration) -> dict[str, Any]:
     """Return the configuration with Go's field names, as in kube-proxy's /configz, without credentials of manifest
     URLs."""
     shown = plain_data(configuration)
-    for key in ("apiVersion", "kind"):  # kube-proxy drops both when it reads the file
+    for key in ("apiVersion", "kind"):  # kube-proxy drops both when it reads the file.
         del shown[key]
     manifests = shown["kubeproxy"]["manifests"]
     manifests["paths"] = [_LOGIN.sub("xxxxx@", path) for path in manifests["paths"]]
@@ -56,7 +56,8 @@ def go_name(name: str) -> str:
 _GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
 _ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
 _AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
-"""Gates are names themselves; the logging options have the file's names in Go, too."""
+"""Names that Go does not change: gates are names themselves, and the logging options have the file's names in Go,
+too."""
 _LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
 
 

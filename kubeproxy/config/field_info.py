@@ -1,4 +1,4 @@
-"""The information of a field beside type and default: meaning, flag, effect of a change."""
+"""What is known of a field beside its type and default: its meaning, its flag, and the effect of a change."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from msgspec import Meta
 
 
 class Effect(StrEnum):
-    """The effect of a changed field on a running daemon."""
+    """The effect that a changed field has on a running daemon."""
 
     LIVE = "live"
-    """Takes effect on reload."""
+    """The change takes effect on reload."""
     RESTART = "restart"
-    """Takes effect at the next start."""
+    """The change takes effect at the next start."""
     NONE = "none"
-    """Has no effect; accepted so that kube-proxy's files and flags work. A warning lists such fields."""
+    """The field has no effect. It is accepted so that kube-proxy's files and flags work. A warning lists such
+    fields."""
 
 
 def live(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
     """Declare a field that can change while the daemon runs.
 
-    `flag`: its flag without dashes. `zero_is_default`: 0 or the empty value in the file means the default, as in some
-    fields of kube-proxy (pkg/proxy/apis/config/v1alpha1/defaults.go).
+    `flag` is its flag without dashes. With `zero_is_default`, 0 or the empty value in the file means the default, as in
+    some fields of kube-proxy (pkg/proxy/apis/config/v1alpha1/defaults.go).
     """
     return _about(text, Effect.LIVE, flag, zero_is_default)
 

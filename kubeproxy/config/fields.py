@@ -1,6 +1,6 @@
-"""The schema as a flat table: path in the file -> field.
+"""The schema as a flat table, from the path in the file to the field.
 
-A path has the notation of messages, ``iptables.syncPeriod``. A field has a value, which may be a list or a map; groups
+A path is written as in messages: ``iptables.syncPeriod``. A field has a value, which may be a list or a map. Groups
 have none.
 """
 
@@ -32,7 +32,7 @@ class Field:
     """The meaning of the setting."""
     effect: Effect
     flag: str
-    """The flag of the setting, without dashes. Empty if it has none."""
+    """The flag of the setting without dashes. It is empty if the setting has none."""
     zero_is_default: bool
 
     @property

@@ -33,11 +33,11 @@ class Flag:
     """One flag."""
 
     name: str
-    """Without dashes."""
+    """The flag's name without dashes."""
     kind: inspect.Type
     text: str
     path: str = ""
-    """The field that the flag sets. Empty if it sets none."""
+    """The field that the flag sets. It is empty if the flag sets none."""
     overrides_file: bool = True
     """Whether the flag has an effect together with ``--config``."""
     ignored: bool = False
@@ -120,19 +120,19 @@ class CommandLine:
     """The typed values of a command line."""
 
     settings: Mapping[str, Any]
-    """Values by path of their field, without ignored flags."""
+    """The values by the path of their field, without ignored flags."""
     ports: Mapping[str, int]
-    """Ports by the field of their server; 0 turns a server off."""
+    """The ports by the field of their server. 0 turns a server off."""
     actions: Mapping[str, str]
-    """Texts of the actions by name of the flag."""
+    """The texts of the actions by the name of their flag."""
     ignored: Sequence[str]
-    """Given flags without effect, with dashes."""
+    """The given flags without effect, with dashes."""
 
 
 def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> CommandLine:
-    """Return the settings of a command line, given as texts by flag name in their order.
+    """Return the settings of a command line. The flags are given as texts by name, in their order.
 
-    A wrong value is a fault even if the file overrides it; one warning lists the flags that the file overrides.
+    A wrong value is a fault even if the file overrides it. One warning lists the flags that the file overrides.
     """
     settings: dict[str, Any] = {}
     actions: dict[str, str] = {}
@@ -146,7 +146,7 @@ def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> Comman
             value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
             actions[name] = str(value).lower() if isinstance(value, bool) else texts[-1]
         elif flag in _PORTS:
-            pass  # read together below
+            pass  # These flags are read together below.
         elif flag.ignored:
             convert_flag(flag.kind, texts, flag.dashed, diagnostics)
         else:
@@ -169,7 +169,7 @@ def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics)
         return replace(field.default, port=0)
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, Duration):
         value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
-        # In the file 0 means the default; on the command line it means 0, written as the shortest duration.
+        # In the file 0 means the default. On the command line it means 0, and is written as the shortest duration.
         return replace(value, nanoseconds=1) if field.zero_is_default and value and not value.nanoseconds else value
     if field.zero_is_default and is_zero(last):
         return None
@@ -182,7 +182,7 @@ def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics)
 
 
 def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> dict[str, int]:
-    """Return the effective deprecated port flags: 0 turns a server off; a port of the address overrides any other."""
+    """Return the effective deprecated port flags. 0 turns a server off. A port in the address overrides any other."""
     ports = {}
     for flag in _PORTS:
         if flag.name in given:

@@ -21,7 +21,7 @@ from kubeproxy.model import Family
 from kubeproxy.model.errors import ConfigError
 
 MAX_CHARACTERS = 1_000_000
-"""Limit of a file. A whole configuration has a few thousand characters."""
+"""The most characters of a file. A whole configuration has a few thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Loaded:
 
     configuration: Configuration
     actions: Mapping[str, str]
-    """Flags that select an action, such as ``write-config-to``, with their texts."""
+    """The flags that select an action, such as ``write-config-to``, with their texts."""
     warnings: tuple[str, ...]
 
 
 def load(given: Mapping[str, Sequence[str]]) -> Loaded:
-    """Load the configuration of a command line, given as texts by flag name, and of its file, if any.
+    """Load the configuration of a command line, given as texts by flag name, and of its file, if there is one.
 
-    ConfigError has all faults of file and flags; faults between fields only if there are no others.
+    Raise ConfigError with all faults of file and flags. Faults between fields are found only if there are no others.
     """
     diagnostics = Diagnostics()
     command_line = flags.read(given, diagnostics)
@@ -57,7 +57,7 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
 
 
 def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the values of a file that are right, by path of their field, and the faults of the others."""
+    """Return the valid values of a file by the path of their field, and the faults of the others."""
     diagnostics = Diagnostics()
     settings = _read_file(path, diagnostics)
     _complete(settings, {})
@@ -104,7 +104,7 @@ def _read_file(path: Path, diagnostics: Diagnostics) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     """Return the text of the file, cut one character beyond the limit."""
-    # O_NONBLOCK: the file may be a pipe, and opening one waits for a writer.
+    # O_NONBLOCK is set because the file may be a pipe, and opening one waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor, encoding="utf-8-sig") as file:
@@ -133,7 +133,7 @@ def _read_group(
 
 
 def _complete(settings: dict[str, Any], ports: Mapping[str, int]) -> None:
-    """Add values that depend on another field: as in kube-proxy, an IPv6 bind address applies to the servers, too."""
+    """Add values that depend on another field. As in kube-proxy, an IPv6 bind address applies to the servers, too."""
     bind = settings.get("bindAddress")
     if isinstance(bind, IP) and bind.family is Family.IPV6:
         settings.setdefault("healthzBindAddress", HealthzAddress.parse("[::]"))

@@ -9,15 +9,16 @@ from typing import Any
 import yaml
 
 _NOT_IN_JSON = {"tag:yaml.org,2002:timestamp"}
-"""Scalars that PyYAML converts to objects, while Kubernetes keeps the text: it reads YAML as a notation of JSON."""
+"""The scalars that PyYAML converts to objects. Kubernetes keeps their text, because it reads YAML as a notation of
+JSON."""
 
 
 MAX_VALUES = 100_000
-"""Limit of values in a document with aliases expanded. A whole configuration has 150."""
+"""The most values in a document with aliases expanded. A whole configuration has 150."""
 
 
 MAX_DEPTH = 50
-"""Limit of nesting. A whole configuration is nested four levels deep."""
+"""The deepest nesting. A whole configuration is nested four levels deep."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,13 +56,13 @@ class _Loader(yaml.SafeLoader):
 def parse(text: str) -> tuple[Any, list[str]]:
     """Parse a text with one document, and warn of every field that is given twice. Of two values the last one counts.
 
-    ValueError, with a text for the operator, if it is neither YAML nor JSON.
+    Raise ValueError, with a text for the operator, if it is neither YAML nor JSON.
     """
     if text.lstrip().startswith("{"):
         try:
             return _parse_json(text)
         except ValueError:
-            pass  # it may be YAML in braces; otherwise the message of the YAML parser names the line
+            pass  # The text may be YAML in braces. Otherwise the message of the YAML parser names the line.
     try:
         loader = _Loader(_without_empty_end(text))
         try:
@@ -81,7 +82,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # PyYAML reports an explicit tag that contradicts its text this way, such as !!bool 3.
+        # PyYAML raises this for an explicit tag that contradicts its text, such as !!bool 3.
         raise ValueError(f"a value with the wrong type ({type(error).__name__}: {_one_line(error)})") from error
 
 
@@ -99,7 +100,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     Merging copies the values, so the number must be known before the nodes are constructed.
     """
     if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1  # the size inside itself: a value that contains itself has no end
+        known[id(node)] = MAX_VALUES + 1  # This is the size inside itself: a value that contains itself has no end.
         children = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)

@@ -1,4 +1,4 @@
-"""Converts the data of a configuration file to typed values; reports all faults at once."""
+"""Converts the data of a configuration file to typed values, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.config.fields import members, plain
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
-"""The texts that Go's strconv.ParseBool, and so kube-proxy's flags, accept."""
+"""The texts for false that Go's strconv.ParseBool accepts, and so kube-proxy's flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Diagnostics:
         self.faults.append(f"{path}: found {found}; allowed: {allowed}")
 
     def unknown(self, path: str, name: object, known: Iterable[str]) -> None:
-        """Add a warning for an unknown field, with the most similar name. kube-proxy ignores it, too."""
+        """Add a warning for an unknown field, with the most similar name. kube-proxy ignores such fields, too."""
         near = get_close_matches(name_of(name), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.warnings.append(f"{path}: unknown field, ignored{hint}")
@@ -75,17 +75,17 @@ def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics)
                 try:
                     return leaf(kind).parse(str(value))
                 except ValueError:
-                    pass  # the fault is added below, as for every other type
+                    pass  # The fault is added below, as for every other type.
     hint = " (put it in quotes)" if isinstance(kind, inspect.StrType) and isinstance(value, (bool, int, float)) else ""
     diagnostics.fault(path, describe(value), allowed(kind) + hint)
     return None
 
 
 def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: Diagnostics) -> Any:
-    """Return the typed value of a flag's texts; a flag with a single value takes the last."""
+    """Return the typed value of a flag's texts. A flag with a single value takes the last text."""
     match kind:
         case inspect.VarTupleType(item_type=item):
-            # A path may contain a comma; values with a syntax of their own cannot.
+            # A path may contain a comma. Values with a syntax of their own cannot.
             parts = texts if isinstance(plain(item), inspect.StrType) else _split(texts)
             if isinstance(plain(item), inspect.StructType):
                 return _convert_list(kind, [_pair(item, part, flag, diagnostics) for part in parts], flag, diagnostics)
@@ -137,10 +137,7 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, dia
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
-    """Convert a flag's text to data as a file has it.
-
-    A text of the wrong type stays text, and so becomes a fault.
-    """
+    """Convert a flag's text to data as a file has it. A text of the wrong type stays a text, and so becomes a fault."""
     kind = plain(kind)
     match kind:
         case inspect.BoolType():

@@ -1,7 +1,7 @@
 """Values of the configuration with their own notation and parser.
 
-Every class has `parse`, which raises ValueError for an invalid text; `ALLOWED`, the allowed texts in words; `NOTATION`,
-its placeholder in help; and a `str` that `parse` reads back to an equal value.
+Every class has `parse`, which raises ValueError for an invalid text, and a `str` that `parse` reads back to an equal
+value. `ALLOWED` describes the allowed texts in words, and `NOTATION` is the placeholder in help.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNITS: Final = {
     "h": 3600 * _SECOND,
 }
 _LONGEST: Final = 2**63 - 1
-"""Go's time.Duration is an int64 of nanoseconds (some 292 years)."""
+"""The longest duration: Go's time.Duration is an int64 of nanoseconds (some 292 years)."""
 _TERM: Final = re.compile(r"(\d{1,19}(?:\.\d{0,19})?|\.\d{1,19})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATION: Final = re.compile(rf"([+-]?)((?:{_TERM.pattern})+)", re.ASCII)
 
@@ -56,7 +56,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse Go's notation. Raise ValueError also below `LEAST`."""
+        """Parse Go's notation. Raise ValueError for an invalid text, and for a duration below `LEAST`."""
         if text in ("0", "+0", "-0"):
             nanoseconds = 0
         elif match := _DURATION.fullmatch(text):

@@ -1,7 +1,7 @@
-"""The files that a configuration names, opened: a start does not fail halfway for want of one.
+"""Opens the files that a configuration names, so that a start does not fail halfway because one is missing.
 
 `kubeproxy check` and `kubeproxy run` do it before anything starts, and each reload does it again. The contents of
-manifests are not read here: one that is faulty is no reason not to serve the others.
+manifests are not read here, because a faulty one is no reason not to serve the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubeproxy.model.errors import ConfigError
 
 
 def require(configuration: Configuration, environ: Mapping[str, str]) -> None:
-    """ConfigError with every file that is missing or cannot be used by this process."""
+    """Raise ConfigError with every file that is missing or that this process cannot use."""
     if found := tuple(faults(configuration, environ, service_account=True)):
         raise ConfigError(*found)
 
@@ -38,7 +38,7 @@ def faults(configuration: Configuration, environ: Mapping[str, str], *, service_
 
 def _manifests(paths: Sequence[str]) -> Iterator[str]:
     for place, path in enumerate(paths):
-        if path == "-" or "://" in path:  # a web server that does not answer now may answer later
+        if path == "-" or "://" in path:  # A web server that does not answer now may answer later.
             continue
         setting = f"kubeproxy.manifests.paths[{place}]"
         try:

@@ -1,4 +1,4 @@
-"""About how many nodes the cluster has: by that each node paces what all of them do."""
+"""Estimates how many nodes the cluster has. By this number each node paces what all of them do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ASSUMED: Final = 1000
-"""As long as it is not known."""
+"""The number of nodes that is assumed until it is known."""
 FRESH_S, RETRY_S = 600.0, 60.0
-"""How long an answer counts, and a failure, with half of it as jitter."""
+"""How long an answer counts, and how long a failure does. Half of it is jitter."""
 
 
 class _Metadata(msgspec.Struct):
@@ -30,14 +30,14 @@ class _Nodes(msgspec.Struct):
 
 
 class ClusterSize:
-    """The number of nodes, read every ten minutes: by one Node, and by how many more the server says there are."""
+    """The number of nodes, read every ten minutes: a list of one Node, and how many more the server says there are."""
 
     def __init__(self) -> None:
         self.nodes = ASSUMED
         self._next_at = float("-inf")
 
     async def refresh(self, client: Client, now: float) -> None:
-        """Read the number if it is time; `now` of any monotonic clock. A failure leaves it as it is."""
+        """Read the number if it is time. `now` is of any monotonic clock. A failure leaves the number as it is."""
         from kubeproxy.kubernetes.client.errors import ApiError
 
         if now < self._next_at:
@@ -50,6 +50,6 @@ class ClusterSize:
             wait_s = RETRY_S
         else:
             known = len(found.items or ()) + found.metadata.remaining
-            # A server that says that there are more, and not how many, may have many.
+            # A server that says that there are more nodes, but not how many, may have many.
             self.nodes = max(1, known if found.metadata.remaining or not found.metadata.more else ASSUMED)
         self._next_at = now + wait_s * (1.0 + 0.5 * random.random())

@@ -51,7 +51,7 @@ _OUTCOMES = {
     Fate.DROPPED: Outcome.DROPPED,
 }
 NEIGHBOURS = 5
-"""How many other ports of an address a trace names when the port is not served."""
+"""How many other ports of an address a trace names if the port is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Client:
     """The client, as netfilter sees it."""
 
     address: Address | None
-    """None if the client is this node, by an address that is not known."""
+    """The client's address. None if the client is this node, and its address is not known."""
     is_this_node: bool
     is_pod: bool
 
     @property
     def words(self) -> str:
-        """``this node``, ``a pod``, ``another host``."""
+        """Return the client in words: ``this node``, ``a pod`` or ``another host``."""
         return "this node" if self.is_this_node else "a pod" if self.is_pod else "another host"
 
     @property
@@ -77,16 +77,17 @@ class Client:
 def client_of(
     asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
 ) -> Client:
-    """Return the client of a question: this node if the question names no address.
+    """Return the client of a question. It is this node if the question names no address.
 
-    The node's packet comes from the destination address if that is its own, else from its landing address.
+    The node's packet comes from the destination address if that address is the node's own, and otherwise from its
+    landing address.
     """
     if asked.source is None:
         here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
         return Client(here, True, False)
     own = facts.is_own(asked.source)
     is_pod = not own and contains(rules.internal_sources, asked.source)
-    # The trace has no interface by which the packet comes; but pods of other nodes are behind a gateway.
+    # The trace has no interface by which the packet comes, but pods of other nodes are behind a gateway.
     if is_pod and rules.uplinks and (way := find_way(asked.source)) is not None:
         is_pod = way.direct
     return Client(asked.source, own, is_pod)
@@ -295,7 +296,7 @@ def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview]) -> Iterator
 
 
 def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
-    """Return whether a destination would belong to a Service if that Service were served completely."""
+    """Return whether a destination would belong to a Service if all of that Service were served."""
     ports = [port for port in service.ports if port.protocol is to.protocol]
     if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
         return any(port.port == to.port for port in ports)
@@ -325,7 +326,7 @@ def _because(
             return _missing(asked.to, rules, snapshot, services_degraded)
     if met.fate in (Fate.PROXIED, Fate.FORWARDED):
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
-    if frontend is not None and frontend.endpoints:  # it has a refusal in place of a listener
+    if frontend is not None and frontend.endpoints:  # It has a refusal in place of a listener.
         if is_loopback(asked.to.address):
             return f"{name} has {_count(frontend)}, but no packet from a loopback address leaves this host"
         standing = next((it for it in snapshot.frontends if it.frontend.name == frontend.name), None)

@@ -26,7 +26,7 @@ class DataPaths:
         self._refusal: str | None = None
         """Why this host does not support the kernel path: empty if it does, None if the kernel has not been asked."""
         self._used = False
-        """Whether there was a configuration before."""
+        """Whether a configuration was in use before."""
         self.policy: DataPathPolicy = USERSPACE_ONLY
         self._on_change: Callable[[DataPathPolicy], None] | None = None
 
@@ -72,16 +72,16 @@ class DataPaths:
             wanted=str(wanted),
             rules=self._refusal or f"{self._netfilter.name} takes them",
             forwarding=_words(forwarded_families()),
-            # By settings of all bridges; a bridge may have its own.
+            # These are the settings of all bridges. A single bridge may have its own.
             bridges_seen_by_netfilter=_words(bridged_families()),
         )
 
     def use_rescue(self, works: bool) -> None:
-        """Take note that failed connections of the kernel path are rescued from now on, or no longer."""
+        """Note whether failed connections of the kernel path are rescued from now on."""
         self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
 
     def cease_waiting(self) -> None:
-        """Let the kernel path serve without the rescue, which does not work in time, or never will."""
+        """Let the kernel path serve without the rescue, which was not ready in time or never will be."""
         self._set(replace(self.policy, rescue_starts=False))
 
     def _set(self, policy: DataPathPolicy) -> None:

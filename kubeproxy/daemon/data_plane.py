@@ -26,7 +26,8 @@ def make_data_plane(
     instance_marker: InstanceMarker,
     on_crash: Callable[[str, BaseException], None],
 ) -> AnyDataPlane:
-    """Call in a running event loop. Workers start at once, and inherit the instance marker."""
+    """Make the data plane. Call this in a running event loop. Workers start at once, and inherit the instance
+    marker."""
     if configuration.kubeproxy.userspace_fallback == "never":
         log.info("data plane", workers=0, effect="what the kernel cannot lead is refused")
         return PortsOnly()

@@ -1,8 +1,8 @@
-"""Reports to rollouts which of their drain requests are in effect on this node, and connections that are still open.
+"""Reports to rollouts which of their drain requests are in effect on this node, and which connections are still open.
 
-Nothing waits for it here: while the API server is away the proxy serves on, and the newest report is written when it is
-back. How often, and how much, is the node's own decision: what tenants ask for may not cost the API server more than
-`report_room` and `report_schedule` grant.
+Nothing here waits for it: while the API server is away the proxy continues to serve, and the newest report is written
+when the server is back. The node itself decides how often it reports, and how much: tenants' requests may not cost the
+API server more than `report_room` and `report_schedule` grant.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Count = Callable[[Collection[Address]], Awaitable[Mapping[Address, int]]]
 LOOK_S: Final = 1.0
 """How often connections are counted while any are asked for."""
 LOOK_SHARE: Final = 0.05
-"""The most of the time that counting may take."""
+"""The largest share of the time that counting may take."""
 LEAVING_LOOK_S: Final = 2.0
-"""The same after a takeover: for as long as shutdownGrace at most."""
+"""How often connections are counted after a takeover, which is for as long as shutdownGrace at most."""
 NODE_LOOK_S: Final = 1.0
 """How often the Node object is looked for while it is not known."""
 END_S: Final = 2.0
@@ -78,17 +78,18 @@ class DrainReporter:
         self._on = False
         self._drains: Mapping[ServiceName, DrainState] = {}
         self._sizes: Mapping[ServiceName, int] = {}
-        """What each of them takes in a report. They may be many, so each is measured once."""
+        """The size of each Service in a report. Services may be many, so each is measured only once."""
         self._fits = Fitting()
         self._room = 0
-        """The room for which `_fits` was made; 0 if the drains have changed since."""
+        """The room for which `_fits` was made. It is 0 if the drains have changed since."""
         self._changed = asyncio.Event()
         self._uncounted = False
         """Whether the last count failed."""
         self._count_s = 0.0
-        """How long it took."""
+        """How long the last count took."""
         self.open: Mapping[Address, int] = {}
-        """Open connections to the endpoints that drain, and those that rollouts ask for, as last counted."""
+        """The open connections to the endpoints that drain, and the other connections that rollouts ask for, as last
+        counted."""
 
     def use(self, on: bool) -> None:
         """Switch the reports on or off."""
@@ -96,7 +97,7 @@ class DrainReporter:
         self._changed.set()
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Take note of the drain requests that are in effect now."""
+        """Note the drain requests that are in effect now."""
         before, sizes = self._drains, self._sizes
         self._sizes = {
             name: sizes[name] if before.get(name) is state else size_of(name, state) for name, state in drains.items()
@@ -113,7 +114,7 @@ class DrainReporter:
         """Write the report whenever it is due, until cancelled.
 
         `translated_to` counts the connections that the kernel leads to endpoints without the data plane, by a reading
-        that began after its call. It raises KernelError when it cannot.
+        that began after its call. It raises KernelError if it cannot.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -138,9 +139,10 @@ class DrainReporter:
                     await self._pause(min(left_s, max(LOOK_S, self._count_s / LOOK_SHARE)) if counted else left_s)
 
     async def leave(self, client: Client, requests: Callable[[], Mapping[ServiceName, DrainRequests]]) -> None:
-        """Count the connections that this instance still has, after another has taken over, until cancelled.
+        """Count the connections that this instance still has after another instance has taken over, until cancelled.
 
-        It reports in a Lease of its own, and only what rollouts may wait for. `requests` returns those of all Services.
+        It reports them in a Lease of its own, and only those that rollouts may wait for. `requests` returns the
+        requests of all Services.
         """
         self._lease, schedule, before = self._make_lease(LEAVING), ReportSchedule(random.random), NodeReport()
         while self._on:
@@ -149,7 +151,7 @@ class DrainReporter:
             self.drains_changed({name: _leaving(each, now) for name, each in requests().items()})
             shown, omitted = self._fitting()
             open_ = await self._data_plane.open_to(_addresses(shown))
-            # One without connections is reported once: that they have ended is what a rollout waits for.
+            # A Service without connections is reported once: a rollout waits for the end of the last one.
             found = {
                 name: report
                 for name, report in reports(shown, open_).items()
@@ -162,7 +164,7 @@ class DrainReporter:
             await asyncio.sleep(LEAVING_LOOK_S)
 
     async def end(self, client: Client) -> None:
-        """Let the report expire at once: rollouts need not wait for this node any more."""
+        """Let the report expire at once, so that rollouts do not wait for this node any more."""
         if not self._lease.lasts:
             return
         try:
@@ -200,7 +202,8 @@ class DrainReporter:
         return {name: self._drains[name] for name in self._fits.services}, self._fits.omitted
 
     async def _count(self, counted: frozenset[Address], translated_to: Count) -> None:
-        """Count the open connections. Where that fails the last counts stay: fewer would let a rollout go on."""
+        """Count the open connections. If that fails, keep the last counts, because lower ones would let a rollout
+        continue."""
         clock = asyncio.get_running_loop().time
         began = clock()
         counts = Counter(await self._data_plane.open_to(counted)) if counted else Counter[Address]()

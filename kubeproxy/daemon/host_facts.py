@@ -31,12 +31,12 @@ log = structlog.get_logger(__name__)
 ADDRESS_LOOK_S = 5.0
 """How often the addresses of this node are compared: a few system calls."""
 LEFTOVERS_LOOK = 10
-"""Full sync periods between two searches for kube-proxy's leftovers, since a search runs programs. While there are
-leftovers it runs in each period, so that the complaint ends soon after them."""
+"""How many full sync periods pass between two searches for kube-proxy's leftovers, because a search runs programs.
+While there are leftovers, the search runs in each period, so that the complaint ends soon after they are removed."""
 
 
 def node_name_of(configuration: Configuration) -> str:
-    """This node's name, as kube-proxy has it: trimmed and in lower case."""
+    """Return this node's name as kube-proxy has it: trimmed and in lower case."""
     return (configuration.hostname_override or socket.gethostname()).strip().lower()
 
 
@@ -44,12 +44,12 @@ class HostFacts:
     """The host as of now."""
 
     def __init__(self, configuration: Configuration, tracker: Tracker) -> None:
-        """The tracker has the latest Node object."""
+        """`tracker` has the latest Node object."""
         self._configuration = configuration
         self._tracker = tracker
         self._can_preserve = False
         self.conntrack_room: ConntrackRoom | None = None
-        """Connection tracking when it was last read."""
+        """The state of connection tracking when it was last read."""
         self._leftovers_complaint: str | None = None
         self.node_name = node_name_of(configuration)
         self.families = _families()
@@ -146,10 +146,9 @@ class HostFacts:
                 on_facts(facts)
 
     async def follow_leftovers(self, ours: str) -> None:
-        """Search for kube-proxy's rules, until cancelled.
+        """Search for kube-proxy's rules until cancelled. `ours` is the adapter in use.
 
-        `ours` is the adapter in use. With ``none`` kube-proxy may be the proxy that serves, so its rules are no
-        problem.
+        With ``none`` kube-proxy may be the proxy that serves, so its rules are no problem.
         """
         period_s = self._configuration.sync_period_s
         while ours != "none":

@@ -1,6 +1,6 @@
 """Makes the health server and the metrics server, with their pages, from the configuration.
 
-The pages name every Service of the cluster, so they answer on loopback only, wherever the metrics listen.
+The pages name every Service of the cluster, so they answer only on loopback, wherever the metrics server listens.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _metrics_servers(
             host=address,
             port=configured.port,
             setting="metricsBindAddress",
-            # The loopback address is an addition for the pages; a start does not fail for it.
+            # The loopback address is an addition for the pages, so a start does not fail because of it.
             hard_fail=configuration.bind_address_hard_fail and address == configured.address,
             on_failure=partial(health.degraded, Reason.SERVER, part=address),
             on_listening=partial(health.degraded, Reason.SERVER, None, part=address),
@@ -94,7 +94,7 @@ def _metrics_servers(
 
 
 def _holder_of(find_holders: Holders, host: str, port: int) -> str:
-    """Return the process that has a port, in words; empty if it is unknown."""
+    """Return the process that has a port, in words, or an empty text if it is unknown."""
     try:
         holders = find_holders(Protocol.TCP, Address(host), port)
     except OSError:

@@ -1,6 +1,6 @@
 """The daemon's HTTP servers: health, and metrics with status pages.
 
-Clients do not wait for them, so `open` imports what has to do with HTTP (`http_pages`).
+Clients do not wait for them, so `open` imports what belongs to HTTP (`http_pages`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ class HttpServers:
         """Set when the HTTP servers answer, or wait for an address that another process has."""
 
     async def open(self) -> None:
-        """Start the servers, and answer load balancers.
-
-        Raise KernelError when an address is in use and bindAddressHardFail is set.
-        """
+        """Start the servers, and answer load balancers. Raise KernelError if an address is in use and
+        bindAddressHardFail is set."""
         from kubeproxy.daemon.http_pages import http_servers
         from kubeproxy.daemon.kernel_traffic import KernelTraffic
         from kubeproxy.daemon.status_collector import StatusCollector
@@ -49,7 +47,7 @@ class HttpServers:
         for server in self._servers:
             parts.process.closing.push_async_callback(server.close)
             if follows:
-                server.expect_port(math.inf)  # the predecessor has the ports, until it has released everything
+                server.expect_port(math.inf)  # The predecessor has the ports until it has released everything.
             await server.start()
         if follows:
             tasks.start(self._expect_ports(), name="ports of the predecessor")
@@ -65,7 +63,7 @@ class HttpServers:
             server.expect_port()
 
     async def release_ports(self) -> None:
-        """Release the ports for a new instance; return when they are free."""
+        """Release the ports for a new instance. Return when they are free."""
         await self.opened.wait()
         for server in self._servers:
             await server.close()

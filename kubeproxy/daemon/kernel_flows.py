@@ -40,19 +40,20 @@ from kubeproxy.observability.picture import KernelFlowsState
 log = structlog.get_logger(__name__)
 
 ENDS_CPU_S: Final = 0.1
-"""Processor time for ends at a time; with two fetches a second a fifth of a core. The rest waits in the kernel."""
+"""How much processor time is spent on ends at a time. With two fetches in a second it is a fifth of a core. Further
+ends wait in the kernel."""
 LINES_MAX: Final = 4096
-"""Lines of the access log at a time, as many as of a worker."""
+"""How many lines are written to the access log at a time. Workers write as many."""
 READ_SHARE: Final = 0.05
-"""The most of one processor's time that readings of the table may take, whoever asks for them."""
+"""The largest share of one processor that readings of the table may take, whoever asks for them."""
 READ_PAUSE_LIMIT_S: Final = 30.0
-"""The longest time between two of them."""
+"""The longest pause between two readings."""
 BASE_LOOK_S: Final = 0.2
 """How often the first rules with a kernel path are looked for."""
 
 
 class FlowCounts(NamedTuple):
-    """The kernel path of one frontend."""
+    """The connections of one frontend on the kernel path."""
 
     open: int
     bytes_in: int
@@ -65,8 +66,9 @@ NO_FLOWS: Final = FlowCounts(0, 0, 0)
 class KernelFlows:
     """The flows of this network namespace that our rules have led to endpoints.
 
-    `run` takes the counts from which bytes are counted. `read` and `ended` do nothing while no rule of this process
-    has led a connection by the kernel path."""
+    `run` takes the counts from which bytes are counted. `read` and `ended` do nothing as long as no rule of this
+    process has led a connection by the kernel path.
+    """
 
     def __init__(
         self,
@@ -101,19 +103,19 @@ class KernelFlows:
         self._read_at = self._next_at = -math.inf
         """When the last reading began, and when the next one may, by `time.monotonic`."""
         self._open_to: Counter[bytes] = Counter()
-        """TCP connections by endpoint, as of the last reading."""
+        """The number of open TCP connections by endpoint, as of the last reading."""
         self._one_at_a_time = threading.Lock()
-        """Held by the thread that works: a task that was cancelled does not end its thread."""
+        """Held by the thread that works, because cancelling a task does not end its thread."""
         self._log = RateLimitedLog(log, interval_s=math.inf)
 
     def expect(self) -> None:
-        """Follow the kernel path, which is wanted from now on."""
+        """Follow the kernel path, because it is wanted from now on."""
         self._wanted.set()
         self._follow_ends()
 
     async def run(self) -> None:
-        """Read the flows once, as soon as rules lead here by the kernel path: what they have moved until then counts
-        for the instance before."""
+        """Read the flows once, as soon as rules lead here by the kernel path. The bytes moved until then count for the
+        instance before."""
         await self._taken.wait()
         await self._wanted.wait()
         while True:
@@ -127,21 +129,21 @@ class KernelFlows:
         self._follow_ends()
 
     def _follow_ends(self) -> None:
-        """Begin or end the subscription, at once: the kernel reports no ends of connections that begin before it. While
-        a thread works, its next call does so."""
+        """Begin or end the subscription at once, because the kernel reports no ends of connections that begin before
+        it. While a thread works, its next call does so."""
         if not self._one_at_a_time.acquire(blocking=False):
             return
         try:
             if not self._ends_wanted:
                 self._close_ends()
             elif self._wanted.is_set() and self._ends is None and not self._superseded.is_set():
-                with contextlib.suppress(OSError):  # `ended` tries again, and reports it
+                with contextlib.suppress(OSError):  # `ended` tries again, and reports the failure.
                     self._ends = FlowEnds()
         finally:
             self._one_at_a_time.release()
 
     async def refresh(self) -> None:
-        """Read the flows, for `counts`, unless readings have had their share of the time."""
+        """Read the flows for `counts`, unless readings have taken their share of the time."""
         if time.monotonic() >= self._next_at:
             await self.read()
 
@@ -159,7 +161,7 @@ class KernelFlows:
         return {each: count for each in addresses if (count := self._open_to[ipaddress.ip_address(each).packed])}
 
     async def read(self) -> None:
-        """Read the flows, for `counts`. A failure is logged once, and the last counts stay."""
+        """Read the flows for `counts`. A failure is logged once, and the last counts stay."""
         if not self.has_spread() or (rules := self._rules()) is None:
             return
         began, cpu_s = time.monotonic(), 0.0
@@ -182,7 +184,7 @@ class KernelFlows:
             self._log.reset("read")
         self._reading_s = time.monotonic() - began
         self._read_at = max(self._read_at, began)
-        # By processor time: on a busy node a reading waits for its turn, which costs nobody anything.
+        # Processor time is counted, because on a busy node a reading waits for its turn, which costs nothing.
         self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, cpu_s / READ_SHARE)
         self._report_losses()
 
@@ -212,7 +214,7 @@ class KernelFlows:
             )
             return ()
         self._report_losses()
-        return [self._ended.popleft() for _ in range(len(self._ended))]  # a thread that reads may add one meanwhile
+        return [self._ended.popleft() for _ in range(len(self._ended))]  # A thread that reads may add one meanwhile.
 
     def state(self) -> KernelFlowsState | None:
         """Return the state for the status and metrics, or None if no rule of this process has led a connection by the
@@ -251,10 +253,10 @@ class KernelFlows:
             await asyncio.to_thread(work)
         except OSError as error:
             raise explained("cannot follow flows by ctnetlink", error.errno, str(error)) from error
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # No thread can be started.
             raise KernelError(f"cannot read flows: {error}; raise the limit on processes") from error
 
-    # In a thread.
+    # This runs in a thread.
 
     def _read(self, rules: RuleSet) -> None:
         with self._one_at_a_time:
@@ -267,7 +269,7 @@ class KernelFlows:
                 if (name := self._owners.of(flow)) is not None:
                     self._totals.seen(name, flow)
             if self._ends is not None:
-                self._note_ends(self._ends, cpu_s=math.inf)  # the kernel reports an end before it removes the flow
+                self._note_ends(self._ends, cpu_s=math.inf)  # The kernel reports an end before it removes the flow.
             self._totals.finish()
             self._open_to = open_to
             self._owners.forget_unused()
@@ -281,7 +283,7 @@ class KernelFlows:
             if rules is not None:
                 self._owners.use(rules)
             elif not self._has_predecessor():
-                return  # they wait in the kernel until the rules are known
+                return  # They wait in the kernel until the rules are known.
             self._note_ends(self._ends, cpu_s=ENDS_CPU_S)
             if not self._ends_wanted or self._superseded.is_set():
                 self._close_ends()
@@ -308,7 +310,7 @@ class KernelFlows:
             self._ends.close()
             self._ends = None
 
-    # In the event loop.
+    # This runs in the event loop.
 
     def _report_losses(self) -> None:
         if self._skipped:

@@ -20,7 +20,7 @@ from kubeproxy.runtime.tasks import TaskSet
 
 
 class KernelPath:
-    """The rescue and the flows; both follow the policy of data paths."""
+    """The rescue and the flows. Both follow the policy of data paths."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus
 
 SHOWN_TARGETS = 10
-"""Endpoints that a trace names."""
+"""How many endpoints a trace names."""
 
 
 def forwarding(

@@ -37,9 +37,9 @@ class KernelSide:
     async def create(
         cls, configuration: Configuration, process: Process, tracker: Tracker, data_plane: AnyDataPlane
     ) -> KernelSide:
-        """Choose the adapter, and ask the kernel what it supports. Raise KernelError when no adapter works.
+        """Choose the adapter, and ask the kernel what it supports. Raise KernelError if no adapter works.
 
-        The tracker has the Node object, which is one of the facts about this host.
+        `tracker` has the Node object, which is one of the facts about this host.
         """
         host_facts = HostFacts(configuration, tracker)
         # The workers start while the kernel is asked.

@@ -21,28 +21,29 @@ from kubeproxy.runtime.time_slice import TimeSlice
 log = structlog.get_logger(__name__)
 
 FRESH_S: Final = 2.0
-"""How long one reading of the kernel's counters answers further questions, at least."""
+"""For how long, at least, one reading of the kernel's counters answers further questions."""
 SHARE: Final = 0.05
-"""The most of the time that reading may take: with thousands of Services it is done less often."""
+"""The largest share of the time that reading may take. With thousands of Services it is done less often."""
 SLICE_S: Final = 0.002
-"""Seconds of work between two yields to the event loop."""
+"""How many seconds of work lie between two yields to the event loop."""
 
 
 class Flows(Protocol):
-    """The part of `KernelFlows` that is read here; tests have flows without a kernel."""
+    """The part of `KernelFlows` that is read here. Tests have flows without a kernel."""
 
     async def refresh(self) -> None:
-        """Read them from the kernel, unless that was done too often."""
+        """Read the flows from the kernel, unless that was done too often."""
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
-        """Open connections and bytes of these frontends."""
+        """Return the open connections and bytes of these frontends."""
 
 
 class KernelTraffic:
-    """The sums of frontends, since this process began to read them. Nothing is read while no question comes.
+    """The sums of frontends since this process began to read them.
 
-    The kernel's counter of a destination begins anew when its number of endpoints changes; what it has counted since
-    the last reading is lost then."""
+    Nothing is read while nothing asks. The kernel's counter of a destination begins anew when its number of endpoints
+    changes; what it has counted since the last reading is lost then.
+    """
 
     def __init__(
         self,

@@ -38,9 +38,9 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts for the proxier.
 
-    `local` has every address of this host, `landing` those by which other hosts know it. `can_preserve` tells whether
-    the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, `bridged`
-    the families of frames that netfilter sees on every bridge.
+    `local` has every address of this host, and `landing` those by which other hosts know it. `can_preserve` tells
+    whether the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, and
+    `bridged` the families of frames that netfilter sees on every bridge.
     """
     local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
@@ -58,10 +58,11 @@ def node_facts(
 
 
 def uplinks(known: Container[Address], local: Iterable[LocalAddress], pods: Iterable[str]) -> frozenset[str]:
-    """Return the interfaces whose addresses other hosts know this node by. Only pods of other nodes come through
-    them.
+    """Return the interfaces with the addresses by which other hosts know this node. Only pods of other nodes come
+    through them.
 
-    Where pods have addresses of the node's own network nothing tells them apart, and there is none."""
+    If pods have addresses of the node's own network, nothing distinguishes them, and there is no such interface.
+    """
     cidrs = [ipaddress.ip_network(cidr) for cidr in pods]
     return frozenset(
         it.interface

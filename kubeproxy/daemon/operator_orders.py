@@ -1,4 +1,4 @@
-"""Carries out what a person at this node asks for: take an endpoint out, give it back, try the sources again."""
+"""Carries out what a person at this node asks for: take an endpoint out, put it back, or try the sources again."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kubeproxy.proxier.proxier import Proxier
 log = structlog.get_logger(__name__)
 
 LONGEST_S: Final = 24 * 3600.0
-"""An endpoint taken out by hand is forgotten sooner or later; an order has to be given again."""
+"""The longest order. An endpoint that was taken out by hand is easily forgotten, so an order has to be repeated."""
 MOST: Final = 256
-"""Endpoints out at a time: to take out more is a task for the cluster's own objects."""
+"""How many endpoints may be out at a time. Taking out more is a task for the cluster's own objects."""
 SHOWN: Final = 3
 NEAREST: Final = 3
-"""Endpoints named to someone who has named one that there is not."""
+"""How many endpoints are named to a person who has named one that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
     until: float
-    """By the loop's clock."""
+    """The end of the order, by the loop's clock."""
     text: str
-    """When that is, and who has asked."""
+    """The end of the order in words, and the person who gave it."""
 
 
 class OperatorOrders:
@@ -48,7 +48,7 @@ class OperatorOrders:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Give endpoints back when their time is over, until cancelled."""
+        """Put endpoints back when their time is over, until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
             for target in [target for target, it in self._aside.items() if it.until <= now]:
@@ -64,7 +64,7 @@ class OperatorOrders:
                 continue
 
     async def obey(self, order: Order) -> str | None:
-        """Carry out an order; return why it cannot be, or None."""
+        """Carry out an order. Return why it cannot be carried out, or None."""
         log.warning("order of an operator", action=order.action, endpoint=order.endpoint, caller=order.caller)
         if order.action is Action.RETRY:
             await self._sources.retry()
@@ -117,8 +117,8 @@ def _target(text: str) -> Target:
 
 
 def why_unknown(target: Target, known: Set[Target]) -> str | None:
-    """Say that no Service has an endpoint, and which there are at the next addresses, as a mistyped one is near by;
-    return None if one has it."""
+    """Return that no Service has an endpoint, with the endpoints at the nearest addresses, because a mistyped one is
+    near. Return None if a Service has it."""
     if target in known:
         return None
 

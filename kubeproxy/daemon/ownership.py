@@ -1,4 +1,5 @@
-"""Which instance owns the node: the name of this run, the takeover, and the first transaction of a new instance."""
+"""Owns the question which instance owns the node: the name of this run, the takeover, and a new instance's first
+transaction."""
 
 from __future__ import annotations
 
@@ -43,23 +44,24 @@ class Ownership:
         self.taken = self.rule_transfer.taken
         """Set when the rules lead here, and the predecessor has released everything."""
         self._data_plane = data_plane
-        # The name is released last: an instance that waits for it finds nothing else of this one.
+        # The name is released last, so that an instance that waits for it finds nothing else of this one.
         process.closing.push_async_callback(self.takeover.close)
         process.closing.callback(marker.close)
 
     @property
     def has_netfilter(self) -> bool:
-        """Whether rules lead clients to an instance; otherwise several may run side by side."""
+        """Return whether rules lead clients to an instance. Without rules several instances may run side by side."""
         return self.rule_transfer.name != "none"
 
     @property
     def predecessor(self) -> Predecessor | None:
-        """The owner of the node that this instance follows; None if there is none."""
+        """Return the owner of the node that this instance follows, or None if there is none."""
         return self.takeover.predecessor
 
     @property
     def superseded(self) -> asyncio.Event:
-        """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
+        """Return an event that is set when the rules lead to another instance, and the HTTP ports and the name are
+        released."""
         return self.server.superseded
 
     def has_predecessor(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a process has from its first moment, before any part of the daemon is made."""
+"""The process itself, from its first moment, before any part of the daemon is made."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ def on_crash(task: str, error: BaseException) -> None:
 
 
 def look_at_own_ports(find_holders: Holders, configuration: Configuration) -> None:
-    """Find out who has the ports of this daemon's servers, while this process may look at other processes' sockets.
+    """Find out which processes have the ports of this daemon's servers, while this process may look at other processes'
+    sockets.
 
-    Without the capabilities a message could only name the user. The likeliest holder of such a port is kube-proxy."""
+    Without the capabilities a message could only name the user. The likeliest holder of such a port is kube-proxy.
+    """
     for address in (configuration.healthz_bind_address, configuration.metrics_bind_address):
         if address.served:
             with contextlib.suppress(OSError):

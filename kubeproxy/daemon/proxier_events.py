@@ -37,7 +37,7 @@ class ProxierEvents(ProxierObserver):
         self._on_drains = on_drains
         self._clock = clock
         self._failed = False
-        """Whether a sync failed since the last transaction."""
+        """Whether a sync has failed since the last transaction."""
 
     def queued(self) -> None:
         """Record that a change waits for a sync."""
@@ -76,7 +76,7 @@ class ProxierEvents(ProxierObserver):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Record Events of new problems. The node stays healthy, and a scrape reads the number from the snapshot."""
+        """Record Events of new problems. The node stays healthy, and a scrape reads their number from the snapshot."""
         self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
@@ -84,5 +84,5 @@ class ProxierEvents(ProxierObserver):
         self._on_service_health(wanted)
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Pass on what is in effect of the drain requests."""
+        """Pass on which drain requests are in effect."""
         self._on_drains(drains)

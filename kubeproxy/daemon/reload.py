@@ -39,14 +39,14 @@ class Reloader:
                 await self._reload()
                 await control_plane.sources.reload()
             except (KubeproxyError, MemoryError):
-                signals.reload.set()  # try again
+                signals.reload.set()  # Try again.
                 raise
             finally:
                 if served and not signals.stop.is_set():
                     on_end()
 
     async def _reload(self) -> None:
-        """Read the configuration, and apply it. A faulty one is refused as a whole."""
+        """Read the configuration, and apply it. Refuse a faulty one as a whole."""
         current, parts = self._configuration, self._parts
         try:
             new = await current.read()

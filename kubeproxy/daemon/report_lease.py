@@ -1,4 +1,4 @@
-"""The Lease in which a node's drain report stands."""
+"""The Lease that carries a node's drain report."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ class ReportLease:
         self._on_written = on_written
         self._unix_clock = unix_clock
         self._complaint = ""
-        """The failure of the last write; empty if it succeeded."""
+        """The failure of the last write. It is empty if the write succeeded."""
         self.lasts = False
-        """Whether the Lease was written, and was not written to end."""
+        """Whether the last write left the Lease valid, instead of ending it."""
 
     async def write(self, client: Client, report: str, *, last: bool = False) -> bool:
-        """Write the report, and return whether the API server took it. With `last` it expires at once. Without its Node
-        object nothing is written: rollouts believe only what goes with a Node, or anybody could make up nodes for
-        them to wait for."""
+        """Write the report, and return whether the API server has accepted it. With `last` it expires at once.
+
+        Without its Node object nothing is written: rollouts believe only reports that belong to a Node, because
+        otherwise anybody could invent nodes for them to wait for.
+        """
         from kubeproxy.kubernetes.client.errors import ApiError
         from kubeproxy.kubernetes.object_client import is_not_found
 

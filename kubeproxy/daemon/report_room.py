@@ -16,21 +16,22 @@ from kubeproxy.model import ServiceName
 from kubeproxy.model.drain_report import REPORT_BYTES, DrainState
 
 WRITES_PER_S: Final = 500.0
-"""Reports of all nodes together: as many writes as 5,000 kubelets make to renew their Leases."""
+"""How many reports all nodes together write in a second: as many as 5,000 kubelets that renew their Leases."""
 BYTES_PER_S: Final = 4_000_000.0
-"""The same in bytes: 1.2 GB in the five minutes for which etcd keeps them, of the 2 GB that it holds by default."""
+"""How many bytes all nodes together write in a second. In the five minutes for which etcd keeps them that is 1.2 GB, of
+the 2 GB that it holds by default."""
 PAUSE_S: Final = 0.2
 """The shortest time between two reports of one node."""
 PAUSE_LIMIT_S: Final = 15.0
-"""How long the largest report may keep a node from writing the next one: half of a rollout's time-out."""
+"""How long the largest report may keep a node from writing the next one. It is half of a rollout's timeout."""
 LEAST_BYTES: Final = 24_576
-"""The room of a report in a cluster of any size: half of it is enough for the largest step of a Deployment."""
+"""The room of a report in a cluster of any size. Half of it is enough for the largest step of a Deployment."""
 LEASE_BYTES: Final = 1_000
-"""A Lease without its report."""
+"""The size of a Lease without its report."""
 PART: Final = 2
-"""A namespace may have one of so many parts of a report."""
+"""A report has this many parts, and a namespace may have one of them."""
 NOTES: Final = 8
-"""One of so many parts is for the names of namespaces with Services that are left out."""
+"""A report has this many parts, and one of them is for the names of namespaces with Services that are left out."""
 
 
 def pause_s(nodes: int, size: int) -> float:
@@ -49,7 +50,8 @@ class Fitting:
 
     services: Collection[ServiceName] = ()
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """By namespace the number of Services without room; those of the empty name are of namespaces not named here."""
+    """The number of Services without room, by namespace. Those under the empty name are of namespaces that are not
+    named here."""
 
 
 def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
@@ -64,8 +66,8 @@ def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
     left_out: dict[str, int] = {}
     for number, (_, namespace) in enumerate(needs):
         part, taken = min(most, left // (len(needs) - number)), 0
-        # The smallest first: most Services fit so, and a large one keeps no other out. One fits in any case, as long as
-        # there is room: where all parts are too small, those that need the least are served.
+        # The smallest Services come first: so most of them fit, and a large one keeps no other out. One Service fits in
+        # any case while there is room: if all parts are too small, those that need the least are served.
         for size, name in sorted(by_namespace[namespace]):
             if taken + size <= part or (not taken and size <= min(most, left)):
                 taken += size
@@ -77,7 +79,7 @@ def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
 
 
 def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
-    """As many namespaces as have room, and the sum of the others."""
+    """Return as many namespaces as have room, and the sum of the others."""
     found: dict[str, int] = {}
     left = room - 2 * _NOTE_BYTES
     for namespace, number in sorted(left_out.items(), key=lambda each: (len(each[0]), each[0])):
@@ -89,7 +91,7 @@ def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
 
 
 _NOTE_BYTES: Final = 12
-"""What it takes to say of a namespace how many of its Services are left out, without its name."""
+"""The bytes that it takes to say how many Services of a namespace are left out, without the namespace's name."""
 
 
 def size_of(name: ServiceName, state: DrainState) -> int:

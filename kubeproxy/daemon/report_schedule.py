@@ -1,6 +1,7 @@
-"""When a node writes its drain report: rarely, spread over nodes, and soon where a rollout waits for it. Pure.
+"""Decides when a node writes its drain report: rarely, spread over nodes, and soon if a rollout waits for it. Pure.
 
-The pace is the node's own, whatever rollouts ask for. Times are of any monotonic clock. docs/rollouts.md has figures.
+The pace is the node's own decision, whatever rollouts ask for. Times are of any monotonic clock. docs/rollouts.md has
+figures.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Final
 from kubeproxy.model.drain_report import NodeReport, ServiceReport
 
 HEARTBEAT_S: Final = 60.0
-"""The longest time between two writes: with jitter a fifth of the kubelets' writes of Leases, which are 10 s apart."""
+"""The longest time between two writes. With jitter it makes a fifth of the kubelets' writes of Leases, which are 10 s
+apart."""
 COUNTS_S: Final = 5.0
-"""The shortest time between two writes of which the second has only other counts of connections."""
+"""The shortest time between two writes, if the second has only other counts of connections."""
 NAMESPACE_S: Final = 5.0
-"""The time between two writes for the news of one namespace, in the long run."""
+"""The average time between two writes for the news of one namespace."""
 BURST: Final = 10
-"""So many writes a namespace has at once: an ordinary rollout needs no more."""
+"""How many writes a namespace may have at once. An ordinary rollout needs no more."""
 RETRY_FIRST_S, RETRY_LIMIT_S = 1.0, 30.0
 
 
@@ -31,15 +33,15 @@ class ReportSchedule:
         self._written_at = -math.inf
         self._beat_at = -math.inf
         self._news: dict[str, float] = {}
-        """Namespaces with news, and when a node that has nothing else to wait for writes them."""
+        """The namespaces with news, and when a node that has nothing else to wait for writes them."""
         self._paid_until: dict[str, float] = {}
-        """By namespace, until when its writes so far last at one in `NAMESPACE_S`."""
+        """For each namespace, until when its writes so far use up a rate of one in `NAMESPACE_S`."""
         self._failures = 0
         self._retry_at = -math.inf
 
     def due(self, report: NodeReport, pause_s: float, now: float) -> float:
-        """Return when to write this report. `pause_s` is the shortest time between two writes, and the one over which
-        all nodes spread theirs."""
+        """Return when to write this report. `pause_s` is the shortest time between two writes, over which all nodes
+        spread theirs."""
         if self._written is None:
             return self._retry_at
         found = news(self._written, report)
@@ -50,7 +52,7 @@ class ReportSchedule:
         return max(self._retry_at, min(max(at, self._written_at + pause_s), self._beat_at))
 
     def written(self, report: NodeReport, now: float) -> None:
-        """Record that the API server has taken a report."""
+        """Record that the API server has accepted a report."""
         self._written, self._written_at = report, now
         self._beat_at = now + HEARTBEAT_S * (0.8 + 0.2 * self._random())
         paid = {each: until for each, until in self._paid_until.items() if until > now}
@@ -59,7 +61,7 @@ class ReportSchedule:
         self._failures, self._retry_at = 0, -math.inf
 
     def failed(self, now: float) -> None:
-        """Record that the API server has not taken a report. The next try comes later each time."""
+        """Record that the API server has not accepted a report. Each next try comes later."""
         limit_s = min(RETRY_LIMIT_S, RETRY_FIRST_S * 2**self._failures)
         self._failures += 1
         self._retry_at = now + limit_s * (0.5 + 0.5 * self._random())
@@ -69,10 +71,8 @@ class ReportSchedule:
 
 
 def news(before: NodeReport, now: NodeReport) -> set[str]:
-    """Return the namespaces in which a rollout may wait for this change: any change but that of the number of open
-    connections.
-
-    A Service without requests any more is no news."""
+    """Return the namespaces in which a rollout may wait for this change. Only changes of the number of open connections
+    do not count. A Service without requests is no news any more."""
     return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}
 
 

@@ -1,4 +1,5 @@
-"""What the other parts report to, and so is made before them: metrics, health, Events, answers to load balancers."""
+"""The records that the other parts report to, and that are made before them: metrics, health, Events, answers to load
+balancers."""
 
 from __future__ import annotations
 

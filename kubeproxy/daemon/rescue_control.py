@@ -33,8 +33,8 @@ WORKERS_LOOK_S = 2.0
 FORGET_S = 1.0
 """How often endpoints are forgotten that no Service has any more."""
 READY_S = BRIDGE_S
-"""How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. So long the rules
-of the program before are kept alive; on a busy node its process takes seconds to start."""
+"""How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. For that long the
+rules of the program before are kept alive. On a busy node its process takes seconds to start."""
 FORGOTTEN = {"close": 0}
 """A connection that its endpoint has reset is forgotten at once. If the kernel remembered it, a client that uses its
 port again would be led to the same endpoint as before, which may be dead by now, and would see its refusal."""
@@ -68,14 +68,14 @@ class Rescue:
         self._why_not: str | None = None
         self._ready = asyncio.Event()
         self._counts = RescueCounts()
-        """Of guardians that have ended."""
+        """The counts of guardians that have ended."""
         self._restarts = 0
-        """Of the processes of guardians that have ended."""
+        """How often guardians that have ended restarted their processes."""
         self._worked = False
         self._changed_at = _now()
 
     def policy_changed(self) -> None:
-        """Start or stop as the policy of data paths now asks for."""
+        """Start or stop the rescue as the policy of data paths now asks for."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -93,9 +93,10 @@ class Rescue:
             await self._changed.wait()
 
     async def ready(self) -> None:
-        """Wait until the first rules can report failures, if they are to, but not for long.
+        """Wait until the first rules can report failures, if they are to report them, but not for long.
 
-        Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec."""
+        Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 await self._ready.wait()
@@ -106,7 +107,7 @@ class Rescue:
             self._guardian.bridge()
 
     async def restore(self, target: Target) -> bool:
-        """End the ejections of an endpoint on both data paths; tell whether there were any."""
+        """End the ejections of an endpoint on both data paths. Return whether there were any."""
         return await self._ejector.restore(target)
 
     def state(self) -> RescueState | None:
@@ -129,7 +130,7 @@ class Rescue:
         )
 
     def _note(self, working: bool) -> None:
-        """Keep since when it works, or does not."""
+        """Note since when the rescue works, or does not."""
         if working is not self._worked:
             self._worked, self._changed_at = working, _now()
 
@@ -179,7 +180,7 @@ class Rescue:
             await self._ejector.forget_all()
 
     def _report_to(self, group: int | None) -> None:
-        """Have the rules report failed connections to this NFLOG group; None if there is none any more."""
+        """Have the rules report failed connections to this NFLOG group. None stops the reports."""
         timeouts = {} if group is None else {**tcp_timeouts(self._limits), **FORGOTTEN}
         self._proxier.use(dataclasses.replace(self._proxier.settings, rescue_group=group, tcp_timeouts=timeouts))
 
@@ -212,7 +213,7 @@ class Rescue:
             for name, ejected in (await self._data_plane.ejected()).items():
                 if (protocol := self._proxier.view.protocol_of(name)) is not None:
                     found.update((Endpoint(protocol, each.target), each.reason) for each in ejected)
-            # One that a worker keeps ejected, and a dial of the guardian's has brought back, stays back.
+            # An endpoint stays back if a dial of the guardian's has brought it back, even if a worker keeps it ejected.
             await self._ejector.noticed({each: reason for each, reason in found.items() if each not in before})
             before = frozenset(found)
 

@@ -35,11 +35,11 @@ from kubeproxy.model.errors import KubeproxyError
 
 FILE: Final = "state"
 SIZE_MAX: Final = 256 << 20
-"""Bytes: ten times those of 10,000 Services of 10 endpoints, before they are compressed."""
+"""The largest file in bytes. It is ten times what 10,000 Services of 10 endpoints take before they are compressed."""
 _PART: Final = 100
-"""Objects encoded at once: less than a millisecond, during which no other thread runs."""
+"""How many objects are encoded at once, which takes less than a millisecond. No other thread runs meanwhile."""
 _PART_MAX: Final = 64 << 20
-"""Bytes of one part, decompressed."""
+"""The largest part in bytes, decompressed."""
 _MAGIC: Final = b"kubeproxy state\n"
 _LENGTH: Final = struct.Struct(">I")
 _NETNS_COOKIE: Final = 71
@@ -47,23 +47,23 @@ _NETNS_COOKIE: Final = 71
 
 
 class UnusableStateError(KubeproxyError):
-    """The file cannot be used, or not be written."""
+    """The file cannot be used, or cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What one source had."""
+    """The contents of one source."""
 
     name: str
     services: Sequence[Service]
     slices: Sequence[EndpointSlice]
     since: float | None = None
-    """Since when changes may be missing, in Unix seconds; None if none was missing when this was written."""
+    """Since when changes may be missing, in Unix seconds. None if none was missing when this was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What all complete sources had, and the Node object."""
+    """The contents of all complete sources, and the Node object."""
 
     sources: Sequence[SourceState]
     node: Node | None = None
@@ -75,14 +75,16 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     identity: str
     node: Node | None
     sources: list[tuple[str, float | None, int, int]]
-    """Name, since when changes may be missing, numbers of Services and EndpointSlices."""
+    """For each source its name, since when changes may be missing, and the numbers of Services and EndpointSlices."""
 
 
 class StateFile:
-    """The file in a directory. `identity` names the node and the configuration; another one's state is refused.
+    """The state file in a directory. `identity` names the node and the configuration; the state of another one is
+    refused.
 
-    Its name has the network namespace's number: daemons of two namespaces of a host may have the same directory. Its
-    methods block: they belong in a thread."""
+    The file's name has the network namespace's number, because daemons of two namespaces of a host may have the same
+    directory. The methods block, so they belong in a thread.
+    """
 
     def __init__(self, directory: Path, identity: str) -> None:
         self._directory = directory
@@ -93,7 +95,7 @@ class StateFile:
         return str(self.path)
 
     def write(self, state: SavedState) -> None:
-        """Replace the file; UnusableStateError if that is not possible."""
+        """Replace the file. Raise UnusableStateError if that is not possible."""
         temporary = self._directory / f".{self.path.name}.{os.getpid()}"
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ class StateFile:
 
     def confirm(self) -> None:
         """Note that nothing has changed since the file was written."""
-        with contextlib.suppress(OSError):  # the next write reports what is wrong
+        with contextlib.suppress(OSError):  # The next write reports what is wrong.
             os.utime(self.path)
 
     def read(self) -> SavedState | None:
@@ -153,7 +155,7 @@ class StateFile:
         return False
 
     def _remove_unfinished(self) -> None:
-        """Remove what writers have left that were killed."""
+        """Remove unfinished files of writers that were killed."""
         for path in self._directory.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -227,12 +229,13 @@ def _part(file: BinaryIO) -> bytes:
 
 
 def _place() -> str:
-    """Name this boot and this network namespace: the addresses of another one mean other hosts."""
+    """Return the name of this boot and this network namespace, because the addresses of another one mean other
+    hosts."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {_namespace()}"
 
 
 def _namespace() -> str:
-    """Return the number of this network namespace: no other one has it until the next boot, or, before Linux 5.14,
+    """Return the number of this network namespace. No other one has it until the next boot, or, before Linux 5.14,
     until this one has gone."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         cookie = sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8)

@@ -26,10 +26,10 @@ PATIENCE_S = 30.0
 extend it, and the service manager ends the process after this time."""
 
 _BEATS_PER_PERIOD = 3
-"""sd_watchdog_enabled(3) recommends two; one may come late."""
+"""How many beats are sent in a period. sd_watchdog_enabled(3) recommends two, so that one may come late."""
 
 _UNSENT = 16
-"""Messages kept while the socket is full: far more than are ever sent at once."""
+"""How many messages are kept while the socket is full. It is far more than are ever sent at once."""
 
 
 class Notifier:

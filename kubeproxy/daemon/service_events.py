@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """The reasons of Events, in kube-proxy's words where it has the same."""
+    """The reasons of Events, in kube-proxy's words if it has the same."""
 
     STARTING = "Starting"
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
@@ -23,22 +23,23 @@ class Reason(StrEnum):
 
 
 class Events:
-    """Events about Services of the cluster and about the Node. A Service of a manifest has no object in the cluster.
+    """Reports Events about Services of the cluster and about the Node.
 
-    Without a `recorder` there are none; the log has every problem in any case.
+    A Service of a manifest has no object in the cluster. Without a `recorder` there are no Events; the log has every
+    problem in any case.
     """
 
     def __init__(self, owner_of: Callable[[ServiceName], str | None]) -> None:
         """`owner_of` returns the source of a Service."""
         self._recorder: EventRecorder | None = None
         self._node_warnings: list[tuple[str, Reason, str]] = []
-        """Warnings of the time before the recorder existed."""
+        """The warnings from before the recorder existed."""
         self._owner_of = owner_of
         self._problems: Mapping[ServiceName, Sequence[str]] = {}
 
     @property
     def recorder(self) -> EventRecorder | None:
-        """Return what sends the Events, or None if there is nothing yet, or ever."""
+        """Return what sends the Events, or None if there is no API server, or not yet."""
         return self._recorder
 
     @recorder.setter
@@ -62,7 +63,7 @@ class Events:
             )
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Record new problems; `problems` has all Services with problems now."""
+        """Record new problems. `problems` has all Services with problems now."""
         for service, texts in problems.items():
             for text in texts:
                 if text not in self._problems.get(service, ()):
@@ -77,7 +78,7 @@ class Events:
         self._warn(service, Reason.EJECTED, text, shared=True)
 
     def health_failed(self, node_name: str, text: str) -> None:
-        """Record that the health server has no address; before there is a recorder, keep it for later."""
+        """Record that the health server has no address. If there is no recorder yet, keep the warning for later."""
         self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
 
     def health_server_failed(self, service: ServiceName, text: str) -> None:
@@ -93,7 +94,7 @@ class Events:
     def _warn(self, service: ServiceName, reason: Reason, text: str, *, shared: bool = False) -> None:
         if self.recorder is None:
             return
-        # With a recorder this module is imported already; without one it must not be (see `sources`).
+        # With a recorder this module is imported already; without one it must not be imported (see `sources`).
         from kubeproxy.sources.kubernetes.kinds import SOURCE
 
         if self._owner_of(service) == SOURCE:

@@ -88,10 +88,10 @@ def restrictions(configuration: Configuration) -> Restrictions:
 
 
 def manifest_terms(configuration: Configuration) -> Terms:
-    """Return what is demanded of the objects of manifests."""
+    """Return the terms that the objects of manifests have to meet."""
     wanted = configuration.kubeproxy.manifests
     return Terms(
-        # Plain str: names cross to the workers, and a subclass of str cannot be encoded.
+        # Convert names to plain str: they are sent to the workers, and a subclass of str cannot be encoded.
         default_namespace=str(wanted.default_namespace),
         enforced_namespace=str(wanted.namespace) or None,
         strict=wanted.strict,

@@ -1,4 +1,4 @@
-"""Signals, as events to wait for."""
+"""Turns signals into events that tasks can wait for."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ log = structlog.get_logger(__name__)
 
 
 class Signals:
-    """SIGTERM and SIGINT: stop, the second time at once; SIGHUP: reload; SIGUSR2: re-exec."""
+    """The signals: SIGTERM and SIGINT stop the process, the second time at once; SIGHUP reloads; SIGUSR2
+    re-executes."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
-        """Stop without waiting for open connections."""
+        """Set when the process should stop without waiting for open connections."""
         self.reload = asyncio.Event()
         self.renew = asyncio.Event()
 
     def listen(self) -> None:
-        """Handle signals on the running event loop; those sent during a re-exec arrive now."""
+        """Handle signals on the running event loop. Signals that were sent during a re-exec arrive now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)

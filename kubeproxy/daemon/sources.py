@@ -36,8 +36,8 @@ def source_names(configuration: Configuration) -> list[str]:
 def source_texts(configuration: Configuration) -> tuple[str, ...]:
     """Return the configured sources in words, without secrets, to be compared with those of another instance.
 
-    Paths are absolute. An API server is named by its setting: a pod's own one has another address after a change of
-    the network, and is the same.
+    Paths are absolute. An API server is named by its setting, because a pod's own one may get another address by a
+    change of the network and is still the same.
     """
     from kubeproxy.observability.redaction import redact
 
@@ -77,7 +77,8 @@ class Sources:
         self._client: Client | None = None
 
     async def start(self, closing: AsyncExitStack) -> None:
-        """Start them. ConfigError when the address or the credentials of a configured API server are unusable."""
+        """Start the sources. Raise ConfigError if the address or the credentials of a configured API server are
+        unusable."""
         if uses_kubernetes(self._configuration, os.environ):
             await self._start_kubernetes(closing)
         if self._configuration.kubeproxy.manifests.paths:
@@ -114,7 +115,7 @@ class Sources:
             self._tasks.start(kept_running("events", recorder.run), name="events"),
             self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
         )
-        # They end before their client is closed: they would log that as an outage.
+        # The tasks end before their client is closed, as otherwise they would log that as an outage.
         closing.push_async_callback(self._tasks.end, *running)
 
     def _start_manifests(self) -> None:
@@ -132,7 +133,7 @@ class Sources:
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 
     async def report_drains(self, translated_to: Count) -> None:
-        """Write drain reports until cancelled; without an API server there are none (see `DrainReporter.run`)."""
+        """Write drain reports until cancelled. Without an API server there are none (see `DrainReporter.run`)."""
         if self._client is not None:
             await self._drain_reporter.run(self._client, translated_to)
 
@@ -169,7 +170,7 @@ class Sources:
         return ""
 
     def trouble(self) -> str:
-        """Return the last error of a resource that has never been listed; empty if there is none."""
+        """Return the last error of a resource that has never been listed, or an empty text if there is none."""
         watches = self._kubernetes.state() if self._kubernetes is not None else ()
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 

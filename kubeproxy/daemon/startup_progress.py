@@ -26,7 +26,7 @@ LINE_S: Final = 0.2
 """How often the line on a terminal is drawn."""
 LOG_S: Final = 5.0
 MOST_LOG_S: Final = 300.0
-"""When the first line is logged; each pause after it is twice as long as the one before, up to this."""
+"""When the first line is logged. Each pause after it is twice as long as the one before, up to this."""
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -86,7 +86,7 @@ async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await event.wait()
-    return event.is_set()  # the timeout and the event may coincide
+    return event.is_set()  # The timeout and the event may coincide.
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Keeps the last state of the sources in a file, and serves a start from it until the sources themselves are complete.
 
-Without it a restart while the API server is away would leave the node without Services. kube-proxy's rules stay for as
-long as nobody removes them. So does what is served from the file, however old it is: it is marked, and each source's
-first complete list relieves it.
+Without the file, a restart while the API server is away would leave the node without Services. kube-proxy's rules stay
+for as long as nothing removes them; so does what is served from the file, however old it is. It is marked, and each
+source's first complete list replaces it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = structlog.get_logger(__name__)
 NONE: Final = "none"
 """The setting for no file."""
 LOOK_S: Final = 2.0
-"""How often it looks for changes, and so how long the file is behind at least."""
+"""How often the keeper looks for changes, and so how far the file may lag behind."""
 SHARE: Final = 0.005
-"""The most of a processor's time that writing may take: a large state that keeps changing is written less often."""
+"""The largest share of a processor that writing may take. A large state that keeps changing is written less often."""
 CONFIRM_S: Final = 10.0
 """How often a file without changes is confirmed."""
 FRESH_S: Final = 600.0
-"""A state older than that is served only if the sources are not complete within `START_GRACE_S`: its addresses may have
-gone to other pods, and the sources usually answer."""
+"""An older state is served only if the sources are not complete within `START_GRACE_S`: its addresses may belong to
+other pods by now, and the sources usually answer."""
 
 
 class StateKeeper:
@@ -60,16 +60,16 @@ class StateKeeper:
         self._owns_rules = owns_rules
         self._behind_s = behind_s
         self._since: dict[str, float] = {}
-        """Recalled sources, and since when their state may be wrong, in Unix seconds."""
+        """The recalled sources, and since when their state may be wrong, in Unix seconds."""
         self._recalled_at: float | None = None
         self._written: object = None
-        """What `_version` was when the file was written."""
+        """The value of `_version` when the file was written."""
         self._confirmed_at = 0.0
         self._problem = ""
 
     async def recall(self, *, at_once: bool = False) -> bool:
-        """Serve the state in the file for every source that is not complete, and return whether there is a state. With
-        `at_once` it must not be too old for that."""
+        """Serve the state in the file for every source that is not complete, and return whether there is such a state.
+        With `at_once` a state that is too old for that is not served."""
         if self._file is None or self._recalled_at is not None or all(self._tracker.sources().values()):
             return False
         try:
@@ -91,12 +91,13 @@ class StateKeeper:
 
     @property
     def stale(self) -> Mapping[str, float]:
-        """The sources for which the state of an earlier run stands, and since when it may be wrong, in Unix seconds."""
+        """Return the sources for which the state of an earlier run is served, and since when it may be wrong, in Unix
+        seconds."""
         complete = self._tracker.sources()
         return {name: since for name, since in self._since.items() if not complete[name]}
 
     def complaint(self) -> str | None:
-        """Return which sources are not listed though they have had time for it. Return None if there are none."""
+        """Return which sources are not listed although they have had enough time. Return None if there are none."""
         stale = self.stale
         if not stale or self._recalled_at is None or time.monotonic() - self._recalled_at < START_GRACE_S:
             return None
@@ -177,7 +178,10 @@ def default_directory() -> Path:
 
 def identity(configuration: Configuration) -> str:
     """Return a digest of what a state depends on: this node's name, and the sources with all that selects and names
-    their objects. An API server counts by its address, since a kubeconfig may have come to name another cluster."""
+    their objects.
+
+    An API server counts by its address, because a kubeconfig may name another cluster by now.
+    """
     manifests = configuration.kubeproxy.manifests
     parts = (
         node_name_of(configuration),
@@ -201,7 +205,7 @@ def _server(configuration: Configuration) -> str:
     try:
         return settings.read().host
     except ConfigError:
-        return ""  # the sources report it
+        return ""  # The sources report it.
 
 
 def _moment(unix_s: float) -> str:

@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 SOURCES_LOOK_S = 0.02
 """How often a new instance looks whether its sources are complete, before it compares itself with its predecessor."""
 OTHERS_LOOK_S = 0.5
-"""How often a start looks whether earlier instances still live."""
+"""How often a start looks whether earlier instances are still alive."""
 FORGET_S, FORGET_SHARE = 2.0, 20
-"""How often a start deletes the conntrack entries of connections that earlier instances end; and it does nothing else
-for at most one part in this many of the time."""
+"""How often a start deletes the conntrack entries of connections that earlier instances end, and the largest share of
+the time (one part in this many) in which it does nothing else."""
 
 
 class Succession:
@@ -48,12 +48,13 @@ class Succession:
         self._data_plane = data_plane
         self.refused = asyncio.Event()
         self.refusal: TakeoverRefusedError | None = None
-        """Why this instance does not take over; set together with `refused`."""
+        """Why this instance does not take over. It is set together with `refused`."""
 
     async def find_predecessor(self) -> None:
-        """Find the owner of the node, if there is one; without earlier instances clients wait until this one serves."""
+        """Find the owner of the node, if there is one. If there is no earlier instance, clients wait until this one
+        serves."""
         if not self._ownership.has_netfilter:
-            return  # no rules lead to such instances, so several may run side by side
+            return  # No rules lead to such instances, so several may run side by side.
         self._require_own_user()
         owner = await self._ownership.takeover.begin(given_up=self._process.signals.stop.is_set)
         if owner is not None:
@@ -65,10 +66,11 @@ class Succession:
                 services=max(0, owner.offer.services),
                 sources=", ".join(owner.offer.sources),
             )
-            # Everything is prepared beside the owner, but the rules stay its own until it is known what we would serve.
+            # Everything is prepared beside the owner. The rules stay the owner's until it is known what this instance
+            # would serve.
             await self._control_plane.proxier.hold(True)
         if self._ownership.marker.others():
-            # They serve meanwhile: take over only when everything is known.
+            # The earlier instances serve meanwhile, so take over only when everything is known.
             self._control_plane.tracker.start_within(math.inf)
             self._process.tasks.start(kept_running("others", self._outlive_others), name="others")
         else:
@@ -79,7 +81,7 @@ class Succession:
         while not all(self._control_plane.tracker.sources().values()):
             predecessor = self._ownership.predecessor
             if predecessor is None or predecessor.gone:
-                break  # some Services are better than none
+                break  # Some Services are better than none.
             await asyncio.sleep(SOURCES_LOOK_S)
         try:
             self._ownership.takeover.require_enough_services()
@@ -90,7 +92,7 @@ class Succession:
             await self._control_plane.proxier.hold(False)
 
     async def recall_later(self) -> None:
-        """Serve the state of an earlier run if the sources are not complete soon; a predecessor serves a better one."""
+        """Serve the state of an earlier run if the sources are not complete soon. A predecessor serves a better one."""
         await asyncio.sleep(START_GRACE_S)
         if self._ownership.predecessor is None:
             await self._control_plane.state_keeper.recall()
@@ -104,8 +106,8 @@ class Succession:
             raise TakeoverRefusedError("a kubeproxy", f"runs on this host already ({other})")
 
     async def _outlive_others(self) -> None:
-        """Start with what is known if earlier instances end first: some Services are better than none. Once the rules
-        lead here, delete the conntrack entries of the connections that the others end."""
+        """Start with what is known if earlier instances end first, because some Services are better than none. Once the
+        rules lead here, delete the conntrack entries of the connections that the others end."""
         others, control_plane, clock = self._ownership.marker.others, self._control_plane, _now
         while not self._ownership.taken.is_set():
             if not others():
@@ -124,8 +126,8 @@ class Succession:
         await control_plane.proxier.kernel.forget_ended(ours=False)
 
     async def _disarm(self) -> None:
-        """Remove redirects to ports that no process has any more, or that another may get. What the kernel leads to
-        endpoints by itself stays."""
+        """Remove redirects to ports that no process has any more, or that another process may get. What the kernel
+        leads to endpoints by itself stays."""
         try:
             for adapter in await pause_stale_rules():
                 log.info("earlier run's redirects paused", adapter=adapter)

@@ -1,4 +1,4 @@
-"""How new connections are spread over the endpoints of a Service."""
+"""How new connections are distributed over the endpoints of a Service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Scheduler(StrEnum):
-    """Which endpoint a new connection gets."""
+    """The rule that gives a new connection its endpoint."""
 
     ROUND_ROBIN = "round-robin"
     """Each in turn."""
@@ -46,7 +46,7 @@ class Balancing(NamedTuple):
 
 
 ROUND_ROBIN = Balancing()
-"""What holds where nothing is asked for."""
+"""The default, if nothing else is asked for."""
 
 
 def seed_of(namespace: str, name: str) -> int:

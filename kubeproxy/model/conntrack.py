@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 NEARLY_FULL: Final = 0.9
-"""Part of the limit from which a warning is due."""
+"""The part of the limit from which a warning is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +15,9 @@ class ConntrackRoom:
 
     entries: int
     limit: int
-    """0 if there is none."""
+    """The size of the table, or 0 if there is no limit."""
     dropped: int
-    """First packets dropped for want of room, since the start of the namespace."""
+    """How many first packets were dropped because the table was full, since the start of the namespace."""
 
     def complaint(self, before: ConntrackRoom | None) -> str | None:
         """Return a warning for the operator, or None. It counts the packets dropped since the reading `before`."""

@@ -20,31 +20,32 @@ REPORT: Final = "kubeproxy/drain-report"
 """The annotation of a node's Lease, and the label by which these Leases are selected."""
 NODE: Final = "node"
 LEAVING: Final = "leaving"
-"""The label's values: the report of the instance that serves a node, and that of one that another has replaced, which
-only counts the connections that it still has."""
+"""The label's values: one for the report of the instance that serves a node, and one for that of an instance that
+another has replaced. The latter only counts the connections that it still has."""
 REPORT_SELECTOR: Final = REPORT
 REPORT_NAMESPACE: Final = "kubeproxy-reports"
-"""A namespace of nothing else: a node's token may write Leases in it."""
+"""A namespace that has nothing else, because a node's token may write Leases in it."""
 REPORT_PREFIX: Final = "kubeproxy-drain-"
-"""A node's Lease is named by this and the node."""
+"""A node's Lease is named by this prefix and the node."""
 REPORT_BYTES: Final = 65_536
-"""The longest report: that of a node with many rollouts. A longer one is of no proxy, and not read."""
+"""The longest report, which a node with many rollouts may have. A longer one is from no proxy, and is not read."""
 LEASE_S: Final = 150
-"""How long a report counts as one of a live node: two heartbeats, one of them late, and some skew of clocks."""
+"""For how long a report counts as one of a live node: two heartbeats, of which one may be late, and some skew of
+clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
-    """What one node's proxy has put into effect of a Service's requests."""
+    """What one node's proxy has put into effect of one Service's requests."""
 
     generation: int = 0
     """The newest generation that is in effect."""
     unused: frozenset[Address] = frozenset()
-    """Addresses of pods to be used that this proxy does not have as ready endpoints yet."""
+    """The addresses of pods to be used that this proxy does not have as ready endpoints yet."""
     kept: frozenset[Address] = frozenset()
-    """Addresses to be drained that still get connections, because there is no other endpoint."""
+    """The addresses to be drained that still get connections, because there is no other endpoint."""
     open: Mapping[Address, int] = field(default_factory=dict)
-    """Open connections of this node, without zeros."""
+    """The number of open connections of this node by address, without zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class DrainState:
     """What this node has put into effect of one Service's requests."""
 
     report: ServiceReport
-    """Without open connections, which the data plane counts."""
+    """The report without open connections, which the data plane counts."""
     counted: frozenset[Address]
-    """The addresses for which open connections are asked."""
+    """The addresses whose open connections are asked for."""
     draining: frozenset[Address]
     """The endpoints that drain."""
 
@@ -64,9 +65,10 @@ class NodeReport:
     """The report of one node's proxy."""
 
     services: Mapping[ServiceName, ServiceReport] = field(default_factory=dict)
-    """Services with requests."""
+    """The Services with requests."""
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """By namespace the number of Services without room here; those of the empty name are of namespaces not named."""
+    """The number of Services without room here, by namespace. Those under the empty name are of namespaces that are not
+    named."""
 
 
 def lease_name(node: str, role: str = NODE) -> str:
@@ -114,8 +116,10 @@ def decode_report(text: str) -> NodeReport:
 
 
 def _addresses(value: object, where: str) -> list[Address]:
-    """Addresses as texts: they are compared with those of requests, and nothing else is done with them. Parsing them
-    would be most of the work of a controller that reads the reports of a thousand nodes."""
+    """Return addresses as texts. They are only compared with those of requests.
+
+    Parsing them would be most of the work of a controller that reads the reports of a thousand nodes.
+    """
     if not isinstance(value, list):
         raise ValueError(f"{where}: found {shown(value)}; allowed is a list of IP addresses")
     return [Address(word_in(text, where)) for text in value]

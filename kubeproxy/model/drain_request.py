@@ -20,20 +20,21 @@ from kubeproxy.model.address import Address
 from kubeproxy.model.json_values import addresses_in, number_in, object_in, parsed, shown, to_text, whole_in, word_in
 
 REQUESTS: Final = "kubeproxy/drain-requests"
-"""The annotation of a Service."""
+"""The annotation of a Service that holds the requests."""
 MAX_REQUESTS: Final = 1000
-"""Requests of one Service, about 200 bytes each: an object's annotations may have 256 KiB in all."""
+"""How many requests one Service may have. Each has about 200 bytes, and an object's annotations may have 256 KiB in
+all."""
 MAX_ADDRESSES: Final = 2
-"""Addresses of one request: a pod has one of each family."""
+"""How many addresses one request may have. A pod has one of each family."""
 MAX_AHEAD_S: Final = 600.0
-"""A request counts in the last ten minutes before its `until`. Rollouts ask for two, and renew."""
+"""A request counts in the last ten minutes before its `until`. Rollouts ask for two minutes, and renew."""
 
 
 class Want(StrEnum):
     """What a request asks for."""
 
     DRAIN = "drain"
-    """Send the pod no new connections, and count those that are open."""
+    """Send the pod no new connections, and count the open ones."""
     USE = "use"
     """Report when the pod is among the endpoints that may get connections."""
     COUNT = "count"
@@ -45,16 +46,17 @@ class DrainRequest:
     """A request about one pod."""
 
     owner: str
-    """The rollout that asks."""
+    """The rollout that makes the request."""
     pod: str
     addresses: tuple[Address, ...]
     want: Want
     since: int
-    """The generation with which the request came. A node follows it if its report has this or a later one."""
+    """The generation with which the request came. A node follows the request if its report has this generation or a
+    later one."""
     until: float
-    """Unix seconds at which the request expires, so that one of a killed client does not stay."""
+    """The Unix seconds at which the request expires, so that a request of a killed client does not stay."""
     uid: str = ""
-    """The pod's UID. If it is empty, the request is about whatever pod has the addresses."""
+    """The pod's UID. If it is empty, the request is about any pod with these addresses."""
 
     def is_about(self, pod: str) -> bool:
         """Return whether the request is about an endpoint at its addresses with this `Endpoint.pod`. A request without
@@ -67,7 +69,8 @@ class DrainRequests:
     """All requests about the endpoints of one Service."""
 
     generation: int
-    """Grows with every change; milliseconds, so that it grows even when the annotation was removed in between."""
+    """A number that grows with every change. It is in milliseconds, so that it grows even if the annotation was removed
+    in between."""
     requests: tuple[DrainRequest, ...] = ()
 
     def active(self, now: float) -> tuple[DrainRequest, ...]:
@@ -79,12 +82,12 @@ class DrainRequests:
         return frozenset(a for request in self.active(now) if request.want in wants for a in request.addresses)
 
     def followed(self, now: float) -> int:
-        """Return the newest generation of which every request counts, or has counted."""
+        """Return the newest generation all of whose requests count now, or have counted."""
         ahead = (request.since - 1 for request in self.requests if request.until > now + MAX_AHEAD_S)
         return max(0, min((self.generation, *ahead)))
 
     def next_change(self, now: float) -> float | None:
-        """Return when the next request begins or ceases to count. Return None if no request will."""
+        """Return when the next request begins or ceases to count, or None if no request will."""
         changes = (at for request in self.requests for at in (request.until - MAX_AHEAD_S, request.until) if at > now)
         return min(changes, default=None)
 
@@ -111,7 +114,7 @@ def encode_requests(requests: DrainRequests) -> str:
 
 
 def decode_requests(text: str) -> DrainRequests:
-    """Parse the requests of an annotation. Raise ValueError, with what is wrong, for anything else."""
+    """Parse the requests of an annotation. Raise ValueError, with what is wrong, for any other text."""
     root = object_in(parsed(text), "")
     listed = root.get("requests", [])
     if not isinstance(listed, list):

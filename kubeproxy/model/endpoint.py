@@ -43,14 +43,16 @@ class Endpoint:
     zone_hints: frozenset[str] = frozenset()
     node_hints: frozenset[str] = frozenset()
     pod: str = ""
-    """The UID of its pod, or the pod's name where no UID is given; empty: no pod is known behind it. One text, because
-    a hundred thousand endpoints may have one each."""
+    """The UID of the endpoint's pod, or the pod's name if no UID is given. It is empty if no pod is known.
+
+    It is one text, because a hundred thousand endpoints may have one each.
+    """
     weight: int = 1
-    """Its share beside that of others, from 1 to `MAX_WEIGHT`."""
+    """The endpoint's share compared with the others, from 1 to `MAX_WEIGHT`."""
     draining: bool = False
-    """A rollout has asked that it gets no new connections (see `kubeproxy.model.drain_request`)."""
+    """Whether a rollout has asked that the endpoint gets no new connections (see `kubeproxy.model.drain_request`)."""
     aside: bool = False
-    """A person has taken it out by hand: it gets no new connections, as one that drains."""
+    """Whether a person has taken the endpoint out by hand. It gets no new connections, as one that drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,5 @@ class EndpointSlice:
     ports: tuple[EndpointPort, ...]
     endpoints: tuple[Endpoint, ...]
     trigger_time: str = ""
-    """The annotation endpoints.kubernetes.io/last-change-trigger-time (RFC 3339), for the programming latency."""
+    """The annotation endpoints.kubernetes.io/last-change-trigger-time (RFC 3339), from which the programming latency is
+    measured."""

@@ -1,4 +1,5 @@
-"""A frontend: one listener's worth of a service port, the result of the control plane's decisions."""
+"""A frontend: the part of a service port that one listener serves. It is the result of the control plane's
+decisions."""
 
 from __future__ import annotations
 
@@ -14,26 +15,26 @@ from kubeproxy.model.service import Protocol, ServicePortName
 
 
 class Scope(StrEnum):
-    """Which traffic a frontend takes, where policies distinguish clients."""
+    """Which traffic a frontend takes, if policies distinguish clients."""
 
     CLUSTER = "cluster"
-    """Traffic under the Cluster policy; for most service ports the only frontend."""
+    """Traffic under the Cluster policy. Most service ports have only this frontend."""
     LOCAL = "local"
-    """Traffic to cluster IPs under internalTrafficPolicy Local: only this node's endpoints answer."""
+    """Traffic to cluster IPs under internalTrafficPolicy Local. Only this node's endpoints answer."""
     EXTERNAL = "external"
-    """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local: only this node's
+    """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local. Only this node's
     endpoints answer, and they see the client's own address."""
 
 
 class Claim(IntEnum):
-    """How a Service comes by an address: the lower value wins where two Services have the same."""
+    """The origin of a Service's address. If two Services have the same address, the lower value wins."""
 
     ALLOCATED = 0
-    """Cluster IPs and node ports, which an API server gives to one Service alone."""
+    """Cluster IPs and node ports, each of which an API server gives to only one Service."""
     LOAD_BALANCER = 1
-    """In the Service's status, which a controller writes."""
+    """Addresses in the Service's status, which a controller writes."""
     EXTERNAL = 2
-    """In spec.externalIPs, where every author of a Service may write any address (CVE-2020-8554)."""
+    """Addresses in spec.externalIPs, where every author of a Service may write any address (CVE-2020-8554)."""
 
 
 class Verdict(StrEnum):
@@ -56,7 +57,7 @@ class FrontendName(NamedTuple):
 
 
 NODE_PORTS = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
-"""Address of a Destination that means: every address of this node that accepts node ports."""
+"""The address of a Destination that stands for every address of this node that accepts node ports."""
 
 
 class Destination(NamedTuple):
@@ -79,29 +80,29 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """What one listener takes in (destinations) and hands out (endpoints)."""
+    """The destinations that one listener serves, and the endpoints that it leads to."""
 
     name: FrontendName
     protocol: Protocol
     destinations: frozenset[Destination]
-    """Taken from every client, except what another frontend has among its `own_destinations`."""
+    """The destinations of every client, except those that are among another frontend's `own_destinations`."""
     own_destinations: frozenset[Destination] = frozenset()
-    """Taken only from this node itself and, where the cluster's own addresses are known, from pods: under
+    """The destinations only of this node itself and, if the cluster's own addresses are known, of pods: under
     externalTrafficPolicy Local any endpoint in the cluster may serve these clients."""
     source_ranges: frozenset[str] = frozenset()
-    """CIDRs of this family allowed to reach the `ranged` destinations. Empty without a restriction."""
+    """The CIDRs of this family that may reach the `ranged` destinations. It is empty if there is no restriction."""
     ranged: frozenset[Destination] = frozenset()
     """The load balancer addresses among the destinations."""
     claims: Mapping[Destination, Claim] = field(default_factory=dict)
-    """How the Service comes by a destination; those not named are `Claim.ALLOCATED`."""
+    """The origin of each destination. Those that are not named here are `Claim.ALLOCATED`."""
     created: int = 0
-    """Of the Service; see there."""
+    """When the Service was created, see `Service.created`."""
     endpoints: tuple[Target, ...] = ()
-    """Sorted and without duplicates, so that equal sets are equal values."""
+    """The endpoints, sorted and without duplicates, so that equal sets are equal values."""
     neighbors: tuple[Target, ...] = ()
-    """Endpoints that may be on this node, and so may be its own clients."""
+    """The endpoints that may be on this node, and so may be the frontend's own clients."""
     preserve: frozenset[Target] = frozenset()
-    """Endpoints that are dialed from the client's own address."""
+    """The endpoints that are dialed from the client's own address."""
     affinity_timeout_s: int | None = None
     balancing: Balancing = ROUND_ROBIN
     when_empty: Verdict = Verdict.REFUSE

@@ -1,4 +1,4 @@
-"""Checked values of JSON texts that come from annotations."""
+"""Checks values of JSON texts that come from annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was read from manifests, and what is wrong with them."""
+"""What was read from manifests, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ class ManifestProblem:
     origin: str
     """The file, directory or URL."""
     document: int
-    """Its number, from 1. 0 stands for the origin as a whole."""
+    """The document's number, from 1. 0 stands for the origin as a whole."""
     path: str
     message: str
     name: str = ""
-    """The object, if it can be identified: ``Service demo/web``."""
+    """The object, like ``Service demo/web``. It is empty if the object cannot be identified."""
     skipped: bool = False
-    """No fault: the object is of a kind that manifests may not define."""
+    """Whether this is no fault, because the object is of a kind that manifests may not define."""
     warning: bool = False
-    """No fault, but probably a mistake: the object is served."""
+    """Whether this is no fault, but probably a mistake. The object is served."""
 
     @property
     def is_fault(self) -> bool:
-        """Return whether something of the manifest is not in effect that should be."""
+        """Return whether a part of the manifest is not in effect that should be."""
         return not (self.skipped or self.warning)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Return what identifies the problem even after documents were added before its own."""
+        """Return a key that stays the same even if documents are added before the problem's own."""
         return self.origin, self.name, self.path, self.message
 
     @property
@@ -44,7 +44,7 @@ class ManifestProblem:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """One named path: its manifests and objects, counted, and the fault of the path itself."""
+    """One named path, with the numbers of its manifests and objects, and the fault of the path itself."""
 
     path: str
     manifests: int
@@ -65,7 +65,7 @@ class ManifestState:
 
     @property
     def faults(self) -> tuple[ManifestProblem, ...]:
-        """Return the problems for which something is not in effect that should be."""
+        """Return the problems because of which something is not in effect that should be."""
         return tuple(problem for problem in self.problems if problem.is_fault)
 
     @property

@@ -13,11 +13,12 @@ class Node:
 
     name: str
     addresses: tuple[Address, ...] = ()
-    """InternalIPs first, then ExternalIPs, each in the order of the status; the first of a family is its primary."""
+    """The InternalIPs first, then the ExternalIPs, each in the order of the status. The first of a family is its
+    primary address."""
     zone: str = ""
-    """Label topology.kubernetes.io/zone."""
+    """The value of the label topology.kubernetes.io/zone."""
     eligible: bool = True
-    """Whether load balancers may send new connections here: neither being deleted nor tainted
+    """Whether load balancers may send new connections here. They may not if the node is being deleted, or is tainted
     ToBeDeletedByClusterAutoscaler (KEP-3836)."""
     uid: str = ""
-    """metadata.uid, by which other objects refer to it as their owner."""
+    """The node's metadata.uid, by which other objects refer to it as their owner."""

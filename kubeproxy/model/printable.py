@@ -1,7 +1,7 @@
-"""Text of servers and tenants for terminals and logs. Pure.
+"""Makes text of servers and tenants safe for terminals and logs. Pure.
 
-A terminal obeys control characters: they set its title, clear it, colour it, or let text run backwards. So whatever
-does not print is written as JSON would escape it.
+A terminal obeys control characters: they set its title, clear it, colour it, or let text run backwards. So every
+character that does not print is written as JSON would escape it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, with ``\u001b`` for an escape, ``\n`` for a line break, ``\u202e`` for a change of the
-    writing direction. A JSON text means the same afterwards."""
+    r"""Return the text on one line, with ``\u001b`` for an escape, ``\n`` for a line break, and ``\u202e`` for a change
+    of the writing direction. A JSON text means the same afterwards."""
     return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
 
 

@@ -14,16 +14,17 @@ class Ejection:
     """Why, and until when, the kernel leads no new connections to an endpoint. Times are the event loop's seconds."""
 
     reason: str
-    """``refused``, ``unreachable``, ``silent``; or ``timeout``, from a worker."""
+    """``refused``, ``unreachable`` or ``silent``; from a worker also ``timeout``."""
     noticed_by: str
-    """``rescue``: a client's packet on the kernel path; ``worker``: a dial on the userspace path."""
+    """``rescue`` if a client's packet on the kernel path has shown the failure, or ``worker`` if a dial on the
+    userspace path has."""
     since: float
     until: float
     """When the next dial is due."""
     delay_s: float
     """The time from the last failure to the next dial."""
     failures: int = 1
-    """Failures in a row."""
+    """The number of failures in a row."""
     tenants: frozenset[str] = frozenset()
     """The namespaces of the Services that had the endpoint when it failed."""
 
@@ -33,23 +34,23 @@ class RescueCounts:
     """What a rescue process has done since its start. The control process adds those of all its rescue processes."""
 
     copied: int = 0
-    """SYNs copied."""
+    """The number of SYNs that were copied."""
     refused: int = 0
-    """Reports of refused connections."""
+    """The number of reports of refused connections."""
     unreachable: int = 0
-    """Reports of ICMP errors."""
+    """The number of reports of ICMP errors."""
     resent: int = 0
-    """Packets sent again."""
+    """The number of packets that were sent again."""
     given_up: int = 0
-    """SYNs that were sent again as often as allowed; their clients repeat them."""
+    """The number of SYNs that were sent again as often as allowed. Their clients repeat them."""
     unknown: int = 0
-    """Reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
+    """The number of reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
     unsent: int = 0
-    """Packets that the kernel did not send."""
+    """The number of packets that the kernel did not send."""
     overflows: int = 0
-    """Times that the kernel had no room for a report or copy."""
+    """How often the kernel had no room for a report or a copy."""
     held: int = 0
-    """Copies kept now."""
+    """The number of copies that are kept now."""
 
     @property
     def reports(self) -> int:
@@ -71,11 +72,11 @@ class RescueState:
     changed_at: float
     """Since when `working` has its value, in the event loop's seconds."""
     problem: str
-    """Why failed connections are not rescued; empty if they are, or if the rescue is about to start."""
+    """Why failed connections are not rescued. It is empty if they are, or if the rescue is about to start."""
     restarts: int
     """How often the rescue process was started again."""
     counts: RescueCounts
     ejections: Mapping[tuple[str, str], int]
-    """Ejections so far by reason, and by which part has noticed the failure."""
+    """The number of ejections so far, by reason and by the part that has noticed the failure."""
     ejected: Mapping[tuple[Protocol, Target], Ejection]
     """The endpoints to which the kernel leads no new connections now."""

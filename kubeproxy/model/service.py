@@ -12,7 +12,7 @@ from kubeproxy.model.drain_request import DrainRequests
 
 
 class Protocol(StrEnum):
-    """A service port's transport, spelled as in the API. SCTP has a name only: it is not served."""
+    """The transport of a service port, spelled as in the API. SCTP is only named here, and is not served."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -60,7 +60,7 @@ class ServicePort:
     protocol: Protocol
     port: int
     node_port: int = 0
-    """0 if there is none."""
+    """The node port, or 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +71,24 @@ class Service:
     cluster_ips: tuple[Address, ...]
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
-    """Seconds that a client stays with its endpoint after its last connection. None without affinity."""
+    """For how many seconds after its last connection a client stays with its endpoint. None without affinity."""
     scheduler: Scheduler | None = None
-    """None if the node's default decides."""
+    """The scheduler of this Service. None if the node's default decides."""
     slow_start_s: int = 0
-    """Seconds until an endpoint that has just become ready has its whole share. 0 if it has it at once."""
+    """For how many seconds the share of an endpoint that has just become ready grows. 0 if it has its whole share at
+    once."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()
     load_balancer_ips: tuple[Address, ...] = ()
-    """Ingress addresses of mode VIP; the load balancer itself answers at those of mode Proxy."""
+    """The ingress addresses of mode VIP. At those of mode Proxy the load balancer itself answers."""
     load_balancer_source_ranges: tuple[str, ...] = ()
-    """Canonical CIDRs. Empty if every client is allowed."""
+    """The canonical CIDRs. It is empty if every client is allowed."""
     health_check_node_port: int = 0
-    """0 if there is none."""
+    """The health check node port, or 0 if there is none."""
     created: int = 0
-    """metadata.creationTimestamp in Unix seconds. 0 if it is not given, as in most manifests."""
+    """The metadata.creationTimestamp in Unix seconds. It is 0 if it is not given, as in most manifests."""
     drain: DrainRequests | None = None
-    """What rollouts ask about the Service's endpoints. None if they ask nothing."""
+    """The requests of rollouts about the Service's endpoints. None if there are none."""
     remarks: tuple[str, ...] = ()
-    """What of it is not followed although it is served, and why."""
+    """What part of the object is ignored although the Service is served, and why."""

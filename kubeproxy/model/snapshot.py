@@ -14,11 +14,11 @@ class DataPath(StrEnum):
     """The way that the bytes of new connections take."""
 
     USERSPACE = "userspace"
-    """Through a worker of this proxy."""
+    """Bytes go through a worker of this proxy."""
     KERNEL = "kernel"
-    """From the client to the endpoint, translated by netfilter."""
+    """Bytes go from the client to the endpoint, translated by netfilter."""
     REFUSED = "refused"
-    """The kernel cannot lead the connections, and no worker is to serve them."""
+    """New connections are refused: the kernel cannot lead them, and no worker is to serve them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class FrontendState:
     """The port at which the frontend listens. None while it does not listen yet."""
     data_path: DataPath = DataPath.USERSPACE
     data_path_reason: str = ""
-    """Why new connections do not take the kernel path; empty if they do."""
+    """Why new connections do not take the kernel path. It is empty if they do."""
     targets: tuple[Target, ...] = ()
-    """The endpoints to which the kernel leads new connections; empty on the userspace path."""
+    """The endpoints to which the kernel leads new connections. It is empty on the userspace path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Summary:
 
     services: int
     waiting: int
-    """Services that changed and have not been processed yet."""
+    """The number of Services that changed and have not been processed yet."""
     listeners: int
-    """Frontends that listen."""
+    """The number of frontends that listen."""
     services_degraded: int
-    """Services that are not served, or only in part."""
+    """The number of Services that are not served, or only in part."""
     failing: str | None
     """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
     listing: tuple[str, ...]
-    """Sources that have not listed their objects yet."""
+    """The sources that have not listed their objects yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Snapshot:
     service_health: Mapping[ServiceName, tuple[int, int]]
     """The health check node port of each Service that has one, and its number of ready endpoints on this node."""
     sources: Mapping[str, bool]
-    """Every source, and whether it has listed all its objects."""
+    """Every source, and whether it has listed all of its objects."""
     owners: Mapping[ServiceName, str]
-    """Which source each Service is served from."""
+    """The source from which each Service is served."""
     netfilter: str
     failing: str | None
     """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
     failures: int
-    """Netfilter transactions that failed in a row."""
+    """How many netfilter transactions have failed in a row."""
     pending_since: float | None
     """When the oldest change that is not in effect yet was first seen. None if everything is in effect."""
     programmed_at: float | None

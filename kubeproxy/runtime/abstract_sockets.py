@@ -120,7 +120,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _by_proc() -> Iterator[str]:
-    with open(NAMES, encoding="ascii", errors="replace") as listing:  # a worker does without pathlib
+    with open(NAMES, encoding="ascii", errors="replace") as listing:  # A worker does without pathlib.
         lines = listing.read().splitlines()[1:]
     for line in lines:
         fields = line.split(maxsplit=7)

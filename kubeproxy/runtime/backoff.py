@@ -1,4 +1,4 @@
-"""Delays between tries of something that fails. No clock, no sleep."""
+"""Delays between tries of an operation that fails. There is no clock and no sleep here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 class DoublingBackoff:
     """Delays that double with each failure in a row, from `first_s` to `limit_s`.
 
-    Deterministic: for one client of a resource of its own, where nothing else retries in step.
+    They are deterministic, for one client of a resource of its own, where no other client retries in step.
     """
 
     def __init__(self, *, first_s: float, limit_s: float) -> None:
@@ -38,7 +38,7 @@ class DecorrelatedJitter:
     def __init__(self, *, base_s: float, cap_s: float, random: Random) -> None:
         self._first_s = base_s
         self.range_s = base_s, cap_s
-        """May be changed between two draws."""
+        """The range may be changed between two draws."""
         self._random = random
         self._last_s = base_s
 

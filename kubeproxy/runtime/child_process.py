@@ -13,11 +13,11 @@ from typing import Final
 LOOK_S: Final = 0.01
 """How often a process with a closed channel is checked for its exit."""
 EXIT_S: Final = 2.0
-"""How long it may take to exit; then it is killed."""
+"""How long a process may take to exit before it is killed."""
 
 
 class ChildProcess:
-    """A process that is started by the constructor. `channel` is our end of a socketpair; its user closes it."""
+    """A child process, which the constructor starts. `channel` is our end of a socketpair, which its user closes."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class ChildProcess:
         kind: socket.SocketKind = socket.SOCK_STREAM,
         inherit: Sequence[int] = (),
     ) -> None:
-        """`make_command` returns the command line for the descriptor of the other end. `inherit`: further descriptors
-        for the process. OSError when it cannot start."""
+        """`make_command` returns the command line for the descriptor of the other end. `inherit` are further
+        descriptors for the process. Raise OSError if it cannot start."""
         self._killed_for: str | None = None
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
@@ -53,14 +53,14 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def kill(self, reason: str) -> None:
-        """Kill the process. The first `reason` given is the one that counts."""
+        """Kill the process. Of several reasons, the first counts."""
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def reap(self, reason: str, on_exit: Callable[[str], None]) -> None:
-        """Call `on_exit` with the way in which the process has ended, once it has. One that takes long is killed, for
-        `reason`."""
+        """Call `on_exit` with the way in which the process has ended, once it has ended. A process that takes long is
+        killed, for `reason`."""
         loop = asyncio.get_running_loop()
         self._look(loop, loop.time() + EXIT_S, reason, on_exit)
 

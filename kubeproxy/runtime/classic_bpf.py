@@ -45,7 +45,7 @@ def assemble(steps: Iterable[Step]) -> bytes:
 def fprog(program: bytes) -> tuple[bytes, ctypes.Array[ctypes.c_char]]:
     """Return struct sock_fprog for a program, and the memory that it points to and that has to outlive its use."""
     memory = ctypes.create_string_buffer(program, len(program))
-    # A length, and a pointer at its natural place.
+    # The struct has a length, and a pointer at its natural alignment.
     return struct.pack("@HP", len(program) // _STEP.size, ctypes.addressof(memory)), memory
 
 

@@ -25,7 +25,7 @@ class FewByName:
         return False
 
     def others(self, now: float) -> int:
-        """Return how many events were not logged in the interval that is over; 0 while it lasts."""
+        """Return how many events were not logged in the interval that is over. Return 0 while it lasts."""
         if now - self._since < self.interval_s:
             return 0
         others, self._others = self._others, 0

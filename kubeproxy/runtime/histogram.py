@@ -1,4 +1,4 @@
-"""Durations counted by bucket."""
+"""Counts durations by bucket."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Histogram:
     __slots__ = ("bounds", "counts", "seconds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the buckets' upper bounds in seconds, ascending; one more bucket takes the rest."""
+        """`bounds` are the buckets' upper bounds in seconds, ascending. One more bucket takes longer durations."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Durations of each bucket alone, not cumulative."""
+        """The number of durations in each bucket alone, not cumulative."""
         self.seconds = 0.0
         """The sum of all durations."""
 
     def add(self, seconds: float) -> None:
-        """Count one duration; a bound belongs to the bucket below it."""
+        """Count one duration. A duration equal to a bound belongs to the bucket below it."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.seconds += seconds
 

@@ -13,11 +13,11 @@ from kubeproxy.model.errors import KubeproxyError
 log = structlog.get_logger(__name__)
 
 RESTART_S = 1.0
-"""Pause before a failed part starts again, in seconds."""
+"""The pause before a failed part starts again, in seconds."""
 
 
 async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `part` until it returns; start it again when it raises. Traffic does not stop meanwhile."""
+    """Run `part` until it returns, and start it again whenever it raises. Traffic does not stop meanwhile."""
     while True:
         try:
             await part()
@@ -35,5 +35,5 @@ async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]])
 def _is_want_of_memory(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_want_of_memory, error.exceptions))
-    # Python raises the second when there is no memory for a thread, or the limit on threads is reached.
+    # Python raises the second if there is no memory for a thread, or the limit on threads is reached.
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))

@@ -18,13 +18,13 @@ from typing import Final
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of the system calls, on all architectures."""
 _ASK_VERSION, _NET_PORT = 1, 2
-"""LANDLOCK_CREATE_RULESET_VERSION, LANDLOCK_RULE_NET_PORT; linux/landlock.h, as all here."""
+"""LANDLOCK_CREATE_RULESET_VERSION and LANDLOCK_RULE_NET_PORT of linux/landlock.h, as the other numbers here."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""How many rights concern files, from each version on."""
+"""How many rights concern files, from each version of the interface on."""
 _BIND_TCP, _NETWORK_SINCE = 1, 4
 _ABSTRACT_SOCKETS, _SIGNALS, _SCOPES_SINCE = 1, 2, 6
 _ANY_PORT = 0
-"""The kernel chooses the port."""
+"""The port number that lets the kernel choose the port."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -38,10 +38,11 @@ def version() -> int:
 
 
 def restrict(*, abstract_sockets: bool) -> None:
-    """Give up files, signals to others, and ports of TCP but those that the kernel chooses.
+    """Give up files, signals to others, and all TCP ports except those that the kernel chooses.
 
-    `abstract_sockets`: whether to go on connecting to those of other processes. Requires no_new_privs
-    (`privileges.drop`). Applies to this thread and those that it starts. OSError when the kernel refuses.
+    `abstract_sockets` says whether this process may still connect to those of other processes. This requires
+    no_new_privs (`privileges.drop`), and applies to this thread and those that it starts. Raise OSError if the kernel
+    refuses.
     """
     present = version()
     files = (1 << max(count for since, count in _FILE_RIGHTS if since <= present)) - 1

@@ -1,6 +1,6 @@
-"""Standard output and standard error of the commands: the only way there.
+"""Writes to standard output and standard error for the commands, which use no other way.
 
-What servers and tenants have written is in most lines, and a terminal would obey its control characters.
+Most lines have text from servers and tenants, and a terminal would obey its control characters.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def write_lines(stream: TextIO, *lines: str) -> None:
 
 
 def write_data(stream: TextIO, text: str) -> None:
-    """Write objects as they were asked for: unchanged for programs, and printable on a terminal. `text` is complete
-    with its line ends."""
+    """Write objects unchanged for programs, and printable on a terminal. `text` is complete with its line ends."""
     if stream.isatty():
         text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     stream.write(text)

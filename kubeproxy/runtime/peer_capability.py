@@ -28,13 +28,14 @@ _PREFIX: Final = "kubeproxy/challenge"
 _SO_TXTIME: Final = 61
 """asm-generic/socket.h; Linux 4.19 and newer. Python has no name for it."""
 _TXTIME: Final = struct.Struct("=iI")
-"""struct sock_txtime: clock, flags."""
+"""The struct sock_txtime, which has a clock and flags."""
 _SIOCGSKNS: Final = 0x894C
-"""linux/sockios.h: the network namespace of a socket, for those with CAP_NET_ADMIN there; Linux 4.10 and newer."""
+"""linux/sockios.h: asks for the network namespace of a socket. It needs CAP_NET_ADMIN there, and Linux 4.10 or
+newer."""
 
 
 class Purpose(Enum):
-    """What a proof is for."""
+    """The purpose of a proof."""
 
     OWN = "own"
     """The process at a control socket proves that it may own the node."""
@@ -70,7 +71,7 @@ class Challenge:
         """Return whether a process with CAP_NET_ADMIN has answered."""
         try:
             clock, _ = _TXTIME.unpack(self._sock.getsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.size))
-        except OSError:  # a kernel before 4.19
+        except OSError:  # This is a kernel before 4.19.
             return False
         return bool(clock == time.CLOCK_TAI)
 
@@ -80,13 +81,14 @@ class Challenge:
 
 
 def answer(challenge: int, purpose: Purpose, control: str) -> bool:
-    """Answer on a received descriptor, and close it; whether it is for that purpose, and the kernel allowed it.
+    """Answer on a received descriptor, and close it. Return whether it is for that purpose, and the kernel has allowed
+    the answer.
 
-    `control`: the control socket over which it came.
+    `control` is the control socket over which the descriptor came.
     """
     try:
         received = socket.socket(fileno=challenge)
-    except OSError:  # no socket
+    except OSError:  # The descriptor is no socket.
         os.close(challenge)
         return False
     try:
@@ -94,7 +96,7 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
             if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_DGRAM:
                 return False
             name = sock.getsockname()
-            # Names of control sockets may begin alike, so all but the random part is compared.
+            # Names of control sockets may begin alike, so everything before the random part is compared.
             if not isinstance(name, bytes) or name[: name.rfind(b"/") + 1] != _bound(purpose, control):
                 return False
             if not _of_this_network(sock):
@@ -106,13 +108,13 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
 
 
 def _bound(purpose: Purpose, control: str) -> bytes:
-    """Return what comes before the random part."""
+    """Return the part of a name before its random part."""
     return f"\0{_PREFIX}/{purpose.value}/{control}/".encode()
 
 
 def _of_this_network(sock: socket.socket) -> bool:
-    """Return whether a socket belongs to our network namespace. In every other one the names of control sockets are
-    free."""
+    """Return whether a socket belongs to our network namespace. In every other namespace the names of control sockets
+    are free."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         return _network(own) == _network(sock)
 

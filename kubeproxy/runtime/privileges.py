@@ -1,4 +1,4 @@
-"""Drops capabilities for good: workers drop nearly all, the control process most."""
+"""Drops capabilities for good. Workers drop nearly all of them, and the control process most."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Capability(IntEnum):
     """The capabilities in use (linux/capability.h)."""
 
     DAC_OVERRIDE = 1
-    """Files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
+    """Reading files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
     NET_BIND_SERVICE = 10
-    """Ports below 1024."""
+    """Binding ports below 1024."""
     NET_ADMIN = 12
-    """Rules, routes, dialing from a client's address."""
+    """Changing rules and routes, and dialing from a client's address."""
     NET_RAW = 13
-    """The legacy tables; dialing from a client's address, too."""
+    """Using the legacy tables, and dialing from a client's address."""
     SYS_CHROOT = 18
-    """Workers and the rescue process leave the file system by it, where a person has started them as root."""
+    """Leaving the file system, for workers and the rescue process that a person has started as root."""
 
 
 FOR_DIALING = (Capability.NET_RAW,)
-"""The capability of a worker: it marks its dials, and dials from clients' addresses. Never CAP_NET_ADMIN, which allows
-rewriting every rule of the node."""
+"""The capability of a worker, which marks its dials and dials from clients' addresses. It is never CAP_NET_ADMIN, with
+which every rule of the node could be rewritten."""
 CONTROL = frozenset(Capability)
 """The capabilities of the control process."""
 
@@ -50,20 +50,18 @@ def held() -> int:
 
 
 def drop(keep: Collection[Capability] = ()) -> None:
-    """Drop every capability but the first of `keep` that is permitted, in all sets; exec never gives any back.
-
-    OSError when the kernel refuses.
-    """
+    """Drop every capability except the first of `keep` that is permitted, in all sets. No exec gives any back. Raise
+    OSError if the kernel refuses."""
     kept = _first_held(keep)
     _restrict(kept, inheritable=0)
 
 
 def restrict(keep: Collection[Capability] = CONTROL) -> None:
-    """Drop every capability but `keep`, in all sets; exec never gives any back.
+    """Drop every capability except `keep`, in all sets. No exec gives any back.
 
-    Programs that this process starts, and its own next image, keep the same: as root by the bounding set, as another
-    user by the ambient set. It applies to the calling thread and those that it starts, so call it before there are
-    others. OSError when the kernel refuses.
+    Programs that this process starts, and its own next image, keep the same ones: as root by the bounding set, as
+    another user by the ambient set. This applies to the calling thread and those that it starts, so call it before
+    there are others. Raise OSError if the kernel refuses.
     """
     kept = held() & sum(1 << capability for capability in keep)
     _restrict(kept, inheritable=kept & _inheritable())
@@ -81,7 +79,7 @@ def _restrict(kept: int, *, inheritable: int) -> None:
             break
         if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             _forgive(errno.EPERM)
-    # The kernel removes from the ambient set what is not permitted and inheritable.
+    # The kernel removes from the ambient set what is not both permitted and inheritable.
     _call_with_sets("capset", _SETS.pack(kept, kept, inheritable, 0, 0, 0))
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         _forgive()

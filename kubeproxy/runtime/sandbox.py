@@ -20,7 +20,7 @@ def leave_file_system() -> None:
     The rest of the sandbox does not see where a Unix socket leads, and root's daemons (systemd, a container runtime)
     obey any process of root that connects. In a pod, and as a user of its own, a process finds no such sockets.
     """
-    with contextlib.suppress(OSError):  # without the capability, or without /proc
+    with contextlib.suppress(OSError):  # The process lacks the capability, or there is no /proc.
         os.chroot("/proc/self/fdinfo")
         os.chdir("/")
 
@@ -28,12 +28,12 @@ def leave_file_system() -> None:
 def confine(*, sockets: bool, use_landlock: bool = True) -> str | None:
     """Confine this process for good. Return the reason why its system calls are not filtered, or None if they are.
 
-    `sockets`: whether it may still open those that a worker needs: TCP, UDP, and Unix sockets to its next owner.
-    Requires no_new_privs (`privileges.drop`), and that no other thread runs. What is imported later, or reads a
-    file, fails. `use_landlock`: False tries the filter alone.
+    `sockets` says whether it may still open those that a worker needs: TCP, UDP, and Unix sockets to its next owner.
+    This requires no_new_privs (`privileges.drop`), and that no other thread runs. Imports and reads of files fail
+    afterwards. Without `use_landlock` only the filter is used, so that it can be tried.
     """
     if use_landlock:
-        # Without Landlock (before Linux 5.13, or not enabled) the filter alone keeps files closed.
+        # Without Landlock (before Linux 5.13, or if it is not enabled) the filter alone keeps files closed.
         with contextlib.suppress(OSError):
             landlock.restrict(abstract_sockets=sockets)
     return seccomp.confine(sockets=sockets)

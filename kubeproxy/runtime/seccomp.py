@@ -38,10 +38,10 @@ class Machine(NamedTuple):
 
 
 MACHINES: Final = {"x86_64": Machine(0xC000003E, 0), "aarch64": Machine(0xC00000B7, 1)}
-"""By the name in uname(2); linux/audit.h."""
+"""The machines by their name in uname(2); the numbers are those of linux/audit.h."""
 
 _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
-"""Offsets in struct seccomp_data; an argument has 64 bits, and these are of its low half."""
+"""Offsets in struct seccomp_data. An argument has 64 bits, and these are the offsets of its low half."""
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 """linux/seccomp.h."""
 _REFUSE, _UNKNOWN = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
@@ -53,7 +53,7 @@ _IOCTLS = (0x5421, 0x541B, 0x5450, 0x5451, 0x8910, 0x8933)
 """FIONBIO, FIONREAD, FIONCLEX, FIOCLEX, SIOCGIFNAME, SIOCGIFINDEX: Python's and the C library's for sockets. TIOCSTI is
 not among them: it types into the terminal at which a person has started the program."""
 _SIGNALS_BY_DESCRIPTOR = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends any signal to any process of the same user."""
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX, by which the kernel sends any signal to any process of the same user."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
@@ -64,7 +64,7 @@ def refused(machine: Machine, *, sockets: bool) -> dict[str, int]:
 
 
 def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
-    """Return the filter for a process, as an array of struct sock_filter. `sockets`: whether the process may open
+    """Return the filter for a process, as an array of struct sock_filter. `sockets` says whether the process may open
     any."""
     inspected = machine.numbers(INSPECTED)
     rules: dict[str, list[Step]] = {
@@ -80,7 +80,7 @@ def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
         (JEQ, 1, 0, machine.arch),
         (RET, 0, 0, _KILL),
         (LD_ABS, 0, 0, _NUMBER),
-        (JGE, 0, 1, UNKNOWN_FROM),  # the x32 ABI's numbers of the same calls, too
+        (JGE, 0, 1, UNKNOWN_FROM),  # The x32 ABI has other numbers for the same calls.
         (RET, 0, 0, _UNKNOWN),
     ]
     for name, rule in rules.items():
@@ -106,7 +106,7 @@ def _forbid(argument: int, *values: int) -> list[Step]:
 
 
 def _unless(*allowed: int) -> list[Step]:
-    """Refuse all but these values, and go on with the others."""
+    """Refuse all values except these, and continue with the others."""
     tests = [(JEQ, len(allowed) - place, 0, value) for place, value in enumerate(allowed)]
     return [*tests, (RET, 0, 0, _REFUSE)]
 
@@ -127,7 +127,7 @@ def _plain_socket() -> list[Step]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Return the first and last number of each row without gaps, in order."""
+    """Return the first and last number of each unbroken row, in order."""
     present = set(numbers)
     firsts = sorted(number for number in present if number - 1 not in present)
     lasts = sorted(number for number in present if number + 1 not in present)
@@ -137,8 +137,8 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 def confine(*, sockets: bool = True) -> str | None:
     """Filter the system calls of this process. Return the reason why that is not possible, or None if it is done.
 
-    `sockets`: whether it may still open those that a worker needs. Requires no_new_privs (`privileges.drop`). Applies
-    to this thread; it can start no other.
+    `sockets` says whether the process may still open those that a worker needs. This requires no_new_privs
+    (`privileges.drop`), and applies to this thread, which can start no other.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:

@@ -1,7 +1,7 @@
-"""System calls that a confined process has no use for: their names, and their numbers on each architecture.
+"""System calls that a confined process does not need: their names, and their numbers on each architecture.
 
-The numbers are those of arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h; from 424 on, all
-architectures have the same. None: the architecture does not have the call.
+The numbers are those of arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. From 424 on, all
+architectures have the same. None means that the architecture does not have the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 Numbers = tuple[int | None, int | None]
-"""Of x86_64, and of aarch64."""
+"""The numbers on x86_64 and on aarch64."""
 
 FILES: Final[Mapping[str, Numbers]] = {
     # Opening and creating.
@@ -37,7 +37,7 @@ FILES: Final[Mapping[str, Numbers]] = {
     "rename": (82, None),
     "renameat": (264, 38),
     "renameat2": (316, 276),
-    # Changing: fd calls, too, as standard error may be a file.
+    # Changing. Calls on descriptors are here, too, as standard error may be a file.
     "truncate": (76, 45),
     "ftruncate": (77, 46),
     "fallocate": (285, 47),
@@ -102,7 +102,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
     "execveat": (322, 281),
     "unshare": (272, 97),
     "setns": (308, 268),
-    # Signals to others, looks into others, and their priorities.
+    # Signals to other processes, access to them, and their priorities.
     "kill": (62, 129),
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
@@ -164,7 +164,7 @@ KERNEL: Final[Mapping[str, Numbers]] = {
 }
 
 SOCKETS: Final[Mapping[str, Numbers]] = {
-    # Refused where all sockets are open already.
+    # Calls that are refused where all sockets are open already.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -179,7 +179,7 @@ PAIRS: Final[Mapping[str, Numbers]] = {"socketpair": (53, 199)}
 """A datagram socket of a pair sends to any name of another Unix socket."""
 
 INSPECTED: Final[Mapping[str, Numbers]] = {
-    # Allowed by their arguments.
+    # Calls that are allowed by their arguments.
     "socket": SOCKETS["socket"],
     "tgkill": (234, 131),
     "prlimit64": (302, 261),
@@ -188,4 +188,4 @@ INSPECTED: Final[Mapping[str, Numbers]] = {
 }
 
 UNKNOWN_FROM: Final = 463
-"""Calls from here on (Linux 6.13) are newer than these tables."""
+"""Calls from this number on (Linux 6.13) are newer than these tables."""

@@ -26,7 +26,7 @@ class TaskSet:
         return task
 
     async def first_of(self, *ends: Coroutine[Any, Any, Any]) -> None:
-        """Return when the first of them ends; the others continue."""
+        """Return when the first of these tasks ends. The others continue."""
         waiting = [self.start(end, name="end") for end in ends]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 

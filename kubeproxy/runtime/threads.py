@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEGIN_S = 10.0
-"""Seconds that a thread may take to begin; a slower one will never begin."""
+"""For how many seconds a thread may take to begin. A slower one will never begin."""
 
 
 class NotBegun(MemoryError):
-    """No thread could start, for lack of memory or by a limit on processes; no work was done."""
+    """No thread could start, because memory was short or a limit on processes was reached. No work was done."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -48,8 +48,8 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    # Not threading.Thread: its start() waits until the thread reports that it runs; a thread without memory for that
-    # would block the whole process for ever.
+    # threading.Thread is not used, because its start() waits until the thread reports that it runs. A thread without
+    # memory for that would block the whole process forever.
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
@@ -57,7 +57,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         await asyncio.wait((future,), timeout=BEGIN_S)
     except asyncio.CancelledError:
-        future.cancel()  # its result is no longer needed
+        future.cancel()  # The result is no longer needed.
         raise
     if not begun:
         future.cancel()

@@ -13,7 +13,7 @@ from typing import NewType, Protocol
 from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 
 SourceName = NewType("SourceName", str)
-"""The source's name in messages and labels: ``kubernetes``, ``manifests``."""
+"""The source's name in messages and labels: ``kubernetes`` or ``manifests``."""
 
 
 class Sink(Protocol):
@@ -21,26 +21,26 @@ class Sink(Protocol):
     not import."""
 
     def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
-        """Replace all Services of this source; others are removed."""
+        """Replace all Services of this source. Those that are not in the list are removed."""
 
     def put_service(self, source: SourceName, service: Service) -> None:
         """Add or change a Service."""
 
     def remove_service(self, source: SourceName, name: ServiceName) -> None:
-        """Remove a Service that is gone, or no longer served by this proxy. Ignores unknown names."""
+        """Remove a Service that is gone, or that this proxy does not serve any more. An unknown name is ignored."""
 
     def replace_slices(self, source: SourceName, slices: Iterable[EndpointSlice]) -> None:
-        """Replace all EndpointSlices of this source; others are removed."""
+        """Replace all EndpointSlices of this source. Those that are not in the list are removed."""
 
     def put_slice(self, source: SourceName, endpoint_slice: EndpointSlice) -> None:
         """Add or change an EndpointSlice."""
 
     def remove_slice(self, source: SourceName, name: SliceName) -> None:
-        """Remove an EndpointSlice. Ignores unknown names."""
+        """Remove an EndpointSlice. An unknown name is ignored."""
 
 
 class NodeSink(Protocol):
-    """Takes the object of this node; the tracker does."""
+    """Takes the object of this node. The tracker does so."""
 
     def set_node(self, node: Node | None) -> None:
-        """Set this node's object; None: there is no such node."""
+        """Set this node's object, or None if there is no such node."""

@@ -1,4 +1,4 @@
-"""The watched resources: their places in the API, and their ways to the sink. No network here."""
+"""The watched resources: their places in the API, and their ways to the sink. They do no network requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ headless label, which older servers refuse with a 400. The labels work with ever
 headless Services that they select."""
 
 MOST_NOT_SERVED = 10_000
-"""Reasons that are kept, one for each Service, for `kubeproxy status NAME`."""
+"""For how many Services the reason why they are not served is kept, for `kubeproxy status NAME`."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Services(Resource[Service]):
         self._sink = sink
         self._decode = msgspec.json.Decoder(api_types.Service).decode
         self._not_served: dict[ServiceName, str] = {}
-        """Why the server's Services that are not served are not, the latest `MOST_NOT_SERVED`."""
+        """Why Services of the server are not served, for the latest `MOST_NOT_SERVED` of them."""
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Service], list[Fault]]:
         decoded = self._decode(raw)

@@ -36,7 +36,7 @@ class _GroupList(msgspec.Struct):
 
 
 BEHIND_S: Final = 10.0
-"""Seconds for which changes may be missed before it is a complaint: a server that restarts is back before."""
+"""For how many seconds changes may be missed before it is a complaint. A server that restarts is back sooner."""
 LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
@@ -77,13 +77,13 @@ class KubernetesSource:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. The server's failures are retried for ever, and do not change the sink's contents."""
+        """Watch until cancelled. Failures of the server are retried forever, and do not change the sink's contents."""
         async with asyncio.TaskGroup() as group:
             for reflector in self._reflectors:
                 group.create_task(reflector.run(), name=f"reflector of {reflector.state().resource}")
 
     def retry(self) -> None:
-        """Ask the server again now, where a reflector waits after a failure."""
+        """Ask the server again now, if a reflector waits after a failure."""
         for reflector in self._reflectors:
             reflector.retry()
 
@@ -92,7 +92,8 @@ class KubernetesSource:
         return tuple(reflector.state() for reflector in self._reflectors)
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Return why a Service of the server is not served (namespace empty: any); empty: it is, or none is known."""
+        """Return why a Service of the server is not served, or an empty text if it is served or unknown. Without a
+        namespace, look in all of them."""
         return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
@@ -107,9 +108,11 @@ class KubernetesSource:
         return f"{behind.resource}: {effect}: {behind.last_error}"
 
     async def _choose_slices(self) -> Resource[Any]:
-        """EndpointSlices if the list of API groups has them, else Endpoints. A request for the group's own path would
-        not show it: with kube-proxy's role an unknown group is a 403 like any other. If reading the list is forbidden,
-        the server is assumed to have EndpointSlices."""
+        """Return EndpointSlices if the list of API groups has them, and Endpoints otherwise.
+
+        A request for the group's own path would not show it: with kube-proxy's role an unknown group is a 403 like any
+        other. If reading the list is forbidden, the server is assumed to have EndpointSlices.
+        """
         try:
             body = await self._client.get_json("/apis")
         except ApiError as error:

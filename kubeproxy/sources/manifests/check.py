@@ -32,7 +32,7 @@ class Survey:
     warnings: tuple[str, ...]
     """Likely mistakes, in the same form. The daemon serves the objects as they are."""
     manifests: int
-    """Files, URLs and streams that could be read."""
+    """How many files, URLs and streams could be read."""
     services: int
     slices: int
     """The number of EndpointSlices. An Endpoints object counts once for each of its IP families."""
@@ -90,7 +90,7 @@ class _Mistakes:
     def located(self, problem: ManifestProblem) -> str:
         """Return a fault with its line."""
         word, _, number = problem.path.rpartition("line ")
-        if number.isdecimal() and not word.strip("."):  # the text cannot be parsed from there on
+        if number.isdecimal() and not word.strip("."):  # The text cannot be parsed from there on.
             return f"{problem.origin}:{number}: error: {problem.message}"
         for piece in self._manifests[problem.origin]:
             if piece.place.document == problem.document and problem.path.startswith(piece.place.item):
@@ -130,7 +130,7 @@ class _Mistakes:
         services: dict[ServiceName, tuple[Where, Service | None]] = {}
         for origin, piece in everything:
             if (name := piece.entry.name) is not None and name.kind is ObjectKind.SERVICE:
-                # Of several definitions the first is served.
+                # If there are several definitions, the first is served.
                 services.setdefault(ServiceName(name.namespace, name.name), ((origin, piece), piece.entry.service))
         defined = Defined(
             services,

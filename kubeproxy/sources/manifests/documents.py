@@ -105,7 +105,7 @@ class _Part:
 
 
 def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
-    """Return the objects of a manifest. Never raises: faults of the text are among the entries' faults.
+    """Return the objects of a manifest. This never raises: faults of the text are among the entries' faults.
 
     Only texts that the `previous` reading does not contain are parsed. Entries equal to those of the `previous` reading
     are the same Python objects, so that a comparison is cheap.
@@ -116,7 +116,7 @@ def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
 
 
 def pieces(data: bytes, terms: Terms) -> Iterator[Piece]:
-    """Yield the objects of a manifest, each with its text. Never raises, as `read`."""
+    """Yield the objects of a manifest, each with its text. This never raises, as `read` does not."""
     return _pieces(data, _Reader(terms, Reading()))
 
 
@@ -146,7 +146,7 @@ def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
             items = [(0, bytes(item.raw)) for item in list_items(fields.get("items")) if isinstance(item, JsonValue)]
         else:
             cut = split_list(text)
-            if cut is None or b"&" in text:  # an alias in one item may refer to an anchor in another
+            if cut is None or b"&" in text:  # An alias in one item may refer to an anchor in another.
                 return ()
             head, items = cut
             (value,) = parse(head, line)
@@ -183,7 +183,8 @@ class _Reader:
         items = self._previous.get(part.digest)
         if items is None:
             items = self._parsed(part)
-        if not any(entry.broken for _, entry in items):  # faults of a broken entry have line numbers, which may shift
+        # The faults of a broken entry have line numbers, which may shift.
+        if not any(entry.broken for _, entry in items):
             self.texts[part.digest] = items
         return tuple((join_paths(part.path, path), entry) for path, entry in items) if part.path else items
 

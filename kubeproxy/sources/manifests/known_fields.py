@@ -1,7 +1,8 @@
-"""The fields of Services, EndpointSlices and Endpoints of Kubernetes 1.36; every other one is probably a mistake. Pure.
+"""The fields of Services, EndpointSlices and Endpoints in Kubernetes 1.36. Any other field is probably a mistake. Pure.
 
-`kubectl --validate=strict` refuses unknown fields, too; an API server drops them. The daemon warns of them, and refuses
-those that look like one that restricts who reaches what: ignored, it would open what its author has closed.
+`kubectl --validate=strict` refuses unknown fields, too, and an API server drops them. The daemon warns of them. It
+refuses a field that looks like a restriction of who reaches what, because ignoring it would open what its author has
+closed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 Fields = Mapping[str, Any]
-"""The names of fields: None for a value, `Fields` for a mapping, a list with `Fields` for a list of mappings."""
+"""The names of fields. The value is None for a plain field, `Fields` for a mapping, and a list with `Fields` for a list
+of mappings."""
 
 
 def _values(*names: str) -> dict[str, Any]:
@@ -81,21 +83,21 @@ class UnknownField(NamedTuple):
 
     path: str
     meant: str
-    """The field that was probably meant; empty: none is near."""
+    """The field that was probably meant. It is empty if none is similar."""
 
     @property
     def restricts(self) -> bool:
-        """Whether a restriction was probably meant."""
+        """Return whether a restriction was probably meant."""
         return self.meant in RESTRICTING
 
     @property
     def hint(self) -> str:
-        """``; did you mean port?``, or nothing."""
+        """Return ``; did you mean port?``, or an empty text."""
         return f"; did you mean {self.meant}?" if self.meant else ""
 
 
 def unknown_fields(found: object, kind: str) -> Iterator[UnknownField]:
-    """Each unknown field of an object."""
+    """Yield each unknown field of an object."""
     yield from _unknown(found, KINDS[kind], "")
 
 
@@ -113,7 +115,7 @@ def _unknown(found: object, known: Any, path: str) -> Iterator[UnknownField]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the name that was probably meant; empty: none is near."""
+    """Return the name that was probably meant, or an empty text if none is similar."""
     lower = {other.lower(): other for other in known}
     near = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
     return lower[near[0]] if near else ""

@@ -52,7 +52,7 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is demanded of objects."""
+    """The demands on objects."""
 
     default_namespace: str = "default"
     """The namespace of objects that state none."""
@@ -234,7 +234,7 @@ def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.Ob
     return msgspec.structs.replace(meta or api_types.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
-# Faults in types, worded like those in values
+# Faults of types are worded like those of values.
 
 
 _MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")

@@ -204,7 +204,7 @@ class ManifestReader:
         for path, faults in self._faults.items():
             origin = _origin(path)
             for place, reason in faults.items():
-                # Some manifests of the path may be kept; to name the exact file would take a search.
+                # Some manifests of the path may be kept. To name the exact file would take a search.
                 kept = any(_holds(origin, other) for other in self._inventory.origins())
                 message = f"{reason}; its last good version stays served" if kept else reason
                 yield ManifestProblem(_origin(place), 0, "", message)

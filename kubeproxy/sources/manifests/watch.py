@@ -1,4 +1,4 @@
-"""Reports that some directories changed; the source finds out which files."""
+"""Reports that some directories have changed. The source finds out which files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kubeproxy.kubernetes.manifests.files import Identity
 log = structlog.get_logger(__name__)
 
 STEP_MS = 50
-"""Time without a change after which watchfiles reports; also the time it needs to stop."""
+"""After this time without a change watchfiles reports. It also needs as long to stop."""
 DEBOUNCE_MS = 200
-"""The longest time that watchfiles collects changes."""
+"""For how long watchfiles collects changes at most."""
 RETRY_S = 60.0
-"""Delay after which a failed watch is tried again."""
+"""After this delay a failed watch is tried again."""
 
 Directories = frozenset[tuple[str, Identity]]
 """Paths with identities, so that a new directory at the same path is watched again."""
@@ -46,7 +46,8 @@ class Watcher:
         self._directories: Directories = frozenset()
         self._moved = asyncio.Event()
         self.fault = ""
-        """The reason why nothing is watched, usually the kernel's limit on inotify watches; empty while it works."""
+        """The reason why nothing is watched, usually the kernel's limit on inotify watches. It is empty while the watch
+        works."""
 
     def watch(self, directories: Directories) -> None:
         """Watch these directories from now on."""
@@ -61,7 +62,8 @@ class Watcher:
             paths = [path for path, _ in self._directories]
             try:
                 if paths:
-                    # Reports changes from before the watch, too: the callback runs after the watch has begun.
+                    # This also reports changes from before the watch, because the callback runs after the watch has
+                    # begun.
                     asyncio.get_running_loop().call_soon(self._on_change)
                     changes = watchfiles.awatch(
                         *paths,

@@ -18,11 +18,11 @@ LEAVING = "ToBeDeletedByClusterAutoscaler"
 """The taint of a node that the cluster autoscaler is about to remove (KEP-3836), whatever its value or effect."""
 
 _TYPES = ("InternalIP", "ExternalIP")
-"""The types of status addresses that are IP addresses; the most trusted first."""
+"""The types of status addresses that are IP addresses, in the order of trust."""
 
 
 def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
-    """Return a Node of the model; None and a fault if its name is invalid."""
+    """Return a Node of the model, or None and a fault if its name is invalid."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     name = meta.name or ""

@@ -45,8 +45,11 @@ _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
 def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
-    """A Service of the model. None without faults: not for this proxy (headless, ExternalName, another proxy's); None
-    with faults: no part of it can be served."""
+    """Return a Service of the model, and the object's faults.
+
+    None without faults means that the Service is not for this proxy (headless, ExternalName, another proxy's). None
+    with faults means that no part of it can be served.
+    """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     spec = raw.spec or api_types.ServiceSpec()
@@ -95,7 +98,7 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
 
 
 def not_for_this_proxy(raw: api_types.Service) -> str:
-    """Why no part of a Service is for this proxy, though nothing is wrong with it; empty: it is for this proxy."""
+    """Return why a Service without faults is not for this proxy, or an empty text if it is."""
     meta, spec = raw.metadata or api_types.ObjectMeta(), raw.spec or api_types.ServiceSpec()
     if meta.labels is not None and meta.labels.service_proxy_name is not None:
         return f"it belongs to another proxy, {show(meta.labels.service_proxy_name)} (label {_PROXY_LABEL})"
@@ -107,7 +110,8 @@ def not_for_this_proxy(raw: api_types.Service) -> str:
 
 
 def _created(text: str | None, faults: list[Fault]) -> int:
-    """When the Service was created, in Unix seconds; 0 where it does not say, as ``null`` in generated manifests."""
+    """Return when the Service was created, in Unix seconds. Return 0 if it does not say, as with ``null`` in generated
+    manifests."""
     if not text:
         return 0
     try:
@@ -121,7 +125,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
 
 
 def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> DrainRequests | None:
-    """Return the drain requests; None where there are none, or where they are unusable: then all endpoints serve."""
+    """Return the drain requests. Return None if there are none, or if they are unusable: all endpoints then serve."""
     text = None if annotations is None else annotations.drain_requests
     if not text:
         return None
@@ -133,7 +137,7 @@ def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> Dr
 
 
 def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
-    """At most one address per family, in the Service's order. Older servers set only clusterIP."""
+    """Return at most one address per family, in the Service's order. Older servers set only clusterIP."""
     if spec.cluster_ips:
         texts = [(f"spec.clusterIPs[{index}]", text) for index, text in indexed(spec.cluster_ips)]
     else:
@@ -159,7 +163,7 @@ def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Addr
 def _service_addresses(
     path: str, texts: list[str | None] | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """Addresses from outside the cluster, without invalid and doubtful ones."""
+    """Return the addresses from outside the cluster, without invalid and doubtful ones."""
     found: dict[Address, None] = {}
     for index, text in indexed(texts):
         if address := _service_address(f"{path}[{index}]", text, families, faults):
@@ -184,7 +188,8 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 def _ingress_addresses(
     status: api_types.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """Return the load balancer's addresses that the node captures: those of mode VIP. Host names belong to DNS."""
+    """Return the load balancer's addresses that the node captures, which are those of mode VIP. Host names belong to
+    DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
         return ()
     found: dict[Address, None] = {}
@@ -202,8 +207,11 @@ def _ingress_addresses(
 def _source_ranges(
     spec: api_types.ServiceSpec, annotations: api_types.Annotations | None, faults: list[Fault]
 ) -> tuple[tuple[str, ...], bool]:
-    """The canonical CIDRs, and whether all given ranges are invalid. In that case the load balancer's addresses are not
-    served, because an empty list would admit all clients. The field overrides the older annotation."""
+    """Return the canonical CIDRs, and whether all given ranges are invalid.
+
+    If they are, the load balancer's addresses are not served, because an empty list would admit all clients. The field
+    overrides the older annotation.
+    """
     if spec.load_balancer_source_ranges:
         texts = [(f"spec.loadBalancerSourceRanges[{i}]", text) for i, text in indexed(spec.load_balancer_source_ranges)]
     elif annotations is not None and (annotations.source_ranges or "").strip():
@@ -223,7 +231,7 @@ def _source_ranges(
 
 
 def _service_ports(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
-    """Return the ports that can be served. Of two with the same name, number or node port, the first wins."""
+    """Return the ports that can be served. If two have the same name, number or node port, the first wins."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
         faults.append(Fault("spec.ports", "missing; allowed: at least one port"))
@@ -263,7 +271,7 @@ def _node_port(
     taken: set[tuple[Protocol, int]],
     faults: list[Fault],
 ) -> int:
-    """Return the node port, 0 for none."""
+    """Return the node port, or 0 if there is none."""
     if not number:
         return 0
     if not port_number(path, number, faults):
@@ -312,6 +320,6 @@ def _health_check_node_port(spec: api_types.ServiceSpec, faults: list[Fault]) ->
 
 
 def _check_distribution(text: str | None, faults: list[Fault]) -> None:
-    # The value steers the controller that writes the hints of EndpointSlices. A proxy reads only the hints.
+    # The value controls how hints of EndpointSlices are written. A proxy reads only the hints.
     if text and text not in _DISTRIBUTIONS:
         faults.append(Fault("spec.trafficDistribution", f"{show(text)}; {allowed(_DISTRIBUTIONS)}. None is used"))

@@ -35,9 +35,11 @@ from kubeproxy.sources.translate.validation import (
 
 
 def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
-    """Return a slice of the model. None without faults: it belongs to no Service of this proxy (no service-name label,
-    headless, another proxy's) or has names instead of addresses (FQDN); None with faults: no part of it can be
-    served."""
+    """Return a slice of the model, and the object's faults.
+
+    None without faults means that it belongs to no Service of this proxy (no service-name label, headless, another
+    proxy's), or has names instead of addresses (FQDN). None with faults means that no part of it can be served.
+    """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     labels = meta.labels
@@ -72,8 +74,8 @@ def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, 
 def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
     """Return a legacy Endpoints object as slices, one per subset and family.
 
-    Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. Empty for Endpoints of headless Services and of
-    another proxy's.
+    Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. There are none for Endpoints of headless
+    Services, and of another proxy's.
     """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
@@ -108,8 +110,8 @@ def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault
 def _endpoint_ports(
     path: str, raw_ports: list[api_types.EndpointPort | None] | None, faults: list[Fault]
 ) -> tuple[EndpointPort, ...]:
-    """The ports that can be dialed. A null port means all ports, to which no service port maps; SCTP is reported at the
-    Service."""
+    """Return the ports that can be dialed. A null port means all ports, to which no service port maps. SCTP is reported
+    at the Service."""
     ports: dict[str, EndpointPort] = {}
     for index, raw in indexed(raw_ports):
         if raw.port is None:
@@ -128,8 +130,11 @@ def _endpoint_ports(
 
 
 def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Address | None:
-    """An address to dial. A loopback address is accepted although an API server refuses it: without a cluster, backends
-    on the host itself are ordinary, and in a cluster none passes the API server."""
+    """Return an address to dial.
+
+    A loopback address is accepted although an API server refuses it: without a cluster, backends on the host itself are
+    ordinary, and in a cluster none passes the API server.
+    """
     address = address_in(text)
     if address is None:
         faults.append(Fault(path, f"{show(text)} is no plain IP address; the endpoint is left out"))
@@ -144,7 +149,7 @@ def _slice_endpoints(
     raw_endpoints: list[api_types.Endpoint | None] | None, family: Family, weight: int, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
-        # Only the first address counts: the API gives the others no meaning, and kube-proxy does not use them.
+        # Only the first address counts, because the API gives the others no meaning and kube-proxy does not use them.
         text = raw.addresses[0] if raw.addresses else None
         path = f"endpoints[{index}].addresses[0]"
         address = _endpoint_address(path, text, faults)
@@ -185,7 +190,7 @@ def _subset_endpoints(
     found: dict[Address, Endpoint],
     faults: list[Fault],
 ) -> None:
-    """Add a subset's addresses to `found`; an address that is already ready stays ready."""
+    """Add a subset's addresses to `found`. An address that is already ready stays ready."""
     for index, raw in indexed(raw_addresses):
         address = _endpoint_address(f"{path}[{index}].ip", raw.ip, faults)
         if address is not None and address not in found:

@@ -42,7 +42,7 @@ def allowed(values: Iterable[str]) -> str:
 def object_name(
     meta: api_types.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], longest: int
 ) -> tuple[str, str] | None:
-    """Namespace and name; None and a fault if they are invalid."""
+    """Return namespace and name, or None and a fault if they are invalid."""
     namespace, name = meta.namespace or "", meta.name or ""
     good = True
     if not LABEL.fullmatch(namespace):
@@ -56,10 +56,10 @@ def object_name(
 
 
 def address_in(text: str | None) -> Address | None:
-    """Return the canonical address; None if `text` is not an address."""
+    """Return the canonical address, or None if `text` is not an address."""
     if text is None:
         return None
-    if _CANONICAL_IPV4.fullmatch(text):  # nearly all addresses; twenty times as fast as ipaddress
+    if _CANONICAL_IPV4.fullmatch(text):  # This matches nearly all addresses, and is twenty times as fast as ipaddress.
         return Address(text)
     try:
         return parse_address(text)
@@ -68,7 +68,7 @@ def address_in(text: str | None) -> Address | None:
 
 
 def reserved(address: Address, *, loopback: bool) -> str:
-    """Return the reason why no Service can have this address; empty if it can."""
+    """Return the reason why no Service can have this address, or an empty text if it can."""
     if address.startswith(_ORDINARY_BEGINNINGS):
         return ""
     parsed = ipaddress.ip_address(address)
@@ -82,11 +82,11 @@ def reserved(address: Address, *, loopback: bool) -> str:
 
 
 _ORDINARY_BEGINNINGS = ("10.", "172.", "192.168.", "fd", "2001:")
-"""Prefixes of most addresses in use; only a shortcut."""
+"""The prefixes of most addresses in use, which only serve as a shortcut."""
 
 
 def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
-    """Return whether this is a valid port number; adds a fault if not."""
+    """Return whether this is a valid port number, and add a fault if it is not."""
     if number is not None and 1 <= number <= 65535:
         return True
     faults.append(Fault(path, f"{show(number)}; allowed: 1 to 65535"))
@@ -94,7 +94,7 @@ def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
 
 
 def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | None:
-    """Return the protocol, by default TCP; None and a fault if it is unknown."""
+    """Return the protocol, which is TCP by default, or None and a fault if it is unknown."""
     try:
         return Protocol(text or "TCP")
     except ValueError:
@@ -103,7 +103,7 @@ def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | 
 
 
 def port_name(path: str, name: str, faults: list[Fault]) -> bool:
-    """Return whether this is a valid port name, or none; adds a fault if not."""
+    """Return whether this is a valid port name or empty, and add a fault if it is not."""
     if not name or LABEL.fullmatch(name):
         return True
     faults.append(Fault(path, f"{show(name)}; {LABEL_RULE}"))
