@@ -17,25 +17,26 @@ from kubeproxy.rescue import nflog
 from kubeproxy.rescue.packets import Side, Syn, parse
 
 KEEP_S: Final = 2.0
-"""How long a copy is kept: a silent endpoint is found within 0.4 s, and after 1 s the client sends another SYN."""
+"""How long a copy is kept. A silent endpoint is found within 0.4 s, and after 1 s the client sends another SYN."""
 COPIES_MAX: Final = 16_384
-"""Copies kept; beyond it the oldest segment is dropped. As they come they take some 150 bytes each, once they have been
-read 600."""
+"""How many copies are kept; beyond it the oldest segment is dropped. A copy takes some 150 bytes as it comes, and 600
+once it has been read."""
 BYTES_MAX: Final = 8 << 20
-"""Bytes of all messages kept: SYNs with data are longer."""
+"""How many bytes of messages are kept in all, because SYNs with data are longer."""
 SEGMENT_S: Final = 0.1
 SEGMENT_COPIES: Final = 256
-"""What a segment takes, and so what a lookup reads beyond what it looks for: about two milliseconds of work."""
+"""How many copies a segment takes, and so how many a lookup reads beyond the one that it looks for: about two
+milliseconds of work."""
 SEGMENTS_AT_ONCE: Final = 4
-"""What a lookup reads without a sign that it has what is looked for. Beyond it, bytes are searched: a SYN is found by
-them unless it has data, or IPv4 options."""
+"""How many segments a lookup reads without a sign that they have the connection. Beyond that number, bytes are searched
+first: they show a SYN unless it has data, or IPv4 options."""
 RETRANSMITTED_S: Final = 0.5
-"""A SYN that comes again so long after the last attempt is the client's own retransmission: its attempts count anew.
-Clients repeat it after a second."""
+"""A SYN that comes again this long after the last attempt is the client's own retransmission, so its attempts count
+anew. Clients repeat it after a second."""
 
 
 class Connection(NamedTuple):
-    """A client's connection, as the client began it."""
+    """A client's connection, with the addresses to which the client began it."""
 
     client: Side
     service: Side
@@ -43,24 +44,24 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class Copy:
-    """A SYN, and what has been done with it."""
+    """A SYN, and the attempts to send it again."""
 
     syn: Syn
     link: int
-    """The number of the interface by which it came; 0: it is this host's own."""
+    """The number of the interface by which the SYN came. 0 means that it is this host's own."""
     at: float
-    """When it came."""
+    """When the SYN came."""
     attempts: int = 0
     tried_at: float = float("-inf")
 
     @property
     def key(self) -> tuple[Side, Side, int]:
-        """What distinguishes the SYN from all others."""
+        """Return what distinguishes the SYN from all others."""
         return (self.syn.client, self.syn.service, self.syn.sequence)
 
 
 class _Segment:
-    """Copies that came one after the other."""
+    """Copies that came one after another."""
 
     def __init__(self, now: float) -> None:
         self.began = self.ended = now
@@ -70,18 +71,18 @@ class _Segment:
 
     @property
     def read(self) -> bool:
-        """Whether all that has come is indexed."""
+        """Return whether all copies that have come are indexed."""
         return not self._unread
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Keep one read from the packet log."""
+        """Keep the copies of one read from the NFLOG socket."""
         self._unread.append((data, now))
         self.count += count
         self.size += len(data)
         self.ended = now
 
     def may_have(self, sign: bytes) -> bool:
-        """Return whether these bytes are somewhere in what has not been read."""
+        """Return whether these bytes occur in what has not been read."""
         return any(sign in data for data, _ in self._unread)
 
     def latest_of(self, key: Connection) -> Copy | None:
@@ -106,7 +107,7 @@ class Copies:
     def __init__(self) -> None:
         self._segments: deque[_Segment] = deque()
         self._count = self._bytes = 0
-        # Those looked up, in this order, for the number of their attempts.
+        # The copies that were looked up, in this order, for the number of their attempts.
         self._tried: dict[tuple[Side, Side, int], Copy] = {}
 
     def __len__(self) -> int:
@@ -114,11 +115,11 @@ class Copies:
 
     @property
     def unread(self) -> int:
-        """Segments that no lookup has come to."""
+        """Return the number of segments that no lookup has reached."""
         return sum(not segment.read for segment in self._segments)
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Keep one read from the packet log, with so many copies."""
+        """Keep the copies of one read from the NFLOG socket, with their number."""
         latest = self._segments[-1] if self._segments else None
         if latest is None or latest.count >= SEGMENT_COPIES or now - latest.began >= SEGMENT_S:
             latest = _Segment(now)
@@ -134,7 +135,7 @@ class Copies:
         return self._resolved(found) if found is not None else None
 
     def forget(self, now: float) -> None:
-        """Drop what is too old, or too much."""
+        """Drop copies that are too old, or too many."""
         segments = self._segments
         while segments:
             oldest = segments[0]
@@ -148,14 +149,14 @@ class Copies:
             del tried[next(iter(tried))]
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all copies."""
         self._segments.clear()
         self._tried.clear()
         self._count = self._bytes = 0
 
     def _find(self, key: Connection) -> Copy | None:
         client, service = key
-        # Bytes of the packet, unless it has IPv4 options.
+        # The bytes of the packet, unless it has IPv4 options.
         sign = client.address + service.address + client.port.to_bytes(2, "big") + service.port.to_bytes(2, "big")
         to_read = SEGMENTS_AT_ONCE
         for segment in reversed(self._segments):
@@ -168,7 +169,7 @@ class Copies:
         return None
 
     def _resolved(self, found: Copy) -> Copy:
-        """Return the copy that has the attempts: an echo of our own attempt is none of its own."""
+        """Return the copy that has the attempts. An echo of our own attempt has none itself."""
         tried = self._tried.get(found.key)
         if tried is not None:
             if found.at - max(tried.at, tried.tried_at) < RETRANSMITTED_S:

@@ -24,29 +24,29 @@ LIMIT_S: Final = 5.0
 UDP_FIRST_S: Final = 1.0
 """How long a UDP endpoint is ejected at its first failure."""
 FLAP_S: Final = 10.0
-"""An endpoint that fails within this time after it came back flaps; or within twice its last ejection."""
+"""An endpoint flaps if it fails within this time after it came back, or within twice its last ejection."""
 FLAP_LIMIT_S: Final = 300.0
 """The longest ejection of an endpoint that flaps."""
 PROBE_S: Final = 2.0
-"""A dial that has no result by then counts as not made."""
+"""A dial that has no result after this time counts as not made."""
 
 
 class Endpoint(NamedTuple):
-    """What is ejected: an address and port of a protocol, for all Services that have it."""
+    """What is ejected: an address and port of a protocol, for all Services that have the endpoint."""
 
     protocol: Protocol
     target: Target
 
 
 class _Past(NamedTuple):
-    """The last ejection of an endpoint that is back."""
+    """The last ejection of an endpoint that came back."""
 
     ended_at: float
     delay_s: float
 
 
 class Ejections:
-    """The ejected endpoints, and those that were."""
+    """The endpoints that are ejected, and those that were."""
 
     def __init__(self) -> None:
         self._ejected: dict[Endpoint, Ejection] = {}
@@ -54,15 +54,16 @@ class Ejections:
 
     @property
     def ejected(self) -> Mapping[Endpoint, Ejection]:
-        """The ejected endpoints."""
+        """Return the ejected endpoints."""
         return self._ejected
 
     def failed(
         self, endpoint: Endpoint, now: float, *, reason: str, noticed_by: str, tenants: frozenset[str] = frozenset()
     ) -> bool:
-        """Return a client, or a dial, has not got an answer. True if that ejects the endpoint.
+        """Note that a client, or a dial, has got no answer. Return True if that ejects the endpoint.
 
-        Failures of many clients during one ejection count once: those after a dial only."""
+        Failures of many clients during one ejection count once, and only those after a dial.
+        """
         ejection = self._ejected.get(endpoint)
         if ejection is not None:
             return False
@@ -74,19 +75,20 @@ class Ejections:
         return True
 
     def due(self, now: float) -> dict[Endpoint, frozenset[str]]:
-        """The endpoints to dial now with their tenants, the longest due first. Each stays due until it is dialed."""
+        """Return the endpoints to dial now with their tenants, the longest due first. Each stays due until it is
+        dialed."""
         waiting = [endpoint for endpoint, ejection in self._ejected.items() if ejection.until <= now]
         waiting.sort(key=lambda endpoint: self._ejected[endpoint].until)
         return {endpoint: self._ejected[endpoint].tenants for endpoint in waiting}
 
     def dialed(self, endpoint: Endpoint, now: float) -> None:
-        """An endpoint is being dialed, or, of UDP, is about to be back: `answered` follows without a dial,
-        if it has a route."""
+        """Note that an endpoint is being dialed. A UDP endpoint is about to come back without a dial: `answered`
+        follows if it has a route."""
         if (ejection := self._ejected.get(endpoint)) is not None:
             self._ejected[endpoint] = replace(ejection, until=now + PROBE_S)
 
     def unanswered(self, endpoint: Endpoint, now: float) -> None:
-        """A dial of an ejected endpoint has failed."""
+        """Note that a dial of an ejected endpoint has failed."""
         if (ejection := self._ejected.get(endpoint)) is not None:
             delay_s = max(min(2 * ejection.delay_s, LIMIT_S), FIRST_S)
             self._ejected[endpoint] = replace(
@@ -102,9 +104,8 @@ class Ejections:
         return True
 
     def keep(self, endpoints: Container[Endpoint], now: float) -> bool:
-        """Forget endpoints that no Service has any more, and old ejections. True if one was ejected.
-
-        One that leaves and comes back is a new one."""
+        """Forget endpoints that no Service has any more, and old ejections. Return True if one of the endpoints was
+        ejected. An endpoint that leaves and comes back is a new one."""
         gone = [endpoint for endpoint in self._ejected if endpoint not in endpoints]
         for endpoint in gone:
             del self._ejected[endpoint]

@@ -1,7 +1,7 @@
-"""The endpoints' states on both data paths, and the rules that follow from them.
+"""Keeps the endpoints' states on both data paths, and the rules that follow from them.
 
-What a worker's dial has ejected on the userspace path is ejected here, too: an endpoint has one state, whichever
-process has noticed a failure.
+An endpoint that a worker's dial has ejected on the userspace path is ejected here, too: an endpoint has one state,
+whichever process has noticed a failure.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from kubeproxy.runtime.few_by_name import FewByName
 log = structlog.get_logger(__name__)
 
 NAMED_MAX, NAMED_S = 10, 5.0
-"""So many ejections, and so many ends of them, are logged by name in this time; the others are counted. When a node
-dies with all its pods, or hundreds of endpoints flap, the log stays readable."""
+"""How many ejections, and how many ends of them, are logged by name in this time; the others are counted. So the log
+stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
 SILENT = ("silent", "timeout")
-"""The reasons of endpoints that have not answered: the guardian's and the workers'."""
+"""The reasons of endpoints that have not answered: the guardian's reason and the workers'."""
 
 
 class Frontends(Interface):
-    """What is served at present."""
+    """The frontends that are served at present."""
 
     @property
     def in_force(self) -> RuleSet | None:
-        """The rules in force; None before the first."""
+        """Return the rules in force, or None before the first."""
 
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """Return the frontends of this protocol that have an endpoint."""
@@ -62,22 +62,23 @@ class Ejector:
         self._data_plane = data_plane
         self._ejections = Ejections()
         self._changes = self._applied = 0
-        """Changes of the ejections so far, and how many of them the proxier has put in force."""
+        """How many changes of the ejections there were so far, and how many of them the proxier has put in force."""
         self._applying = asyncio.Lock()
         self._ejected_log, self._back_log = (FewByName(at_most=NAMED_MAX, interval_s=NAMED_S) for _ in range(2))
         self.totals: dict[tuple[str, str], int] = {}
-        """Ejections so far by reason, and by which part has noticed the failure."""
+        """The number of ejections so far, by reason and by the part that has noticed the failure."""
 
     @property
     def ejected(self) -> Mapping[Endpoint, Ejection]:
         return self._ejections.ejected
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
-        """Return whether a Service has this endpoint; others are left alone."""
+        """Return whether a Service has this endpoint. Other endpoints are left alone."""
         return bool(self._frontends.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
-        """Return whether our rules lead this destination to endpoints; what others translate is left alone."""
+        """Return whether our rules lead this destination to endpoints. Connections that others translate are left
+        alone."""
         rules = self._frontends.in_force
         return rules is not None and rules.spreads_to(destination)
 
@@ -98,7 +99,7 @@ class Ejector:
             await self._apply()
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
-        """Bring an ejected endpoint back, which a dial has reached."""
+        """Bring an ejected endpoint back, because a dial has reached it."""
         endpoint = Endpoint(protocol, target)
         found = self._ejections.ejected.get(endpoint)
         if found is not None and self._ejections.answered(endpoint, _now()):
@@ -110,7 +111,7 @@ class Ejector:
             await self._mark(endpoint, None)
 
     async def restore(self, target: Target) -> bool:
-        """End the ejections of an endpoint on both data paths; tell whether there were any."""
+        """End the ejections of an endpoint on both data paths. Return whether there were any."""
         names = [name for protocol in Protocol for name in self._frontends.frontends_with(protocol, target)]
         by_workers = await self._data_plane.ejected()
         known = any(one.target == target for name in names for one in by_workers.get(name, ()))
@@ -194,23 +195,24 @@ class Ejector:
         return ejected
 
     async def _mark(self, endpoint: Endpoint, reason: str | None) -> None:
-        """Have the workers leave it out, too, or take it in again."""
+        """Have the workers leave the endpoint out, too, or take it in again."""
         names = self._frontends.frontends_with(*endpoint)
         try:
             await self._data_plane.send([MarkEndpoint(name, endpoint.target, reason) for name in names])
-        except KubeproxyError as error:  # they find out by themselves, by a dial
+        except KubeproxyError as error:  # The workers find out by themselves, by a dial.
             log.info("workers do not know of the endpoint", endpoint=str(endpoint.target), reason=str(error))
 
     async def _apply(self) -> None:
-        """Put all changes so far in force; changes that come together are one call.
+        """Put all changes so far in force. Changes that come together are one call.
 
-        So one call at most waits for the proxier, and a change of endpoints never waits for thousands of them."""
+        So at most one call waits for the proxier, and a change of endpoints never waits for thousands of calls.
+        """
         self._changes += 1
         mine = self._changes
         async with self._applying:
             if self._applied >= mine:
                 return
-            await asyncio.sleep(0)  # failures of the same turn come along
+            await asyncio.sleep(0)  # Failures of the same turn join this call.
             taken = self._changes
             await self._proxier.eject(self._pairs())
             self._applied = taken

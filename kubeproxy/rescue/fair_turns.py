@@ -1,7 +1,7 @@
-"""Which tenant has the next turn when dials are short, so that none takes those of others. Pure.
+"""Decides which tenant has the next turn when dials are short, so that no tenant takes the turns of others. Pure.
 
-Dials of silent endpoints take most of a second each. In the order in which they become due, a thousand silent endpoints
-of one tenant would keep the endpoints of all others waiting behind them.
+Dials of silent endpoints take most of a second each. If they ran in the order in which they become due, a thousand
+silent endpoints of one tenant would keep the endpoints of all others waiting.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ Tenants = frozenset[str]
 
 
 def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: int) -> list[T]:
-    """So many of those that wait, in their order within a tenant: each time of the tenant with the fewest under way.
+    """Return the next `number` of those that wait: each time the first of the tenant with the fewest dials in progress.
 
-    `busy`: the tenants of each that is under way. A tenant that lists another's endpoint is charged for it, and the
-    other does not wait for it longer."""
+    `busy` has the tenants of each dial in progress. A tenant that lists another's endpoint is charged for it, and the
+    other does not wait longer for it.
+    """
     if len(waiting) <= at_most:
         return list(waiting)
     load = Counter[str]()
@@ -40,7 +41,8 @@ def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: i
 
 
 def has_room(tenants: Tenants, busy: Collection[Tenants], at_most: int) -> bool:
-    """Whether another one of these tenants may begin, where none can wait: each has half of what the others leave."""
+    """Return whether another dial of these tenants may begin, if dials cannot wait: each tenant may have half of what
+    the others leave."""
     for tenant in tenants:
         own = sum(tenant in each for each in busy)
         if own < (at_most - (len(busy) - own)) / 2:

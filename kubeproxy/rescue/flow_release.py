@@ -1,8 +1,8 @@
-"""Deletes the flows to failed endpoints, so that their clients' first packets can be sent again.
+"""Deletes the conntrack entries to failed endpoints, so that their clients' first packets can be sent again.
 
-The kernel has one table of all flows, and it takes long to read. A client can have a thousand endpoints of its own fail
-again and again. So one reading serves all endpoints that wait, tenants take turns where these are many, and readings
-take a part of the time only.
+The kernel has one table of all entries, and reading it takes long. A client can let a thousand endpoints of its own
+fail again and again. So one reading serves all endpoints that wait, tenants take turns if there are many, and readings
+take only a part of the time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
-"""Endpoints with flows that are deleted at once. Deletions take a walk through the kernel's table for each, some
-milliseconds; so another tenant's endpoint waits for a tenth of a second of them."""
+"""How many endpoints' entries are deleted at once. For each, deletion walks through the kernel's table, which takes
+some milliseconds; so another tenant's endpoint waits a tenth of a second."""
 SHARE, CREDIT_S = 0.25, 1.0
-"""The most of the time that may be spent on it, after so many seconds without a pause: another node that dies with a
-hundred endpoints takes less."""
+"""The largest share of the time that is spent on it, and how many seconds may be spent without a pause: another node
+that dies with a hundred endpoints takes less."""
 PAUSE_MAX_S: Final = 1.0
-"""The longest pause: a client that has to wait longer repeats its SYN before."""
+"""The longest pause. A client that has to wait longer repeats its SYN before."""
 COMPLAIN_S: Final = 60.0
-"""How often it is logged that flows cannot be deleted."""
+"""How often it is logged that entries cannot be deleted."""
 
 
 class Budget:
@@ -41,7 +41,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._spent_s, self._at = 0.0, 0.0
-        """Seconds spent of late, as of when: `SHARE` of the time since is taken off."""
+        """The seconds that were spent lately, and at which time. `SHARE` of the time since then is subtracted."""
 
     def pause_s(self, began: float, ended: float) -> float:
         """Return how long to wait after some work."""
@@ -60,7 +60,7 @@ class FlowRelease:
         *,
         on_freed: Callable[[Protocol, Target, Sequence[FreedFlow]], None],
     ) -> None:
-        """`on_freed`: these flows to an endpoint are deleted."""
+        """`on_freed` is called when entries to an endpoint are deleted."""
         self._ejector = ejector
         self._tasks = tasks
         self._on_freed = on_freed
@@ -70,7 +70,7 @@ class FlowRelease:
         self._complained_at = float("-inf")
 
     def free(self, protocol: Protocol, target: Target) -> None:
-        """Delete the flows to an endpoint soon: of TCP those that it has not answered."""
+        """Delete the entries to an endpoint soon. Of TCP, delete only those that the endpoint has not answered."""
         self._waiting[protocol].setdefault(target, self._ejector.tenants(protocol, target))
         if not self._runs:
             self._runs = True
@@ -79,7 +79,7 @@ class FlowRelease:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(0)  # failures of the same turn come along
+            await asyncio.sleep(0)  # Failures of the same turn join this call.
             while any(self._waiting.values()):
                 began = loop.time()
                 for protocol, waiting in self._waiting.items():

@@ -50,28 +50,31 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 RENEW_S: Final = 1.0
-"""How often the rules are kept alive; they outlive two renewals that fail."""
+"""How often the rules are kept alive. They outlive two renewals that fail."""
 CHECK_S: Final = 0.05
-"""How often the process's health is looked at, and whether the rules have changed."""
+"""How often the process's health is checked, and whether the rules have changed."""
 LOOK_S: Final = 0.05
-"""How often the times of endpoints are read while one has not answered yet."""
+"""How often the times of endpoints are read while an endpoint has not answered yet."""
 IDLE_LOOK_S: Final = 0.1
-"""How often otherwise."""
+"""How often the times of endpoints are read at other times."""
 LOOK_SHARE: Final = 0.05
-"""The most of a processor that reading them may take: with thousands of endpoints it is done less often."""
+"""The largest share of a processor that reading the times may take. With thousands of endpoints they are read less
+often."""
 STEADY_S: Final = 60.0
-"""A process that ran so long resets the pause before its next start."""
+"""A process that has run this long resets the pause before its next start."""
 PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
-"""Before the second start in a row, and at most."""
+"""The pause before the second start in a row, and the longest pause."""
 ASKED_MAX: Final = 128
-"""UDP endpoints asked at once; those of one tenant may be half as many."""
+"""How many UDP endpoints are asked at once. One tenant may have half as many."""
 FEW: Final = 3
-"""So many endpoints of a family that fall silent in one look are ejected at once; more of them are dialed first."""
+"""Up to this many endpoints of a family that fall silent in one look are ejected at once. If there are more, they are
+dialed first."""
 LOST_AT_ONCE: Final = 256
-"""Endpoints handed over at once because a route has gone; the others follow. The default route has all."""
+"""How many endpoints are handed over at once because a route has gone. The others follow. The default route has all of
+them."""
 TRUSTED_S: Final = 10.0
-"""How long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again, so an
-endpoint that is silent to some clients is ejected once, and never flaps."""
+"""For how long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again,
+so an endpoint that is silent to some clients is ejected once, and never flaps."""
 
 
 class Guardian:
@@ -86,8 +89,8 @@ class Guardian:
         on_crash: Callable[[str, BaseException], None],
         programmed_at: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`on_group`: the rules are to report to this group of the packet log. `in_force`: whether they do.
-        `programmed_at`: when they were last changed."""
+        """`on_group` has the rules report to a group of NFLOG. `in_force` returns whether they do, and `programmed_at`
+        when they were last changed."""
         self._ejector = ejector
         self._on_group = on_group
         self._in_force = in_force
@@ -97,21 +100,21 @@ class Guardian:
         self._group = GROUPS[0]
         self._restarts = 0
         self._counts = RescueCounts()
-        """Of the processes that have ended."""
+        """The counts of the processes that have ended."""
         self._alive = False
         self._problem: str | None = None
         self._elements: SetElements | None = None
         self._reentry: reentry.Reentry | None = None
         self.started = asyncio.Event()
-        """Set when the process has read its group of the packet log for the first time."""
+        """Set when the process has read its NFLOG group for the first time."""
         self._silence: Mapping[Family, SilenceWatch] = {family: SilenceWatch() for family in Family}
         self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
         self._asking: dict[Target, Tenants] = {}
-        """UDP endpoints to which a datagram is on the way."""
+        """The UDP endpoints to which a datagram is on its way."""
         self._flows = FlowRelease(ejector, self._tasks, on_freed=self._send_again)
 
     async def run(self) -> None:
-        """Run until cancelled. Traffic does not stop when it fails: it goes on as with kube-proxy."""
+        """Run until cancelled. Traffic does not stop if the rescue fails: it continues as with kube-proxy."""
         self._elements = SetElements()
         try:
             async with asyncio.TaskGroup() as group:
@@ -131,7 +134,7 @@ class Guardian:
 
     @property
     def problem(self) -> str | None:
-        """Return why failed connections are not rescued. Return None if they are, or if the process just starts."""
+        """Return why failed connections are not rescued, or None if they are, or if the process is just starting."""
         return self._problem
 
     @property
@@ -145,11 +148,12 @@ class Guardian:
         return self._counts if self._process is None else self._counts.plus(self._process.counts)
 
     async def _close(self) -> None:
-        """End the process. The rules become inert by themselves: another instance may keep them alive by now."""
+        """End the process. The rules become inert by themselves, because another instance may keep them alive by
+        now."""
         if self._process is not None:
             await self._process.close()
             self._end_reentry()
-            with contextlib.suppress(OSError):  # the next process that has the group removes it
+            with contextlib.suppress(OSError):  # The next process that has the group removes it.
                 reentry.remove(self._group)
         await self._tasks.close()
         if self._elements is not None:
@@ -157,9 +161,9 @@ class Guardian:
             self._elements = None
 
     def bridge(self) -> None:
-        """Keep the rules working while this process executes its next program: the rescue process outlives it."""
+        """Keep the rules working while this process executes its next program. The rescue process outlives it."""
         if self._alive and self._elements is not None:
-            with contextlib.suppress(OSError):  # then they become inert sooner
+            with contextlib.suppress(OSError):  # The rules become inert sooner then.
                 self._elements.renew_alive(BRIDGE_S)
 
     # The process.
@@ -216,8 +220,8 @@ class Guardian:
                 self._cannot_enter(error)
 
     def _cannot_enter(self, error: OSError) -> None:
-        """Only clients on this node have their packets sent again now: by any other way than their own interface those
-        of others would pass this node's policies by."""
+        """Note that only clients on this node have their packets sent again now. By any other way than the client's
+        interface, the packets of other clients would bypass this node's policies."""
         self._problem = f"first packets of clients on other hosts and in pods are not sent again: {error.strerror}"
         log.warning("first packets cannot enter again", reason=error.strerror)
 
@@ -238,14 +242,14 @@ class Guardian:
             if process is None or process.group is None or not process.well:
                 self._set_alive(False, anyway=changed)
             elif not self._in_force(process.group):
-                self._alive = False  # another instance may keep them alive by now
+                self._alive = False  # Another instance may keep the rules alive by now.
             elif changed or not self._alive or loop.time() >= renew_at:
                 self._set_alive(True)
                 renew_at = loop.time() + RENEW_S
             await asyncio.sleep(CHECK_S)
 
     def _set_alive(self, wanted: bool, *, anyway: bool = False) -> None:
-        """Renew or empty the set; `anyway`: empty it though this guardian has not filled it."""
+        """Renew or empty the set. With `anyway`, empty it even if this guardian has not filled it."""
         if self._elements is None or not (wanted or self._alive or anyway):
             return
         before = self._alive
@@ -256,7 +260,7 @@ class Guardian:
                 self._elements.remove_alive()
             self._alive = wanted
         except OSError as error:
-            # The rules were removed, or are being made anew; the element expires by itself.
+            # The rules were removed, or are being made anew. The element expires by itself.
             self._alive = False
             if before:
                 log.warning("cannot renew rescue rules", reason=error.strerror)
@@ -268,7 +272,7 @@ class Guardian:
     def _on_failed(self, failed: Failed) -> None:
         protocol, target = failed.protocol, failed.endpoint
         if not self._ejector.knows(protocol, target):
-            return  # its Service has gone; and the process that reads packets can name no other
+            return  # The endpoint's Service has gone. The process that reads packets can name no other endpoint.
         if protocol is Protocol.UDP:
             self._confirm_by_datagram(target, failed.reason)
             return
@@ -333,7 +337,8 @@ class Guardian:
             pause_s = max(pause_s, (loop.time() - began) / LOOK_SHARE)
 
     def _found_silent(self, silent: Sequence[Target], *, late: bool) -> None:
-        """Eject a few endpoints at once; have many confirmed by a dial first. Their clients' SYNs never wait for it."""
+        """Eject a few endpoints at once, and have many confirmed by a dial first. Their clients' SYNs never wait for
+        the dial."""
         known = [target for target in silent if self._ejector.knows(Protocol.TCP, target)]
         fresh = [target for target in known if not self._ejector.is_ejected(Protocol.TCP, target)]
         trusted_since = asyncio.get_running_loop().time() - TRUSTED_S
@@ -349,7 +354,7 @@ class Guardian:
     # Routes.
 
     async def _watch_routes(self) -> None:
-        """Dial the endpoints to which a way has been lost: no rule sees packets that have no route."""
+        """Dial the endpoints to which the route is lost, because no rule sees packets that have no route."""
         loop = asyncio.get_running_loop()
         try:
             with contextlib.closing(RouteWatch()) as watch:
@@ -363,11 +368,11 @@ class Guardian:
             log.info("routes are not followed", reason=error.strerror)
 
     def _have_lost(self, endpoints: Sequence[Endpoint]) -> None:
-        """Dial those of TCP, and eject those of UDP that have no route."""
+        """Dial TCP endpoints, and eject UDP endpoints that have no route."""
         routed = {target: has_route(target.address) for _, target in endpoints}
         tcp = [target for protocol, target in endpoints if protocol is Protocol.TCP]
         self._dials.confirm([it for it in tcp if not routed[it]], Reason.UNREACHABLE, anew=True)
-        # With another route an endpoint may be silent to this node alone; so it stays if it is the last.
+        # By another route an endpoint may be silent to this node alone, so it stays if it is the last one.
         self._dials.confirm([it for it in tcp if routed[it]], Reason.SILENT, anew=True)
         for protocol, target in endpoints:
             if protocol is Protocol.UDP and not routed[target]:
@@ -379,7 +384,7 @@ class Guardian:
         while True:
             await asyncio.sleep(LOOK_S)
             datagrams = (target for protocol, target, _ in self._ejector.due() if protocol is Protocol.UDP)
-            for target in islice(datagrams, LOOKUPS):  # the others stay due
+            for target in islice(datagrams, LOOKUPS):  # The others stay due.
                 self._ejector.dialed(Protocol.UDP, target)
                 if has_route(target.address):
                     self._tasks.start(self._ejector.answered(Protocol.UDP, target), name="take back")

@@ -1,7 +1,7 @@
-"""The endpoints to which a way has been lost.
+"""Finds the endpoints to which the route has been lost.
 
-A route that is taken away names its destination. Where routes may have gone without a notification, every endpoint's
-is looked up, some at a time; so it is now and then, as an endpoint may be new and have none from the beginning.
+A route that is removed names its destination. If routes may have gone without a notification, every endpoint's route is
+looked up, some at a time. That is also done now and then, because a new endpoint may have no route from the beginning.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from kubeproxy.rescue.ejector import Ejector
 Endpoint = tuple[Protocol, Target]
 
 LOOKUPS: Final = 300
-"""Routes looked up at a time: some 3 ms."""
+"""How many routes are looked up at a time, which takes some 3 ms."""
 SWEEP_S: Final = 10.0
-"""How often all are looked up."""
+"""How often all routes are looked up."""
 SWEEP_EACH_S: Final = 0.001
-"""How much less often for each endpoint, where they are many: it takes a hundredth of the time."""
+"""How much less often they are looked up for each endpoint, so that many endpoints take a hundredth of the time."""
 
 
 class Watch(Interface):
-    """Notices routes that go."""
+    """Notices routes that are removed."""
 
     def look(self) -> Lost:
-        """Return what has gone since the last look."""
+        """Return the routes that have gone since the last look."""
 
 
 class LostRoutes:
-    """Those of one guardian."""
+    """The endpoints of one guardian whose route may be lost."""
 
     def __init__(self, ejector: Ejector, watch: Watch) -> None:
         self._ejector = ejector
         self._watch = watch
         self._lost: dict[Endpoint, None] = {}
-        """Endpoints that have not been handed out yet, the oldest first."""
+        """The endpoints that have not been handed out yet, the oldest first."""
         self._unsure: dict[Endpoint, None] = {}
-        """Endpoints with a route that is to be looked up."""
+        """The endpoints whose route is to be looked up."""
         self._more = False
         self._sweep_at = float("-inf")
 
     def next(self, at_most: int, now: float) -> list[Endpoint]:
-        """So many endpoints to which there is no way, or no longer the same."""
-        # The kernel notifies of a link before it takes its routes away, so that is a look ago.
+        """Return the next endpoints to which there is no route, or no longer the same one."""
+        # The kernel announces a link before it removes its routes, so that is a look ago.
         more, (prefixes, self._more) = self._more, self._watch.look()
         if prefixes:
             self._lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))
@@ -66,7 +66,7 @@ class LostRoutes:
 
 
 def _taken(some: dict[Endpoint, None], at_most: int) -> list[Endpoint]:
-    """Return the first of them, which then are no longer among them."""
+    """Return the first endpoints, and remove them from the rest."""
     found = list(islice(some, at_most))
     for endpoint in found:
         del some[endpoint]

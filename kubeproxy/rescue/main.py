@@ -36,10 +36,10 @@ from kubeproxy.runtime import privileges, sandbox
 EXIT_INTERNAL_ERROR: Final = 70
 """sysexits' EX_SOFTWARE."""
 ROOM_BYTES: Final = 4 << 20
-"""Of the kernel's buffer for the packet log: some 30,000 copies."""
+"""The kernel's buffer for NFLOG in bytes: some 30,000 copies."""
 READS_PER_TURN: Final = 32
 STOPPED_S: Final = 1.0
-"""After so long without a turn this process was stopped, and what waits is out of date."""
+"""After this long without a turn the process was stopped, and what waits is out of date."""
 _SO_RCVBUFFORCE: Final = 33
 """asm-generic/socket.h"""
 
@@ -50,7 +50,7 @@ class RescueProcess:
     def __init__(
         self, channel: socket.socket, log: socket.socket, raw: RawSockets, entry: reentry.ReentrySocket | None
     ) -> None:
-        """`entry`: None where clients' packets cannot enter this node again."""
+        """`entry` is None if clients' packets cannot enter this node again."""
         self._reactor = Reactor()
         self._channel: socket.socket | None = channel
         self._log = log
@@ -72,9 +72,8 @@ class RescueProcess:
         self._reactor.run()
 
     def report(self, message: Report) -> None:
-        """Send a message to the control process.
-
-        Where its socket is full, it learns of the failure by the next one."""
+        """Send a message to the control process. If its socket is full, the control process learns of the failure by
+        the next message."""
         if self._channel is None:
             return
         try:
@@ -104,7 +103,7 @@ class RescueProcess:
         self._send_due()
 
     def _take(self, data: bytes, now: float) -> None:
-        """Keep the copies, and do what the reports demand: none comes before its copy."""
+        """Store the copies, then act on the reports. A report never arrives before its copy."""
         reports = [each.packet for each in nflog.packets(data) if each.reported] if nflog.may_report(data) else []
         if copies := nflog.count(data) - len(reports):
             self._resends.copied(data, copies, now)
@@ -160,7 +159,7 @@ class RescueProcess:
                 self._raw.send(packet.data, packet.by_way_of)
             elif self._entry is not None:
                 self._entry.send(packet.data, packet.link)
-            else:  # by the raw socket it would pass this node's policies by: the client repeats it
+            else:  # By the raw socket the packet would bypass this node's policies. The client repeats it instead.
                 self._unsent += 1
                 return
             self._resent += 1
@@ -186,11 +185,10 @@ class RescueProcess:
 
 
 def open_log(preferred: int) -> tuple[socket.socket, int]:
-    """Return the packet log, and the group that it reads.
-
-    OSError when no group is free, or the kernel has no packet log."""
+    """Return the NFLOG socket, and the group that it reads. Raise OSError if no group is free, or the kernel has no
+    NFLOG."""
     sock = open_netlink(NETLINK_NETFILTER)
-    with contextlib.suppress(PermissionError):  # in a user namespace the buffer stays as it is
+    with contextlib.suppress(PermissionError):  # In a user namespace the buffer stays as it is.
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM_BYTES)
     for group in [preferred, *(each for each in nflog.GROUPS if each != preferred)]:
         try:
@@ -206,7 +204,8 @@ def open_log(preferred: int) -> tuple[socket.socket, int]:
 
 
 def _reads(sock: socket.socket, group: int) -> bool:
-    """Have a socket read a group, unless another one does; OSError. Without CAP_NET_ADMIN all seem to be taken."""
+    """Have a socket read a group. Return whether it could, or raise OSError. Without CAP_NET_ADMIN all groups seem to
+    be taken."""
     sock.send(nflog.bind_request(group, packet_bytes=PACKET_BYTES, threshold=COPIES_PER_MESSAGE, sequence=group))
     try:
         for _ in answers(sock, group):
@@ -219,11 +218,11 @@ def _reads(sock: socket.socket, group: int) -> bool:
 
 
 def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]:
-    """Return the socket by which clients' packets enter this node again, or why there is none."""
+    """Return the socket by which clients' packets enter this node again, or the reason why there is none."""
     try:
         for other in reentry.groups() - {group}:
             with open_netlink(NETLINK_NETFILTER) as sock:
-                if _reads(sock, other):  # so the device's process was killed
+                if _reads(sock, other):  # The device's process was killed, then.
                     reentry.remove(other)
         return reentry.ReentrySocket(group), None
     except OSError as error:
@@ -231,10 +230,10 @@ def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the process; the exit status. The arguments are those of `process.command`."""
+    """Run the process, and return its exit status. The arguments are those of `process.command`."""
     fd, preferred = map(int, arguments)
     try:
-        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # the name is for ps and top only
+        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # The name is only for ps and top.
             comm.write("kubeproxy-resc")
         # Signals to the process group are for the control process.
         for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -254,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         _log(f"cannot work: {error.strerror or error}")
         return 1
     except BaseException as error:
-        _log(f"internal error: {type(error).__name__}")  # its text might hold a client's bytes
+        _log(f"internal error: {type(error).__name__}")  # The text of the error might hold a client's bytes.
         return EXIT_INTERNAL_ERROR
     return 0
 

@@ -1,8 +1,8 @@
-"""Messages of the kernel's packet log (linux/netfilter/nfnetlink_log.h). Pure.
+"""Messages of NFLOG (linux/netfilter/nfnetlink_log.h). Pure.
 
-One read from the socket has what the kernel has collected: copies, and at most one report, the last in it, because a
-report is sent at once. Copies are many and are read only when one is needed, so this tells them apart and counts them
-without reading them.
+One read from the socket returns what the kernel has collected: copies, and at most one report, which is the last
+message because a report is sent at once. There are many copies, and each is read only when it is needed. So this module
+distinguishes and counts them without reading them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ _CAME_BY, _PAYLOAD, _PREFIX = 4, 9, 10  # NFULA_IFINDEX_INDEV, NFULA_*
 _NFGEN_BYTES: Final = 4
 _LENGTH_AND_KIND: Final = struct.Struct("=IH")
 _HEADER_BYTES: Final = 16
-"""Of a netlink message."""
+"""The size of a netlink header."""
 _REPORTED: Final = REPORT_PREFIX.encode() + b"\0"
 GROUPS: Final = range(27_504, 27_520)
-"""Of the packet log. A process takes the first that is free: two instances may run, at a takeover."""
+"""The NFLOG groups. A process takes the first that is free, because two instances may run during a takeover."""
 FLUSH_S: Final = 0.05
-"""The longest time that the kernel collects packets; it counts in hundredths of a second."""
+"""The longest time for which the kernel collects packets. It counts in hundredths of a second."""
 BUFFER_BYTES: Final = 65_000
-"""Of one message: room for as many SYNs as the rules let the kernel collect. With its own data the kernel needs less
-than 64 KiB for it, the next size of its allocator."""
+"""The size of one message in bytes: room for as many SYNs as the rules let the kernel collect. With its own data the
+kernel needs less than 64 KiB, the next size of its allocator."""
 READ_BYTES: Final = 128 << 10
-"""More than the kernel ever puts into one message: a packet that is longer than its buffer gets a buffer of its own."""
+"""More bytes than the kernel ever puts into one message. A packet that is longer than its buffer gets a buffer of its
+own."""
 
 
 class Logged(NamedTuple):
-    """A packet of the log."""
+    """A packet from NFLOG."""
 
     reported: bool
-    """Whether a rule has reported it as a failure; otherwise it is a copy."""
+    """Whether a rule has reported the packet as a failure. Otherwise it is a copy."""
     packet: bytes
-    """From its IP header on, as far as the rule copies it."""
+    """The packet from its IP header on, as far as the rule copies it."""
 
 
 def bind_request(group: int, *, packet_bytes: int, threshold: int, sequence: int) -> bytes:
@@ -70,9 +71,10 @@ def count(data: bytes) -> int:
 
 
 def may_report(data: bytes) -> bool:
-    """Return whether one read from the socket may have a report. It has none when this says no.
+    """Return whether one read from the socket may contain a report. A False is certain.
 
-    A client can write the same bytes into its packet; then `packets` has no report."""
+    A client can write the same bytes into its packet. Then the answer is True, and `packets` has no report.
+    """
     return _REPORTED in data
 
 
@@ -82,7 +84,7 @@ def packets(data: bytes) -> Iterator[Logged]:
         if message.kind != _PACKET:
             continue
         reported = False
-        # The kernel writes the packet last, behind what it knows of it.
+        # The kernel writes the packet last, after the attributes that describe it.
         for kind, value in attributes(message.body[_NFGEN_BYTES:]):
             if kind == _PAYLOAD:
                 yield Logged(reported, value)
@@ -91,8 +93,8 @@ def packets(data: bytes) -> Iterator[Logged]:
 
 
 def copies(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The packets of one read from the socket that are not reported, each after the number of the interface by which it
-    came; 0: it is this host's own. As `packets`, for many."""
+    """Return the packets of one read from the socket that are not reported, each after the number of the interface by
+    which it came. 0 means that it is this host's own. This is faster than `packets` if there are many."""
     at, end = 0, len(data) - _HEADER_BYTES
     unpack, attribute = _LENGTH_AND_KIND.unpack_from, ATTRIBUTE_HEADER.unpack_from
     while at <= end:

@@ -1,6 +1,6 @@
-"""What a logged packet is, and the packet that is sent again. Pure.
+"""Parses logged packets, and makes the packets that are sent again. Pure.
 
-The input comes from the network: whatever the bytes are, the result is a value or None, never an exception. Packets
+The input comes from the network. Whatever the bytes are, the result is a value or None, and never an exception. Packets
 with IPv6 extension headers are left alone.
 """
 
@@ -32,23 +32,24 @@ class Side(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """The same as the model has it."""
+        """Return the address and port as a value of the model."""
         return Target(text_of(self.address), self.port)
 
 
 class Syn(NamedTuple):
-    """The first packet of a connection, whole."""
+    """The first packet of a connection, complete."""
 
     client: Side
     service: Side
     sequence: int
     packet: bytes
     data_bytes: int = 0
-    """Of its data (TCP Fast Open, RFC 7413)."""
+    """The length of its data (TCP Fast Open, RFC 7413)."""
 
     @property
     def last(self) -> int:
-        """The sequence number that a reset acknowledges: that of its last byte, or its own without data."""
+        """Return the sequence number that a reset acknowledges: that of the last byte, or the SYN's own if there is no
+        data."""
         return (self.sequence + self.data_bytes) & 0xFFFFFFFF
 
 
@@ -57,19 +58,22 @@ class Refusal(NamedTuple):
 
     endpoint: Side
     peer: Side
-    """The client; or, with a masqueraded connection, this node."""
+    """The client. If the connection is masqueraded, it is this node."""
     last: int
-    """`Syn.last` of the SYN."""
+    """The value of `Syn.last` of the SYN."""
 
 
 class Refused(NamedTuple):
-    """A connection that was refused, as its client began it: the same reset with the addresses that the rules give it.
-    They take the ACK flag off, which distinguishes the two."""
+    """A connection that was refused, with the addresses to which its client began it.
+
+    It is the same reset with the addresses that the rules give it. The rules remove the ACK flag, which distinguishes
+    the two.
+    """
 
     client: Side
     service: Side
     last: int
-    """`Syn.last` of the SYN."""
+    """The value of `Syn.last` of the SYN."""
 
 
 class Unreachable(NamedTuple):
@@ -79,7 +83,7 @@ class Unreachable(NamedTuple):
     peer: Side
     endpoint: Side
     payload: bytes | None
-    """Of a datagram that is quoted in whole; otherwise None."""
+    """The payload of a datagram that is quoted completely, otherwise None."""
 
 
 class _Ip(NamedTuple):
@@ -88,13 +92,13 @@ class _Ip(NamedTuple):
     source: bytes
     destination: bytes
     body: bytes
-    """What follows the IP header, as far as there is."""
+    """What follows the IP header, as far as it is there."""
     whole: bool
-    """Whether `body` is all of it."""
+    """Whether `body` is complete."""
 
 
 def parse(packet: bytes) -> Syn | Refusal | Refused | Unreachable | None:
-    """Return what a packet means, or None if there is nothing to do for it."""
+    """Return the meaning of a packet, or None if there is nothing to do for it."""
     ip = _ip(packet)
     if ip is None:
         return None
@@ -109,7 +113,7 @@ def _ip(packet: bytes) -> _Ip | None:
     if len(packet) >= 20 and packet[0] >> 4 == 4:
         header, length = (packet[0] & 0xF) * 4, int.from_bytes(packet[2:4], "big")
         if header < 20 or length < header or int.from_bytes(packet[6:8], "big") & 0x1FFF:
-            return None  # the latter: not the first fragment
+            return None  # The latter means that it is not the first fragment.
         more_fragments = packet[6] & 0x20
         body = packet[header:length]
         whole = not more_fragments and len(packet) >= length
@@ -156,7 +160,7 @@ def _error(ip: _Ip) -> Unreachable | None:
 
 @lru_cache(maxsize=8192)
 def text_of(address: bytes) -> Address:
-    """Return an address as the model has it."""
+    """Return an address as text in the model's form."""
     return Address(socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address))
 
 
@@ -166,10 +170,10 @@ def packed(address: str) -> bytes:
 
 
 def again(syn: Syn) -> bytes | None:
-    """Return the SYN as it is sent again; None when its hop limit is used up.
+    """Return the SYN as it is sent again, or None if its hop limit is used up.
 
-    One hop is taken off, so a loop ends also where no router is in it. Its checksums are computed anew: with checksum
-    offload the copy has only a part of TCP's.
+    The hop limit is lowered by one, so that a loop ends even if no router is in it. Its checksums are computed anew,
+    because with checksum offload the copy has only a part of TCP's.
     """
     packet = bytearray(syn.packet)
     hops_at = 8 if packet[0] >> 4 == 4 else 7
@@ -187,8 +191,8 @@ def again(syn: Syn) -> bytes | None:
 
 
 _HOPS: Final = 63
-"""Of a datagram that is sent again: Linux's default, less the hop to this node. The error quotes the rest that the
-datagram had at the endpoint, which may be too little for another."""
+"""The hop limit of a datagram that is sent again: Linux's default, less the hop to this node. The error quotes the hop
+limit that the datagram had left at the endpoint, which may be too low for another endpoint."""
 
 
 def datagram(client: Side, service: Side, payload: bytes) -> bytes:
@@ -210,7 +214,7 @@ def _set_checksum(body: bytearray, protocol: int, source: bytes, destination: by
     body[at : at + 2] = b"\0\0"
     data = source + destination + struct.pack("!II", len(body), protocol) + body
     value = checksum(data)
-    # For UDP zero means that there is none.
+    # For UDP zero means that there is no checksum.
     struct.pack_into("!H", body, at, value or (0xFFFF if protocol == _UDP else 0))
 
 

@@ -1,4 +1,4 @@
-"""Tries an endpoint from this node, in the control process: whether it accepts a connection, or refuses datagrams."""
+"""Probes an endpoint from this node, in the control process: whether it accepts a connection, or refuses datagrams."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kubeproxy.dataplane.sockets.loop_prevention import COST, FARTHEST, limit_ho
 from kubeproxy.model import Target
 
 DIAL_S: Final = 0.9
-"""How long an endpoint may take: less than a second, after which the kernel would repeat the SYN, and more than the
-patience with clients' connections, so that a slow path is found to be slow and not dead."""
+"""How long an endpoint may take. It is less than a second, after which the kernel would repeat the SYN, and more than
+the patience with clients' connections, so that a slow path is found to be slow and not dead."""
 _BLACKHOLE: Final = errno.EINVAL
 """The error of a route of that type."""
 REFUSAL_S: Final = 0.25
-"""How long the refusal of a datagram may take, as with silence on the TCP path."""
+"""How long the refusal of a datagram may take. It is as long as with silence on the TCP path."""
 _RECVERR: Final = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
-"""IP_RECVERR and IPV6_RECVERR: with them a socket learns of every ICMP error, not of closed ports alone."""
+"""IP_RECVERR and IPV6_RECVERR, by which a socket learns of every ICMP error, and not only of closed ports."""
 
 
 class Outcome(NamedTuple):
-    """What a dial has found."""
+    """The result of a dial."""
 
     answered: bool | None
-    """None: this host could not dial."""
+    """Whether the endpoint has answered. None if this host could not dial."""
     took_s: float
 
 
@@ -54,7 +54,8 @@ async def dial(target: Target) -> Outcome:
 async def refuses_datagrams(target: Target) -> bool:
     """Return whether an empty datagram to an endpoint comes back as an ICMP error.
 
-    An endpoint that is well mostly does not answer it, so no answer means nothing."""
+    A healthy endpoint usually does not reply, so silence proves nothing.
+    """
     loop = asyncio.get_running_loop()
     inet = socket.AF_INET6 if ":" in target.address else socket.AF_INET
     try:

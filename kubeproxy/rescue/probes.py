@@ -1,6 +1,6 @@
-"""The dials of endpoints that have failed: to confirm a failure, and to find that an ejected one is well again.
+"""The dials of endpoints that have failed: to confirm a failure, and to find out that an ejected endpoint works again.
 
-A dial of a silent endpoint takes most of a second, and few run at a time. So tenants take turns.
+A dial of a silent endpoint takes most of a second, and only few run at a time. So tenants take turns.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kubeproxy.rescue.protocol import Reason
 from kubeproxy.runtime.tasks import TaskSet
 
 DIALS_MAX: Final = 64
-"""Dials at once."""
+"""How many dials run at once."""
 REFUSED_AGAIN_S: Final = 0.25
-"""How long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
+"""For how long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
 REACHED_MAX: Final = 16_384
-"""Endpoints with a last dial that is remembered: more than the rules report while it counts."""
+"""For how many endpoints the last dial is remembered. There are more than the rules report while it counts."""
 _TCP: Final = Protocol.TCP
 
 
@@ -36,29 +36,31 @@ class Dials:
     """The dials of one guardian."""
 
     def __init__(self, ejector: Ejector, tasks: TaskSet, *, on_answered: Callable[[Target, float], None]) -> None:
-        """`on_answered`: a dial has reached an endpoint, and took so many seconds."""
+        """`on_answered` is called with an endpoint that a dial has reached, and the seconds that it took."""
         self._ejector = ejector
         self._tasks = tasks
         self._on_answered = on_answered
         self._dialing: dict[Target, Tenants] = {}
         self._unconfirmed: dict[Target, _Unconfirmed] = {}
-        """Endpoints that have failed a client, or lost a route, and wait for a dial, the oldest first."""
+        """The endpoints that have failed a client, or lost a route, and wait for a dial, the oldest first."""
         self._reached: dict[Target, float] = {}
         """When a dial has last reached an endpoint, the oldest first."""
 
     def reached_at(self, target: Target) -> float:
-        """When a dial has last reached an endpoint."""
+        """Return when a dial has last reached an endpoint."""
         return self._reached.get(target, float("-inf"))
 
     @property
     def waiting(self) -> int:
-        """How many endpoints that have failed wait for a dial."""
+        """Return how many endpoints that have failed wait for a dial."""
         return len(self._unconfirmed)
 
     def confirm(self, failed: Iterable[Target], reason: Reason, *, anew: bool = False) -> None:
-        """Dial endpoints that may have failed, as soon as there is room; eject those that do not answer.
+        """Dial endpoints that may have failed, as soon as there is room, and eject those that do not answer.
 
-        `anew`: another dial, of just now or under way, says nothing about this failure. It is not reported again."""
+        With `anew`, a dial that has just ended, or is in progress, proves nothing about this failure, which is not
+        reported again.
+        """
         now = asyncio.get_running_loop().time()
         for target in failed:
             answers = target in self._dialing or now - self.reached_at(target) < REFUSED_AGAIN_S
@@ -67,7 +69,7 @@ class Dials:
         self.next()
 
     def next(self) -> None:
-        """Dial what waits, as far as there is room: each tenant's endpoints in their turn."""
+        """Dial the endpoints that wait, as far as there is room. The tenants take turns."""
         room = DIALS_MAX - len(self._dialing)
         if room <= 0:
             return
@@ -112,7 +114,7 @@ class Dials:
             if len(self._reached) > REACHED_MAX:
                 del self._reached[next(iter(self._reached))]
             self._on_answered(target, outcome.took_s)
-        # Many wait only if dials take long, and then each look of the guardian finds some that have ended.
+        # Many endpoints wait only if dials take long, and then each look of the guardian finds some that have ended.
         if len(self._dialing) <= DIALS_MAX // 2:
             self.next()
         return outcome

@@ -1,4 +1,4 @@
-"""The control process's side of the rescue process: its child process and channel."""
+"""The control process's side of the rescue process: the child process and its channel."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ from kubeproxy.rescue.protocol import (
 from kubeproxy.runtime.child_process import ChildProcess
 
 START_S: Final = 10.0
-"""How long it may take until its first message."""
+"""How long it may take until the first message."""
 SILENT_BEATS: Final = 4
-"""After so many beats without a message the process counts as stopped, and the rules are made inert: a second."""
+"""After this many beats without a message, which is a second, the process counts as stopped, and the rules are made
+inert."""
 HUNG_BEATS: Final = 40
-"""After so many it is killed and replaced: ten seconds, as an operator may have stopped it to look at it."""
+"""After this many beats without a message, which is ten seconds, the process is killed and replaced. Before that, an
+operator may have stopped it to look at it."""
 REPORTS_PER_TURN: Final = 256
 
 
 def command(fd: int, group: int) -> list[str]:
-    """Return the command line of a process; `fd` is its end of the channel, `group` the one it prefers."""
-    # -P: no imports from the current directory.
+    """Return the command line of a process. `fd` is its end of the channel, and `group` the NFLOG group that it
+    prefers."""
+    # -P prevents imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.rescue.main", str(fd), str(group)]
 
 
 class RescueProcess:
-    """A running process, started by the constructor. `ended` is done when it has exited, with the reason."""
+    """A running process, which the constructor starts. `ended` is done when it has exited, with the reason."""
 
     def __init__(self, group: int, *, on_failed: Callable[[Failed], None]) -> None:
-        """OSError when the process cannot start."""
+        """Start the process. Raise OSError if it cannot start."""
         self.group: int | None = None
-        """The group of the packet log that it reads; None: it does not work yet."""
+        """The NFLOG group that the process reads. None if it does not work yet."""
         self.unfiltered: str | None = None
         """Why its system calls are not filtered."""
         self.shut_out: str | None = None
@@ -68,27 +71,28 @@ class RescueProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def well(self) -> bool:
-        """Whether it works: it reads its group, and has sent a message within the last second."""
+        """Return whether the process works: it reads its group, and has sent a message within the last second."""
         return self.group is not None and self._channel is not None and self._silent < SILENT_BEATS
 
     def freed(self, protocol: Protocol, endpoint: Target, flows: Sequence[FreedFlow]) -> None:
-        """Have it send again what belonged to these flows. Where its socket is full, clients repeat it themselves."""
+        """Have the process send the packets again that belonged to these flows. If its socket is full, clients repeat
+        them themselves."""
         rest = iter(flows)
         while self._channel is not None and (some := tuple(islice(rest, FLOWS_PER_MESSAGE))):
-            with contextlib.suppress(OSError):  # its end is noticed by the reader
+            with contextlib.suppress(OSError):  # The reader notices the end of the process.
                 self._channel.send(encode(Freed(protocol, endpoint, some)))
 
     def kill(self, reason: str) -> None:
-        """Kill the process, for `reason` if it is the first."""
+        """Kill the process. Of several reasons, the first counts."""
         self._process.kill(reason)
 
     async def close(self) -> None:
-        """End it; returns when it has exited."""
+        """End the process. Return when it has exited."""
         self.kill("no longer needed")
         await asyncio.wait((self.ended,))
 
@@ -97,7 +101,7 @@ class RescueProcess:
         if self._process.has_exited:
             self._end()
             return
-        # Beats, not seconds: while the control process itself is stopped, no time counts.
+        # Count beats, not seconds: while the control process itself is stopped, no time counts.
         self._silent += 1
         if self._silent > (HUNG_BEATS if self.group is not None else START_S / BEAT_S):
             self.kill(f"silent for {self._silent * BEAT_S:g} s")

@@ -1,4 +1,4 @@
-"""Messages between the control process and the rescue process, each one packet of a Unix socket. Pure."""
+"""Messages between the control process and the rescue process, each of them one packet of a Unix socket. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.model.rescue import RescueCounts
 
 MESSAGE_BYTES: Final = 1 << 16
-"""The longest message."""
+"""The longest message in bytes."""
 FLOWS_PER_MESSAGE: Final = 400
-"""Flows of a `Freed`: IPv6 addresses as text take 150 bytes of each."""
+"""How many flows a `Freed` may have. IPv6 addresses as text take 150 bytes for each."""
 
 
 class GarbledError(KubeproxyError):
@@ -23,7 +23,7 @@ class GarbledError(KubeproxyError):
 
 
 class Reason(StrEnum):
-    """How an endpoint failed."""
+    """The way in which an endpoint failed."""
 
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
@@ -31,17 +31,18 @@ class Reason(StrEnum):
 
 
 class Started(Struct, frozen=True, tag=True, array_like=True):
-    """The process reads this group of the packet log, and has given up its privileges."""
+    """The process reads this NFLOG group, and has given up its privileges."""
 
     group: int
     unfiltered: str | None = None
-    """Why its system calls are not filtered; None: they are."""
+    """Why its system calls are not filtered. None if they are."""
     shut_out: str | None = None
-    """Why clients' packets cannot enter this node again, so that only its own are sent again; None: they can."""
+    """Why clients' packets cannot enter this node again, so that only this node's own packets are sent again. None if
+    they can."""
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):
-    """The process works. Sent `BEAT_S` apart."""
+    """The process works. This message is sent every `BEAT_S`."""
 
     counts: RescueCounts
 
@@ -62,14 +63,15 @@ class FreedFlow(NamedTuple):
     service: Address
     service_port: int
     peer: Address
-    """The client, as the endpoint saw it."""
+    """The client, with the address that the endpoint saw."""
     peer_port: int
     link: int | None
-    """The number of the interface that leads to the client; 0: it is this host; None: unknown, or a flow of TCP."""
+    """The number of the interface that leads to the client. 0 means this host; None means that it is unknown, or that
+    the flow is of TCP."""
 
 
 class Freed(Struct, frozen=True, tag=True, array_like=True):
-    """The flows to a failed endpoint are deleted: what it did not answer can be sent again."""
+    """The flows to a failed endpoint are deleted, so packets that it did not answer can be sent again."""
 
     protocol: Protocol
     endpoint: Target
@@ -93,7 +95,7 @@ def encode(message: Report | Order) -> bytes:
 
 
 def decode_report(data: bytes) -> Report:
-    """Return a message of the rescue process; GarbledError when it is none."""
+    """Return a message of the rescue process. Raise GarbledError if it is invalid."""
     try:
         return _report_decoder.decode(data)
     except _GARBLED as error:
@@ -101,7 +103,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def decode_order(data: bytes) -> Order:
-    """Return a message of the control process; GarbledError when it is none."""
+    """Return a message of the control process. Raise GarbledError if it is invalid."""
     try:
         return _order_decoder.decode(data)
     except _GARBLED as error:

@@ -1,4 +1,4 @@
-"""Sends whole packets of clients on this host. They pass the output hook, as the client's own did.
+"""Sends complete packets of clients on this host. They pass the output hook, as the client's own packets did.
 
 The sockets are made while the process has CAP_NET_RAW, and used without it. They can send any IP packet of this network
 namespace, and receive none (raw(7), IPPROTO_RAW).
@@ -20,13 +20,13 @@ class RawSockets:
     """One socket for each family that the kernel has."""
 
     def __init__(self) -> None:
-        """OSError when this process may not make them."""
+        """Make the sockets. Raise OSError if this process may not make them."""
         self._sockets: Mapping[int, socket.socket] = {
             size: made for size, made in ((4, _open(socket.AF_INET)), (16, _open(socket.AF_INET6))) if made is not None
         }
 
     def send(self, packet: bytes, by_way_of: bytes) -> None:
-        """Send a packet on the way to an address of its family; OSError when the kernel does not."""
+        """Send a packet to an address of its family. Raise OSError if the kernel does not send it."""
         sock = self._sockets.get(len(by_way_of))
         if sock is None:
             raise OSError(errno.EAFNOSUPPORT, "the kernel has no such family")

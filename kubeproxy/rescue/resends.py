@@ -20,18 +20,18 @@ from kubeproxy.rescue.packets import Refusal, Refused, Side, Unreachable, again,
 from kubeproxy.rescue.protocol import Failed, Freed, FreedFlow, Reason
 
 DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
-"""Before each attempt for the same SYN. Together less than a second, after which the client repeats it; and their
-number keeps two dead endpoints from passing it to each other without end."""
+"""The delays before each attempt for the same SYN. Together they are less than a second, after which the client repeats
+it. Their number keeps two dead endpoints from passing a SYN to each other endlessly."""
 AWAITED_S: Final = 1.5 * FLUSH_S
-"""How long a copy is waited for: the kernel may be collecting others with it. A report never comes before its
-copy, but the control process may delete a flow before."""
+"""How long a copy is waited for, because the kernel may be collecting others with it. A report never comes before its
+copy, but the control process may delete a flow before its copy comes."""
 QUIET_S: Final = 0.02
-"""How long no other failure of the same kind is reported for an endpoint. A packet that has not reached it meanwhile is
-reported at the end, because its flow has to be deleted."""
+"""For how long no other failure of the same kind is reported for an endpoint. A packet that has not reached the
+endpoint meanwhile is reported at the end, because its flow has to be deleted."""
 SCHEDULED_MAX: Final = 16_384
-"""Attempts that wait."""
+"""How many attempts may wait."""
 DATAGRAMS_MAX, DATAGRAM_S = 1024, 1.0
-"""Datagrams that wait, and for how long."""
+"""How many datagrams may wait, and for how long."""
 
 
 class Packet(NamedTuple):
@@ -39,9 +39,9 @@ class Packet(NamedTuple):
 
     data: bytes
     by_way_of: bytes
-    """An address to which this host has a route: the service address may have none."""
+    """An address to which this host has a route. The service address may have none."""
     link: int
-    """The number of the interface by which the client's packet comes; 0: the client is on this host."""
+    """The number of the interface by which the client's packet comes. 0 means that the client is on this host."""
 
 
 class _Waiting(NamedTuple):
@@ -70,18 +70,18 @@ class Resends:
         self._scheduled: list[tuple[float, int, Copy, bytes]] = []
         self._datagrams: deque[_Waiting] = deque()
         self._awaited: deque[_Awaited] = deque()
-        """Connections with a deleted flow and without a copy so far."""
+        """The connections with a deleted flow whose copy has not come yet."""
         self._way: dict[int, bytes] = {}
-        """The endpoint that has refused last, by the length of its address."""
+        """The endpoint that has last refused a connection, by the length of its address."""
         self._first: dict[int, _First] = {}
-        """The connection that had a sequence number first, the latest attempt last."""
+        """For each sequence number the connection that had it first, the latest attempt last."""
         self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
         self._unreported: dict[tuple[Protocol, Side, Reason], float] = {}
-        """Failures to be reported, and when: few, as the rules limit what they report."""
+        """The failures to be reported, and when. They are few, because the rules limit what they report."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> RescueCounts:
-        """Return what has been done."""
+        """Return the counts of this process."""
         return RescueCounts(
             copied=self._copied,
             refused=self._refused,
@@ -95,7 +95,7 @@ class Resends:
         )
 
     def copied(self, data: bytes, count: int, now: float) -> None:
-        """So many clients have sent their first packets: one read from the packet log."""
+        """Keep the first packets of one read from the NFLOG socket, with their number."""
         self._copied += count
         self._copies.add(data, count, now)
 
@@ -106,8 +106,11 @@ class Resends:
         return self._report(Protocol.TCP, refusal.endpoint, Reason.REFUSED, now)
 
     def refused_client(self, refused: Refused, now: float) -> None:
-        """The connection as its client began it, reported next. None but its own SYN is sent again: a client could give
-        the sequence number of a refused one to a packet that this node has dropped."""
+        """Note a refused connection as its client began it, which is reported after `refused`.
+
+        Nothing but the connection's own SYN is sent again: a client could give a packet that this node has dropped the
+        sequence number of a refused one.
+        """
         copy = self._copies.of(refused.client, refused.service)
         by_way_of = self._way.get(len(refused.client.address))
         if copy is None or copy.syn.last != refused.last or by_way_of is None:
@@ -171,12 +174,12 @@ class Resends:
 
     @property
     def next_at(self) -> float | None:
-        """When something is `due`; None: nothing is scheduled."""
+        """Return when something is `due`, or None if nothing is scheduled."""
         times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
         return min([*times, *self._unreported.values()], default=None)
 
     def forget(self, now: float) -> None:
-        """Drop what is too old. Call it now and then."""
+        """Drop what is too old. Call this now and then."""
         self._copies.forget(now)
         while self._first and (first := next(iter(self._first))) and self._first[first].at <= now - KEEP_S:
             del self._first[first]
@@ -184,7 +187,7 @@ class Resends:
         self._reported = {key: at for key, at in self._reported.items() if at > now - QUIET_S}
 
     def clear(self) -> None:
-        """Drop everything: this process was stopped for long, and clients have given up."""
+        """Drop everything, because this process was stopped for long, and clients have given up."""
         self._copies.clear()
         self._scheduled.clear()
         self._awaited.clear()

@@ -15,20 +15,22 @@ from typing import Final
 from kubeproxy.model import Target
 
 PATIENCE_S: Final = 0.25
-"""How long an endpoint may take to answer: the first step of a dial on the userspace path."""
+"""How long an endpoint may take to answer. It is the first step of a dial on the userspace path."""
 PATIENCE_LIMIT_S: Final = 0.9
-"""The most that is allowed for a slow path. After a second the client repeats the SYN, and its flow has expired."""
+"""The longest time that a slow path is allowed. After a second the client repeats the SYN, and its flow has expired."""
 SLOW_MAX: Final = 16_384
-"""Endpoints on a slow path that are remembered: pods come and go, and each may have another address."""
+"""How many endpoints on a slow path are remembered. Pods come and go, and each may have another address."""
 RESOLUTION_S: Final = 0.005
-"""Times that differ by less are equal: the kernel counts in jiffies, mostly of 4 ms. So a question so soon after an
-answer is taken for answered. If it was not, the client repeats it after a second."""
+"""Times that differ by less are equal, because the kernel counts in jiffies, mostly of 4 ms. So a question this soon
+after an answer counts as answered. If it was not, the client repeats it after a second."""
 BLUR_LIMIT_S: Final = 0.1
-"""A reading that is less exact is not judged."""
+"""A reading that is less exact than this is not judged."""
 LATE_S: Final = 0.1
-"""A look that begins so late judges nothing: what this process could not do in time, others may not, either."""
+"""A look that begins this late judges nothing: what this process could not do in time, others may not have done,
+either."""
 LATE_MAX: Final = 3
-"""Late looks in a row that judge nothing; the next one does, and every silence it finds is confirmed by a dial."""
+"""How many late looks in a row judge nothing. The next one judges, and every silence that it finds is confirmed by a
+dial."""
 
 
 class Lateness:
@@ -38,17 +40,17 @@ class Lateness:
         self._in_a_row = 0
 
     def looked(self, late_s: float) -> None:
-        """A look has begun so long after it was due."""
+        """Note that a look has begun this long after it was due."""
         self._in_a_row = self._in_a_row + 1 if late_s > LATE_S else 0
 
     @property
     def late(self) -> bool:
-        """Whether the last look was late."""
+        """Return whether the last look was late."""
         return self._in_a_row > 0
 
     @property
     def judges(self) -> bool:
-        """Whether the last look judges: one in time, or one after too many that did not."""
+        """Return whether the last look judges: it was in time, or came after too many looks that were not."""
         return not self.late or self._in_a_row > LATE_MAX
 
 
@@ -57,11 +59,11 @@ class SilenceWatch:
 
     def __init__(self) -> None:
         self._since: dict[Target, float] = {}
-        """When the wait began."""
+        """When the wait for an answer began."""
         self._reported: dict[Target, float] = {}
-        """The question after which the endpoint was found silent: only another one begins a new wait."""
+        """The question after which the endpoint was found silent. Only another question begins a new wait."""
         self._patience: dict[Target, float] = {}
-        """Of endpoints on a slow path, the longest known first."""
+        """How long endpoints on a slow path may take. The longest known come first."""
 
     def look(
         self, asked: Mapping[Target, float], answered: Mapping[Target, float], now: float, *, blur_s: float = 0.0
@@ -93,11 +95,11 @@ class SilenceWatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether an endpoint has been asked and has not answered yet, as of the last look."""
+        """Return whether an endpoint has been asked and has not answered yet, as of the last look."""
         return bool(self._since)
 
     def measured(self, target: Target, answer_s: float) -> None:
-        """An endpoint took so long to answer a dial: a slow path is not taken for a dead endpoint."""
+        """Note how long an endpoint took to answer a dial, so that a slow path is not taken for a dead endpoint."""
         patience_s = min(2 * answer_s, PATIENCE_LIMIT_S)
         self._patience.pop(target, None)
         if patience_s > PATIENCE_S:
