@@ -17,7 +17,7 @@ Tenants = frozenset[str]
 
 
 def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: int) -> list[T]:
-    """Return the next `number` of those that wait: each time the first of the tenant with the fewest dials in progress.
+    """Return at most `at_most` of those that wait: each time the first of the tenant with the fewest dials in progress.
 
     `busy` has the tenants of each dial in progress. A tenant that lists another's endpoint is charged for it, and the
     other does not wait longer for it.
