@@ -20,9 +20,11 @@ from kubeproxy.model import (
     Address,
     Destination,
     Frontend,
+    Origin,
     Scope,
     Service,
     Target,
+    Traffic,
     Verdict,
     family_of,
 )
@@ -204,9 +206,10 @@ class Tracer:
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
     """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
     for it in snapshot.frontends:
-        if met.spread is not None:
-            asked = it.frontend.own_destinations if met.why is Why.OWN_SPREAD else it.frontend.destinations
-            if met.matched in asked and str(it.frontend.name.service_port) == met.spread.service_port:
+        if met.spread is not None and met.matched is not None:
+            at_node = met.matched.origin is Origin.NODE
+            asked = it.frontend.own_destinations if at_node else it.frontend.destinations
+            if met.matched.destination in asked and str(it.frontend.name.service_port) == met.spread.service_port:
                 return it
             continue
         if met.proxy_port is not None:
@@ -244,7 +247,7 @@ def _steps(
         verb = "is in none of" if met.why is Why.SOURCE_RANGE else "is admitted by"
         yield f"{client.address or 'the client'} {verb} the source ranges {ranges}"
     if met.spread is not None and met.matched is not None:
-        yield f"{describe(asked.to)} is {_kind(met.matched, service)} of {met.spread.service_port}"
+        yield f"{describe(asked.to)} is {_kind(met.matched.destination, service)} of {met.spread.service_port}"
         if frontend is not None and (policy := _policy(frontend, met)):
             yield policy
         return
@@ -255,7 +258,7 @@ def _steps(
             yield f"{describe(asked.to)} is a proxy port, asked directly"
         return
     owner = "a removed Service" if frontend is None else str(frontend.name.service_port)
-    kind = _kind(met.matched, service)
+    kind = _kind(met.matched.destination, service)
     yield f"{describe(asked.to)} is {kind} of {owner}; it is redirected to proxy port {met.proxy_port}"
     if frontend is not None and (policy := _policy(frontend, met)):
         yield policy
@@ -275,7 +278,7 @@ def _kind(matched: Destination, service: Service | None) -> str:
 
 
 def _policy(frontend: Frontend, met: Trace) -> str:
-    if met.why in (Why.OWN_REDIRECT, Why.OWN_SPREAD):
+    if met.matched is not None and met.matched.origin is Origin.NODE:
         return "this node and its pods may use any endpoint, whatever externalTrafficPolicy says"
     match frontend.name.scope:
         case Scope.LOCAL:
@@ -346,9 +349,9 @@ def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degra
     for denied in services_degraded:
         if _asks_for(denied, to, rules):
             return f"it belongs to {denied.name}, but " + "; ".join(snapshot.problems[denied.name])
-    if to._replace(address=NODE_PORTS[family_of(to.address)]) in rules.redirects:
+    if Traffic(to._replace(address=NODE_PORTS[family_of(to.address)])) in rules.redirects:
         return f"{to.port} is a node port, but {to.address} is no address of this node that takes node ports"
-    served = sorted({key for key in (*rules.redirects, *rules.own_redirects) if key.address == to.address})
+    served = sorted({served for served, _ in rules.redirects if served.address == to.address})
     if served:
         shown = ", ".join(f"{key.port}/{key.protocol}" for key in served[:NEIGHBOURS])
         more = f" and {len(served) - NEIGHBOURS} more" if len(served) > NEIGHBOURS else ""

@@ -234,7 +234,7 @@ class KernelFlows:
         """Return whether rules of this process have ever led connections by the kernel path. Such connections outlive
         the rules."""
         if not self._spread and (rules := self._rules()) is not None:
-            self._spread = bool(rules.spreads or rules.own_spreads)
+            self._spread = bool(rules.spreads)
         return self._spread
 
     def close(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kubeproxy.model import Address, Destination, Target
+from kubeproxy.model import Address, Target, Traffic
 from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.rules import spread_chain
-from kubeproxy.netfilter.packet_simulation import Trace, Why
+from kubeproxy.netfilter.packet_simulation import Trace
 from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus
@@ -31,7 +31,7 @@ def forwarding(
     assert met.matched is not None
     count = len(spread.targets)
     yield f"the kernel leads it to one of {count} endpoints, at random with equal shares"
-    yield f"  {_slots(met.matched, count, own=met.why is Why.OWN_SPREAD)}"
+    yield f"  {_slots(met.matched, count)}"
     yield from (f"  {target}" for target in spread.targets[:SHOWN_TARGETS])
     if count > SHOWN_TARGETS:
         yield f"  and {count - SHOWN_TARGETS} more"
@@ -42,11 +42,12 @@ def forwarding(
     yield _masquerade(met, rules, client)
 
 
-def _slots(destination: Destination, count: int, *, own: bool) -> str:
+def _slots(traffic: Traffic, count: int) -> str:
     """Return the names by which ``nft list table inet kubeproxy`` shows the slots."""
-    spreads, chain = place(destination, "spreads", own=own), spread_chain(destination, count, own=own)
-    slots = place(destination, f"{destination.protocol.lower()}_slots", own=own)
-    return f"map {spreads}, chain {chain}, slots 0 to {count - 1} of map {slots}"
+    destination, origin = traffic
+    spreads = place(destination, "spreads", origin)
+    slots = place(destination, f"{destination.protocol.lower()}_slots", origin)
+    return f"map {spreads}, chain {spread_chain(traffic, count)}, slots 0 to {count - 1} of map {slots}"
 
 
 def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterator[str]:
@@ -72,7 +73,7 @@ def _masquerade(met: Trace, rules: RuleSet, client: Address | None) -> str:
                 "sees an address of this node, so that its answer comes back here"
             )
         return "the endpoint sees the client's address, unless it is its own client"
-    why = _WHY_MASQUERADED.get(rules.masquerades[met.matched], "")
+    why = _WHY_MASQUERADED.get(rules.masquerades[met.matched.destination], "")
     return f"the endpoint sees an address of this node, so that its answer comes back here{why}"
 
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from kubeproxy.daemon.kernel_flows import NO_FLOWS, FlowCounts
 from kubeproxy.dataplane.interface import NOTHING, Counters
-from kubeproxy.model import FrontendName
+from kubeproxy.model import FrontendName, Origin, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.snapshot import DataPath, FrontendState
-from kubeproxy.netfilter.nftables.spread_counters import Counted, new_connections
+from kubeproxy.netfilter.nftables.spread_counters import new_connections
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.time_slice import TimeSlice
 
@@ -50,12 +50,12 @@ class KernelTraffic:
         frontends: Callable[[], Collection[FrontendState]],
         flows: Flows,
         *,
-        read: Callable[[Collection[Counted]], Awaitable[Mapping[Counted, int]]] = new_connections,
+        read: Callable[[Collection[Traffic]], Awaitable[Mapping[Traffic, int]]] = new_connections,
     ) -> None:
         self._frontends = frontends
         self._flows = flows
         self._read = read
-        self._before: Mapping[Counted, int] = {}
+        self._before: Mapping[Traffic, int] = {}
         self._sums: dict[FrontendName, int] = {}
         self._flow_counts: Mapping[FrontendName, FlowCounts] = {}
         self._next_at = float("-inf")
@@ -78,12 +78,12 @@ class KernelTraffic:
 
     async def _count(self) -> None:
         shown, time_slice = self._frontends(), TimeSlice(SLICE_S)
-        belongs: dict[Counted, FrontendName] = {}
+        belongs: dict[Traffic, FrontendName] = {}
         for status in shown:
             if status.data_path is DataPath.KERNEL:
                 frontend = status.frontend
-                belongs.update((Counted(each, False), frontend.name) for each in frontend.destinations)
-                belongs.update((Counted(each, True), frontend.name) for each in frontend.own_destinations)
+                belongs.update((Traffic(each), frontend.name) for each in frontend.destinations)
+                belongs.update((Traffic(each, Origin.NODE), frontend.name) for each in frontend.own_destinations)
             await time_slice.offer()
         known = {status.frontend.name for status in shown}
         await self._flows.refresh()
@@ -97,11 +97,11 @@ class KernelTraffic:
         except KernelError as error:
             self._log.warning("kernel path not counted", reason=str(error))
             return
-        for counted, count in now.items():
-            before = self._before.get(counted, 0)
+        for traffic, count in now.items():
+            before = self._before.get(traffic, 0)
             grown = count - before if count >= before else count
             if grown:
-                name = belongs[counted]
+                name = belongs[traffic]
                 self._sums[name] = self._sums.get(name, 0) + grown
         self._before = now
 

@@ -16,7 +16,18 @@ version        of this package
 from kubeproxy.model.address import Address, Family, family_of, parse_address
 from kubeproxy.model.balancing import MAX_WEIGHT, ROUND_ROBIN, Balancing, Scheduler, seed_of
 from kubeproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice, SliceName
-from kubeproxy.model.frontend import NODE_PORTS, Claim, Destination, Frontend, FrontendName, Scope, Target, Verdict
+from kubeproxy.model.frontend import (
+    NODE_PORTS,
+    Claim,
+    Destination,
+    Frontend,
+    FrontendName,
+    Origin,
+    Scope,
+    Target,
+    Traffic,
+    Verdict,
+)
 from kubeproxy.model.mark import MARK
 from kubeproxy.model.node import Node
 from kubeproxy.model.service import (
@@ -44,6 +55,7 @@ __all__ = [
     "Frontend",
     "FrontendName",
     "Node",
+    "Origin",
     "Protocol",
     "Scheduler",
     "Scope",
@@ -53,6 +65,7 @@ __all__ = [
     "ServicePortName",
     "SliceName",
     "Target",
+    "Traffic",
     "TrafficPolicy",
     "Verdict",
     "family_of",

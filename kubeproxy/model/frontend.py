@@ -68,6 +68,21 @@ class Destination(NamedTuple):
     port: int
 
 
+class Origin(IntEnum):
+    """The place of the clients that a rule is for. The lower value comes first where a packet matches both."""
+
+    NODE = 0
+    """This node itself and its pods."""
+    ANYWHERE = 1
+
+
+class Traffic(NamedTuple):
+    """The packets that clients of one origin send to a destination."""
+
+    destination: Destination
+    origin: Origin = Origin.ANYWHERE
+
+
 class Target(NamedTuple):
     """Address and port of an endpoint: what a dial connects to."""
 

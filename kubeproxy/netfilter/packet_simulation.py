@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Origin, Traffic, family_of
 from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, RuleSet, Spread
 
@@ -32,11 +32,7 @@ class Why(StrEnum):
     GUARD = "guard"
     """A proxy port accepts redirected packets only."""
     REDIRECT = "redirect"
-    OWN_REDIRECT = "own redirect"
-    """A redirect for this node itself and for pods."""
     SPREAD = "spread"
-    OWN_SPREAD = "own spread"
-    """A spread for this node itself and for pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +42,8 @@ class Trace:
     fate: Fate
     proxy_port: int | None = None
     why: Why = field(default=Why.NO_RULE, compare=False)
-    matched: Destination | None = field(default=None, compare=False)
-    """The redirect that applied: that of the destination itself, or of its node port."""
+    matched: Traffic | None = field(default=None, compare=False)
+    """The traffic whose rule applied: that of the destination itself, or of its node port."""
     spread: Spread | None = field(default=None, compare=False)
     """The endpoints, when it is forwarded."""
     masqueraded: bool = False
@@ -73,33 +69,33 @@ def trace(
     if destination in rules.allowed_sources and not (
         source and contains(frozenset(rules.admitted[destination]), source)
     ):
-        return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE, matched=destination)
+        return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE)
     is_own = source is not None and contains(rules.internal_sources, source)
     is_internal = from_this_host or (is_own and not by_uplink)
     taken = _lead(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
     if isinstance(taken, _Forwarded):
-        spread, why, matched = taken
-        masqueraded = _is_masqueraded(rules.masquerades.get(matched), is_own=is_own, from_this_host=from_this_host)
-        return Trace(Fate.FORWARDED, None, why, matched, spread, masqueraded)
+        spread, matched = taken
+        masquerade = rules.masquerades.get(matched.destination)
+        masqueraded = _is_masqueraded(masquerade, is_own=is_own, from_this_host=from_this_host)
+        return Trace(Fate.FORWARDED, None, Why.SPREAD, matched, spread, masqueraded)
     if taken is None:
         proxy_port = ProxyPort(destination.protocol, destination.port)
         direct = for_this_host and proxy_port in rules.guarded - rules.unguarded
         return Trace(Fate.DROPPED, why=Why.GUARD) if direct else Trace(Fate.PASSED)
-    port, why, matched = taken
+    port, matched = taken
     proxy_port = ProxyPort(destination.protocol, port)
     if proxy_port in rules.dropped:
         fate = Fate.DROPPED
     else:
         fate = Fate.REFUSED if proxy_port in rules.refused else Fate.PROXIED
-    return Trace(fate, port, why, matched)
+    return Trace(fate, port, Why.REDIRECT, matched)
 
 
 class _Forwarded(NamedTuple):
     """A spread that applies."""
 
     spread: Spread
-    why: Why
-    matched: Destination
+    matched: Traffic
 
 
 def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_host: bool) -> bool:
@@ -116,18 +112,17 @@ def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_ho
 
 def _lead(
     rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
-) -> tuple[int, Why, Destination] | _Forwarded | None:
+) -> tuple[int, Traffic] | _Forwarded | None:
     """Return the endpoints or the proxy port of a packet: those of its address come before those of a node port."""
-    keys = [destination] if destination.address not in NODE_PORTS.values() else []
+    places = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
-        keys.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))
-    own = (rules.own_spreads, Why.OWN_SPREAD, rules.own_redirects, Why.OWN_REDIRECT)
-    general = (rules.spreads, Why.SPREAD, rules.redirects, Why.REDIRECT)
-    for key in keys:
-        for spreads, forwarded, redirects, why in (own, general) if is_internal else (general,):
-            spread = spreads.get(key)
+        places.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))
+    for place in places:
+        for origin in Origin if is_internal else (Origin.ANYWHERE,):
+            traffic = Traffic(place, origin)
+            spread = rules.spreads.get(traffic)
             if spread is not None and spread.targets and not is_loopback(destination.address):
-                return _Forwarded(spread, forwarded, key)
-            if key in redirects:
-                return redirects[key], why, key
+                return _Forwarded(spread, traffic)
+            if traffic in rules.redirects:
+                return rules.redirects[traffic], traffic
     return None

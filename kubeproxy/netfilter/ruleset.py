@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Scope, Target, family_of
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Family,
+    Origin,
+    Protocol,
+    Scope,
+    Target,
+    Traffic,
+    family_of,
+)
 from kubeproxy.netfilter.cidr import contains, disjoint, is_loopback
 
 
@@ -44,14 +55,14 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Endpoints among which the kernel spreads the new connections of a destination, by DNAT.
+    """Endpoints among which the kernel spreads new connections, by DNAT.
 
-    All destinations of a frontend share one value."""
+    All traffic of a frontend shares one value."""
 
     service_port: str
     """Its name, for comments and for the names of maps."""
     targets: tuple[Target, ...]
-    """Each gets the same share. None: the redirect of the destination applies, as without a spread."""
+    """Each gets the same share. If there is none, the redirect applies, as without a spread."""
     endpoints: tuple[Target, ...]
     """Where UDP flows may stay that lead there already: `targets`, and endpoints that get no new flows from the
     kernel."""
@@ -63,16 +74,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A change of the endpoints to which destinations lead, and of nothing else."""
+    """A change of the endpoints to which traffic is led, and of nothing else."""
 
-    spreads: Mapping[Destination, Spread | None] = field(default_factory=dict)
-    """Those of `RuleSet.spreads` that change; None: they go."""
-    own_spreads: Mapping[Destination, Spread | None] = field(default_factory=dict)
+    spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
+    """Those of `RuleSet.spreads` that change; None for one that goes."""
     hairpins: Mapping[Address, bool] = field(default_factory=dict)
     """Addresses that are one of `RuleSet.hairpins` from now on, or are none any more."""
 
     def __bool__(self) -> bool:
-        return bool(self.spreads or self.own_spreads or self.hairpins)
+        return bool(self.spreads or self.hairpins)
 
 
 class Masquerade(StrEnum):
@@ -90,13 +100,10 @@ class Masquerade(StrEnum):
 class RuleSet:
     """The wanted rules. Equal values mean equal kernels, with any adapter."""
 
-    redirects: Mapping[Destination, int] = field(default_factory=dict)
-    """Service address -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT). A destination
-    with an address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family."""
-
-    own_redirects: Mapping[Destination, int] = field(default_factory=dict)
-    """The same, but only for packets of this node itself and of its pods: from `internal_sources`, and not by
-    one of `uplinks`. They win over `redirects`."""
+    redirects: Mapping[Traffic, int] = field(default_factory=dict)
+    """Traffic -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT). A destination with an
+    address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family. A packet is of
+    `Origin.NODE` if it is of this node itself, or from `internal_sources` and not by one of `uplinks`."""
 
     internal_sources: frozenset[str] = frozenset()
     """CIDRs of the cluster's pods, if known."""
@@ -138,12 +145,10 @@ class RuleSet:
     bind: Mapping[Family, Address] = field(default_factory=dict)
     """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
 
-    spreads: dict[Destination, Spread] = field(default_factory=dict)
-    """Redirected destinations with endpoints to which the kernel leads new connections. The redirect of a loopback
-    address applies all the same, because the kernel does not forward from there. (`rebalance` changes them.)"""
-
-    own_spreads: dict[Destination, Spread] = field(default_factory=dict)
-    """The same for `own_redirects`. The order is: own spread, own redirect, spread, redirect."""
+    spreads: dict[Traffic, Spread] = field(default_factory=dict)
+    """Redirected traffic that the kernel leads to endpoints. The redirect of a loopback address applies all the same,
+    because the kernel does not forward from there. For each origin the spread comes before the redirect. (`rebalance`
+    changes spreads.)"""
 
     masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
     """Spread destinations, and the clients that do not keep their address."""
@@ -168,17 +173,16 @@ class RuleSet:
         """Return whether a destination, as a client names it, is led to endpoints."""
         node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
         places = (destination, node_port) if destination.address in self.node_addresses else (destination,)
-        return any(place in self.spreads or place in self.own_spreads for place in places)
+        return any(Traffic(place, origin) in self.spreads for place in places for origin in Origin)
 
     def rebalance(self, change: Rebalance) -> None:
         """Enter a change that is in force. In place: a copy would cost more than the change, with thousands of
         Services."""
-        for spreads, changes in ((self.spreads, change.spreads), (self.own_spreads, change.own_spreads)):
-            for each, it in changes.items():
-                if it is None:
-                    spreads.pop(each, None)
-                else:
-                    spreads[each] = it
+        for traffic, spread in change.spreads.items():
+            if spread is None:
+                self.spreads.pop(traffic, None)
+            else:
+                self.spreads[traffic] = spread
         for address, is_one in change.hairpins.items():
             (self.hairpins.add if is_one else self.hairpins.discard)(address)
 
@@ -197,10 +201,9 @@ class RuleSet:
         node port that is held by a socket never is one; an external address that is the node's own may be."""
         own = {*self.node_addresses, *self.landing.values(), *self.bind.values(), *NODE_PORTS.values()}
         return frozenset(
-            ProxyPort(key.protocol, port)
-            for redirects in (self.redirects, self.own_redirects)
-            for key, port in redirects.items()
-            if key.port == port and key.address in own
+            ProxyPort(destination.protocol, port)
+            for (destination, _), port in self.redirects.items()
+            if destination.port == port and destination.address in own
         )
 
     @property
@@ -211,24 +214,24 @@ class RuleSet:
 
 def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:
     """Return the part of a rule set that decides where packets to these destinations go."""
+    traffic = [Traffic(destination, origin) for destination in destinations for origin in Origin]
 
-    def of(mapping: Mapping[Destination, _Value]) -> dict[Destination, _Value]:
-        return {each: mapping[each] for each in destinations if each in mapping}
+    def of(mapping: Mapping[_Key, _Value], keys: Iterable[_Key]) -> dict[_Key, _Value]:
+        return {key: mapping[key] for key in keys if key in mapping}
 
     return RuleSet(
-        redirects=of(rules.redirects),
-        own_redirects=of(rules.own_redirects),
+        redirects=of(rules.redirects, traffic),
         internal_sources=rules.internal_sources,
         uplinks=rules.uplinks,
         node_addresses=rules.node_addresses,
-        allowed_sources=of(rules.allowed_sources),
+        allowed_sources=of(rules.allowed_sources, destinations),
         landing=rules.landing,
         bind=rules.bind,
-        spreads=of(rules.spreads),
-        own_spreads=of(rules.own_spreads),
+        spreads=of(rules.spreads, traffic),
     )
 
 
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kubeproxy.model import Claim, Destination, Frontend, FrontendName, ServicePortName
+from kubeproxy.model import Claim, Destination, Frontend, FrontendName, Origin, ServicePortName, Traffic
 
 
 class Place(NamedTuple):
@@ -36,10 +36,10 @@ class Place(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """A frontend's claim on a destination. `own`: for packets of this node and of pods alone."""
+    """A frontend's claim on a destination, for the packets of one origin."""
 
     name: FrontendName
-    own: bool
+    origin: Origin
     place: Place
 
 
@@ -81,16 +81,14 @@ class AddressClaims:
         """Take a frontend's claim away."""
         self._set(destination, tuple(claim for claim in self._of[destination] if claim.name != name))
 
-    def holder(self, destination: Destination, *, own: bool) -> FrontendName | None:
-        """Return the frontend that has a destination, or None if none has it.
-
-        With `own`, for clients on this node and in its pods. Any thread may call it."""
-        claims = self._of.get(destination, ())
+    def holder(self, traffic: Traffic) -> FrontendName | None:
+        """Return the frontend that has this traffic, or None if none has it. Any thread may call it."""
+        claims = self._of.get(traffic.destination, ())
         return next(
             (
                 claim.name
                 for claim in claims
-                if claim.own is own and claim.name.service_port == claims[0].name.service_port
+                if claim.origin is traffic.origin and claim.name.service_port == claims[0].name.service_port
             ),
             None,
         )

@@ -210,7 +210,7 @@ class KernelSync:
 
     async def _enter(self, change: Rebalance, in_force: RuleSet) -> None:
         """Enter a change that the kernel has made, and delete the UDP entries that lead to endpoints that are gone."""
-        moved = {each for each in (*change.spreads, *change.own_spreads) if each.protocol is Protocol.UDP}
+        moved = {destination for destination, _ in change.spreads if destination.protocol is Protocol.UDP}
         before = part(in_force, moved)
         in_force.rebalance(change)
         if not moved or self._reconciled is None:

@@ -5,7 +5,7 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from kubeproxy.model import (
@@ -14,8 +14,10 @@ from kubeproxy.model import (
     Destination,
     Frontend,
     FrontendName,
+    Origin,
     Scope,
     Target,
+    Traffic,
     Verdict,
 )
 from kubeproxy.model.snapshot import DataPath
@@ -44,6 +46,11 @@ class _Entry:
     affinity_timeout_s: int | None = None
     """The timeout of its spread; None also without a spread."""
 
+    def traffic(self) -> Iterator[Traffic]:
+        """Yield what the frontend asks for."""
+        yield from (Traffic(destination) for destination in self.destinations)
+        yield from (Traffic(destination, Origin.NODE) for destination in self.own_destinations)
+
 
 class RuleSetBuilder:
     """The rules of all serving frontends.
@@ -66,15 +73,13 @@ class RuleSetBuilder:
         self._spread_of: dict[FrontendName, Spread] = {}
         self._external: set[FrontendName] = set()
         self._hairpins = Hairpins()
-        # By destination, for clients from anywhere and for this node itself and its pods.
-        self._redirects: dict[Destination, int] = {}
-        self._own_redirects: dict[Destination, int] = {}
-        self._spreads: dict[Destination, Spread] = {}
-        self._own_spreads: dict[Destination, Spread] = {}
+        # By traffic, and by destination.
+        self._redirects: dict[Traffic, int] = {}
+        self._spreads: dict[Traffic, Spread] = {}
+        self._unbalanced: dict[Traffic, None] = {}
+        """Traffic whose spread has changed since the kernel was last given it."""
         self._allowed_sources: dict[Destination, frozenset[str]] = {}
         self._masquerades: dict[Destination, Masquerade] = {}
-        self._unbalanced: dict[Destination, None] = {}
-        """Destinations whose spread has changed since the kernel was last given it."""
         # By proxy port.
         self._proxy_ports: set[ProxyPort] = set()
         self._without_endpoints: dict[Verdict, set[ProxyPort]] = {verdict: set() for verdict in Verdict}
@@ -107,8 +112,14 @@ class RuleSetBuilder:
                 self._respread(name)
             return
         self.generation += 1
-        asked = {d: Claimant(name, own=False, place=Place.of(frontend, d)) for d in sorted(entry.destinations)}
-        asked.update((d, Claimant(name, own=True, place=Place.of(frontend, d))) for d in sorted(entry.own_destinations))
+        asked = {
+            destination: Claimant(name, origin, Place.of(frontend, destination))
+            for origin, destinations in (
+                (Origin.ANYWHERE, entry.destinations),
+                (Origin.NODE, entry.own_destinations),
+            )
+            for destination in sorted(destinations)
+        }
         if before is not None:
             self._forget(name, before, keep=asked.keys())
         self._entries[name] = entry
@@ -197,19 +208,15 @@ class RuleSetBuilder:
         """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`.
 
         Only of destinations that the rules in force redirect to the same ports; all others need new rules anyway."""
-        spreads: dict[Destination, Spread | None] = {}
-        own_spreads: dict[Destination, Spread | None] = {}
-        for destination in self._unbalanced:
-            for now, then, known, found in (
-                (self._redirects, in_force.redirects, self._spreads, spreads),
-                (self._own_redirects, in_force.own_redirects, self._own_spreads, own_spreads),
-            ):
-                if destination in then and then[destination] == now.get(destination):
-                    found[destination] = known.get(destination)
+        spreads = {
+            traffic: self._spreads.get(traffic)
+            for traffic in self._unbalanced
+            if traffic in in_force.redirects and in_force.redirects[traffic] == self._redirects.get(traffic)
+        }
         hairpins = self._hairpins.moved(in_force.hairpins)
         self._unbalanced.clear()
         self._hairpins.settle()
-        return Rebalance(spreads, own_spreads, hairpins)
+        return Rebalance(spreads, hairpins)
 
     @property
     def is_balanced(self) -> bool:
@@ -226,7 +233,6 @@ class RuleSetBuilder:
         self._hairpins.settle()
         return RuleSet(
             redirects=self._redirects.copy(),
-            own_redirects=self._own_redirects.copy(),
             internal_sources=self._settings.facts.internal_sources,
             uplinks=self._settings.facts.uplinks,
             node_addresses=self._settings.facts.node_addresses,
@@ -239,7 +245,6 @@ class RuleSetBuilder:
             landing=self._settings.landing,
             bind=self._settings.bind,
             spreads=self._spreads.copy(),
-            own_spreads=self._own_spreads.copy(),
             masquerades=self._masquerades.copy(),
             # Without a kernel path no rule needs them.
             direct_links=self._settings.facts.direct_links if self._ever_kernel else frozenset(),
@@ -311,14 +316,10 @@ class RuleSetBuilder:
         entry, spread = self._entries[name], self._spread_of.get(name)
         if spread is None:
             return
-        for destinations, spreads, own in (
-            (entry.destinations, self._spreads, False),
-            (entry.own_destinations, self._own_spreads, True),
-        ):
-            for destination in destinations:
-                if self.claims.holder(destination, own=own) == name and spreads.get(destination) is not spread:
-                    spreads[destination] = spread
-                    self._unbalanced[destination] = None
+        for traffic in entry.traffic():
+            if self.claims.holder(traffic) == name and self._spreads.get(traffic) is not spread:
+                self._spreads[traffic] = spread
+                self._unbalanced[traffic] = None
 
     def _set_masquerade(self, destination: Destination) -> None:
         masquerade = self._masquerade(destination)
@@ -332,10 +333,11 @@ class RuleSetBuilder:
 
     def _masquerade(self, destination: Destination) -> Masquerade | None:
         """Return which clients of a destination do not keep their address, as with kube-proxy; None if all keep it."""
-        if destination in self._own_spreads:
+        if Traffic(destination, Origin.NODE) in self._spreads:
             return Masquerade.NODE
-        holder = self.claims.holder(destination, own=False)
-        if destination not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
+        traffic = Traffic(destination)
+        holder = self.claims.holder(traffic)
+        if traffic not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].claims
         if is_external or self._settings.data_path.masquerade_all:
@@ -353,26 +355,22 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def _settle(self, destination: Destination) -> None:
-        """Assign a destination: to the first frontend of its holder for all packets, and to the first for this node's
-        own."""
+        """Give the traffic of each origin to a destination to the frontend that has it."""
         ranges: frozenset[str] = frozenset()
-        for table, spreads, own in (
-            (self._redirects, self._spreads, False),
-            (self._own_redirects, self._own_spreads, True),
-        ):
-            name = self.claims.holder(destination, own=own)
+        for traffic in (Traffic(destination, origin) for origin in Origin):
+            name = self.claims.holder(traffic)
             spread = self._spread_of.get(name) if name is not None else None
-            if spreads.get(destination) is not spread:
-                self._unbalanced[destination] = None
+            if self._spreads.get(traffic) is not spread:
+                self._unbalanced[traffic] = None
             if spread is None:
-                spreads.pop(destination, None)
+                self._spreads.pop(traffic, None)
             else:
-                spreads[destination] = spread
+                self._spreads[traffic] = spread
             if name is None:
-                table.pop(destination, None)
+                self._redirects.pop(traffic, None)
                 continue
             entry = self._entries[name]
-            table[destination] = entry.proxy_port.port
+            self._redirects[traffic] = entry.proxy_port.port
             if destination in entry.ranged:
                 ranges |= entry.source_ranges
         if ranges:

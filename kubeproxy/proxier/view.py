@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from kubeproxy.model import Destination, Endpoint, FrontendName, Protocol, Service, ServiceName, Target
+from kubeproxy.model import Endpoint, FrontendName, Protocol, Service, ServiceName, Target, Traffic
 from kubeproxy.model.snapshot import FrontendState, Snapshot, Summary
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.kernel_sync import KernelSync
@@ -127,6 +127,6 @@ class ProxierView:
         protocol = self.protocol_of(name)
         return protocol is not None and name in self.frontends_with(protocol, target)
 
-    def holder_of(self, destination: Destination, own: bool) -> FrontendName | None:
-        """Return the frontend that has a destination; `own`: for this node itself and pods. For any thread."""
-        return self._state.rules.claims.holder(destination, own=own)
+    def holder_of(self, traffic: Traffic) -> FrontendName | None:
+        """Return the frontend that has this traffic, or None if none has it. Any thread may call it."""
+        return self._state.rules.claims.holder(traffic)

@@ -145,11 +145,8 @@ class Ejector:
         rules = self._frontends.in_force
         if rules is None:
             return []
-        spreads = {
-            (destination.protocol, id(spread)): spread
-            for known in (rules.spreads, rules.own_spreads)
-            for destination, spread in known.items()
-        }
+        # The traffic of a frontend shares one spread.
+        spreads = {(to.protocol, id(spread)): spread for (to, _), spread in rules.spreads.items()}
         lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
         found = (
             (protocol, target)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from kubeproxy.daemon import kernel_flows
 from kubeproxy.daemon.kernel_flows import FlowCounts, KernelFlows, as_ended
 from kubeproxy.dataplane.interface import Ended
-from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServicePortName, Target
+from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServicePortName, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack.flow_records import DELETE, NEW, FlowRecord, records
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
@@ -24,7 +24,7 @@ from tests.netfilter.conntrack.flow_messages import flow
 WEB = FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)
 VIP = Destination(Address("10.96.0.10"), Protocol.TCP, 80)
 POD = Target(Address("10.3.0.2"), 8080)
-RULES = RuleSet(spreads={VIP: Spread("default/web:http", (POD,), (POD,))})
+RULES = RuleSet(spreads={Traffic(VIP): Spread("default/web:http", (POD,), (POD,))})
 
 
 def live(number: int, counts: tuple[int, int]) -> FlowRecord:
@@ -83,7 +83,7 @@ class Bench:
         self.skipped = 0
         self.flows = KernelFlows(
             rules=lambda: self.rules,
-            holder=lambda destination, own: WEB,
+            holder=lambda traffic: WEB,
             taken=self.taken,
             superseded=self.superseded,
             has_predecessor=lambda: self.predecessor,

@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping
 from kubeproxy.daemon.kernel_flows import FlowCounts
 from kubeproxy.daemon.kernel_traffic import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.model import Address, Destination, FrontendName, Protocol
+from kubeproxy.model import Address, Destination, FrontendName, Protocol, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.snapshot import DataPath, FrontendState
-from kubeproxy.netfilter.nftables.spread_counters import Counted
 from tests.observability.status.observation import GOOD, MAIL, WEB, frontend, name
 
-AT = Counted(Destination(Address("10.96.0.1"), Protocol.TCP, 80), False)
+AT = Traffic(Destination(Address("10.96.0.1"), Protocol.TCP, 80))
 
 
 class Flows:
@@ -34,11 +33,11 @@ class Kernel:
     """Counters as the kernel has them."""
 
     def __init__(self) -> None:
-        self.counts: dict[Counted, int] = {}
+        self.counts: dict[Traffic, int] = {}
         self.fails = False
-        self.asked: list[Collection[Counted]] = []
+        self.asked: list[Collection[Traffic]] = []
 
-    async def read(self, destinations: Collection[Counted]) -> Mapping[Counted, int]:
+    async def read(self, destinations: Collection[Traffic]) -> Mapping[Traffic, int]:
         self.asked.append(set(destinations))
         if self.fails:
             raise KernelError("nft: busy")
@@ -84,7 +83,7 @@ async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
 async def test_a_slow_reading_is_done_less_often() -> None:
     readings = 0
 
-    async def read(destinations: Collection[Counted]) -> Mapping[Counted, int]:
+    async def read(destinations: Collection[Traffic]) -> Mapping[Traffic, int]:
         nonlocal readings
         readings += 1
         await asyncio.sleep(0.15)

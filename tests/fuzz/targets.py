@@ -360,7 +360,7 @@ def conntrack(data: bytes) -> None:
     """Output of ctnetlink: flows with valid addresses and ports, each of which a request can delete. The same as a dump
     for counting, and as events of ends: each record can be counted, attributed and logged."""
     flow_records.end_of_dump(data)
-    owners, totals = FlowOwners(lambda destination, own: None, frozenset), FlowTotals()
+    owners, totals = FlowOwners(lambda traffic: None, frozenset), FlowTotals()
     owners.use(RuleSet())
     name = FrontendName(ServicePortName("", "", ""), Family.IPV4)
     for kind in (flow_records.NEW, flow_records.DELETE):

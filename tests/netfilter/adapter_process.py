@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from kubeproxy.model import Destination, Family, Protocol, Target, parse_address
+from kubeproxy.model import Destination, Family, Origin, Protocol, Target, Traffic, parse_address
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.cleanup import cleanup_all, pause_stale_rules
 from kubeproxy.netfilter.interface import Feature, Netfilter
@@ -35,8 +35,7 @@ from kubeproxy.netfilter.with_routing import WithRouting
 def to_json(rules: RuleSet) -> dict[str, Any]:
     """A rule set as the driver reads it."""
     return {
-        "redirects": [[*destination, port] for destination, port in rules.redirects.items()],
-        "own_redirects": [[*destination, port] for destination, port in rules.own_redirects.items()],
+        "redirects": [[*destination, origin, port] for (destination, origin), port in rules.redirects.items()],
         "internal_sources": sorted(rules.internal_sources),
         "uplinks": sorted(rules.uplinks),
         "node_addresses": sorted(rules.node_addresses),
@@ -49,8 +48,8 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
         "landing": {str(family.value): address for family, address in rules.landing.items()},
         "bind": {str(family.value): address for family, address in rules.bind.items()},
         "spreads": [
-            [*destination, [it.service_port, it.targets, it.affinity_timeout_s]]
-            for destination, it in rules.spreads.items()
+            [*destination, origin, [it.service_port, it.targets, it.affinity_timeout_s]]
+            for (destination, origin), it in rules.spreads.items()
         ],
     }
 
@@ -61,23 +60,22 @@ def from_json(data: dict[str, Any]) -> RuleSet:
     def ports(name: str) -> frozenset[ProxyPort]:
         return frozenset(ProxyPort(Protocol(protocol), port) for protocol, port in data[name])
 
-    def destinations(name: str) -> dict[Destination, Any]:
-        return {
-            Destination(parse_address(address), Protocol(protocol), port): value
-            for address, protocol, port, value in data[name]
-        }
+    def destination(address: str, protocol: str, port: int) -> Destination:
+        return Destination(parse_address(address), Protocol(protocol), port)
+
+    def traffic(name: str) -> dict[Traffic, Any]:
+        return {Traffic(destination(*to), Origin(origin)): value for *to, origin, value in data[name]}
 
     def spread(name: str, listed: list[tuple[str, int]], affinity_timeout_s: int | None) -> Spread:
         targets = tuple(Target(parse_address(address), port) for address, port in listed)
         return Spread(name, targets, targets, affinity_timeout_s)
 
     return RuleSet(
-        redirects=destinations("redirects"),
-        own_redirects=destinations("own_redirects"),
+        redirects=traffic("redirects"),
         internal_sources=frozenset(data["internal_sources"]),
         uplinks=frozenset(data["uplinks"]),
         node_addresses=frozenset(map(parse_address, data["node_addresses"])),
-        allowed_sources={key: frozenset(cidrs) for key, cidrs in destinations("allowed_sources").items()},
+        allowed_sources={destination(*to): frozenset(cidrs) for *to, cidrs in data["allowed_sources"]},
         transparent=data["transparent"],
         guard_sockets=data["guard_sockets"],
         proxy_ports=ports("proxy_ports"),
@@ -85,7 +83,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
         dropped=ports("dropped"),
         landing={Family(int(family)): parse_address(text) for family, text in data["landing"].items()},
         bind={Family(int(family)): parse_address(text) for family, text in data["bind"].items()},
-        spreads={key: spread(*fields) for key, fields in destinations("spreads").items()},
+        spreads={key: spread(*fields) for key, fields in traffic("spreads").items()},
     )
 
 

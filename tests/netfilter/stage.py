@@ -18,6 +18,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, 
 from kubeproxy.netfilter.ruleset import ProxyPort, Reach, RuleSet
 from tests.netfilter.adapter_process import to_json
 from tests.support.lab import Host
+from tests.support.traffic import from_anywhere, from_node
 
 IP_PKTINFO = 8  # linux/in.h; Python 3.11 does not name it
 ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"
@@ -214,8 +215,7 @@ def rule_set(
     """A rule set that guards every port that it redirects to."""
     own = own or {}
     return RuleSet(
-        redirects=redirects,
-        own_redirects=own,
+        redirects={**from_anywhere(redirects), **from_node(own)},
         internal_sources=frozenset(internal),
         node_addresses=frozenset(map(Address, node_addresses)),
         allowed_sources={key: frozenset(cidrs) for key, cidrs in (allowed or {}).items()},

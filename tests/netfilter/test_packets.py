@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.model import Family, Protocol
+from kubeproxy.model import Family, Origin, Protocol
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import (
     ANSWERED,
@@ -20,6 +20,7 @@ from tests.netfilter.stage import (
     serving,
 )
 from tests.support.lab import Host, Network, PodLinks
+from tests.support.traffic import of
 
 pytestmark = pytest.mark.netns
 
@@ -59,7 +60,7 @@ def test_the_fate_of_a_first_packet(network: Network, adapter: Adapter, family: 
                 assert attempt(host, node, protocol, 7001, patience_s=0.2) == SILENT, case
                 assert attempt(host, node, protocol, 7002, patience_s=0.2) == SILENT, case
         # Back to serving: one element less.
-        assert adapter.apply(rule_set(rules.redirects, landing=(node,)))
+        assert adapter.apply(rule_set(of(Origin.ANYWHERE, rules.redirects), landing=(node,)))
         for protocol in both:
             assert attempt(network.client, vip, protocol, 81, answer="pong 7002") == ANSWERED
             assert attempt(network.client, vip, protocol, 82, answer="pong 7003") == ANSWERED

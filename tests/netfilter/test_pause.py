@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Address, Family, Protocol, Target
+from kubeproxy.model import Address, Family, Protocol, Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import PAUSE_SETS
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from tests.netfilter.stage import (
@@ -187,7 +187,9 @@ def test_the_kernel_leads_clients_to_endpoints_during_a_pause_and_after_it(
             node_addresses=(NODE[family],),
             allowed={ranged: ("192.0.2.0/24", "2001:db8::/32")},
         ),
-        spreads=dict.fromkeys((spread, ranged, at_node), Spread("default/web:http", targets, targets, 60)),
+        spreads=dict.fromkeys(
+            map(Traffic, (spread, ranged, at_node)), Spread("default/web:http", targets, targets, 60)
+        ),
     )
     with serving(network.pods[0], Protocol.TCP, 8080, family):
         adapter.apply(whole, verify=True)

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.model import Family, Protocol
+from kubeproxy.model import Family, Origin, Protocol
 from kubeproxy.netfilter.ruleset import RuleSet
 from tests.netfilter.stage import ANSWERED, SILENT, Adapter, attempt, destination, dump, rule_set, serving
 from tests.netfilter.test_packets import NODE, VIP
 from tests.support.lab import Host, Network
+from tests.support.traffic import of
 
 pytestmark = pytest.mark.netns
 
@@ -72,7 +73,7 @@ def test_admitted_sources(network: Network, adapter: Adapter, family: Family) ->
         adapter.apply(rules(family, all_clients))
         expect("client", "node", "pod")
         before = rules(family)
-        adapter.apply(rule_set(before.redirects, landing=(NODE[family],)))
+        adapter.apply(rule_set(of(Origin.ANYWHERE, before.redirects), landing=(NODE[family],)))
         expect("client", "node", "pod")
     assert adapter.cleanup()
     assert "KUBE" not in dump(network.node)

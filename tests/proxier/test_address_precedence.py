@@ -64,7 +64,7 @@ def test_the_holder_does_not_depend_on_the_order_of_arrival(why: str, family: in
                     ports[str(one.name)] = port
         wanted = list(expected)
         while wanted:
-            redirects = {d.address: p for d, p in rules.ruleset().redirects.items()}
+            redirects = {d.address: p for (d, _), p in rules.ruleset().redirects.items()}
             assert redirects[Address(address)] == ports[wanted[0]], (why, [str(it.name) for it in arrival])
             gone = wanted.pop(0)
             for one in arrival:

@@ -17,10 +17,12 @@ from kubeproxy.model import (
     Family,
     Frontend,
     FrontendName,
+    Origin,
     Protocol,
     Scheduler,
     Scope,
     Target,
+    Traffic,
 )
 from kubeproxy.model.snapshot import DataPath
 from kubeproxy.netfilter.packet_simulation import Fate, trace
@@ -83,7 +85,7 @@ def test_a_frontend_takes_the_kernel_path_where_nothing_is_against_it(
     web = frontend(VIP, endpoints=endpoints)
     assert reason in why_userspace(web, policy, facts)
     made = rules(web, policy=policy, facts=facts)
-    spread = made.ruleset().spreads.get(VIP)
+    spread = made.ruleset().spreads.get(Traffic(VIP))
     assert (spread is not None and spread.targets == THREE) is (reason == "")
     path, why, leading_to = made.data_path(web)
     assert (path is DataPath.KERNEL) is (reason == "") is (leading_to == THREE)
@@ -144,7 +146,7 @@ def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
 
 def test_without_a_kernel_path_the_rules_are_as_ever() -> None:
     ruleset = rules(frontend(VIP, NODE_PORT), policy=USERSPACE_ONLY).ruleset()
-    assert (ruleset.spreads, ruleset.own_spreads, ruleset.masquerades, ruleset.hairpins) == ({}, {}, {}, set())
+    assert (ruleset.spreads, ruleset.masquerades, ruleset.hairpins) == ({}, {}, set())
 
 
 @pytest.mark.parametrize(
@@ -176,8 +178,8 @@ def test_under_the_local_policy_outside_clients_keep_their_address() -> None:
     own = replace(frontend(VIP), own_destinations=frozenset({EXTERNAL}))
     outside = frontend(EXTERNAL, scope=Scope.EXTERNAL, endpoints=THREE[:1])
     ruleset = rules(own, outside).ruleset()
-    assert ruleset.spreads[EXTERNAL].targets == THREE[:1]
-    assert ruleset.own_spreads[EXTERNAL].targets == THREE
+    assert ruleset.spreads[Traffic(EXTERNAL)].targets == THREE[:1]
+    assert ruleset.spreads[Traffic(EXTERNAL, Origin.NODE)].targets == THREE
     assert ruleset.masquerades == {EXTERNAL: Masquerade.NODE}
 
 
@@ -216,9 +218,8 @@ def test_an_ejected_endpoint_costs_no_new_rules() -> None:
     in_force, generation = made.ruleset(), made.generation
     made.use_ejected({(Protocol.TCP, THREE[0]): False}, [web.name])
     change = made.take_unbalanced(in_force)
-    assert change.spreads.keys() == {VIP, NODE_PORT}
-    assert not change.own_spreads
-    spread = change.spreads[VIP]
+    assert change.spreads.keys() == {Traffic(VIP), Traffic(NODE_PORT)}
+    spread = change.spreads[Traffic(VIP)]
     assert spread is not None
     assert (spread.targets, spread.endpoints) == (THREE[1:], THREE)
     assert made.generation == generation
@@ -264,13 +265,13 @@ def test_a_new_destination_waits_for_its_redirect() -> None:
     in_force = made.ruleset()
     made.put(frontend(VIP, NODE_PORT), 40001)
     assert not made.take_unbalanced(in_force).spreads
-    assert made.ruleset().spreads.keys() == {VIP, NODE_PORT}
+    assert made.ruleset().spreads.keys() == {Traffic(VIP), Traffic(NODE_PORT)}
 
 
 def test_running_flows_are_known_after_the_path_has_changed() -> None:
     made = rules(frontend(VIP))
     made.use(ProxierSettings(facts=FORWARDS))
-    spread = made.ruleset().spreads[VIP]
+    spread = made.ruleset().spreads[Traffic(VIP)]
     assert (spread.targets, spread.endpoints) == ((), THREE)
 
 
@@ -431,7 +432,7 @@ class TestRebalancing:
         node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1", "dns:8080/UDP"))
         await node.rest()
         before, now = conntrack.calls[asked]
-        to = VIP._replace(protocol=Protocol.UDP)
+        to = Traffic(VIP._replace(protocol=Protocol.UDP))
         assert before is not None
         assert before.spreads[to].endpoints == THREE
         assert now.spreads[to].endpoints == THREE[:1]

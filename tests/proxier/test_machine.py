@@ -29,6 +29,7 @@ from kubeproxy.model import (
     ServicePortName,
     SliceName,
     Target,
+    Traffic,
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import PortRange
@@ -278,8 +279,8 @@ class ProxierMachine(NodeMachine):
             )
             for destination in wanted[name].destinations:
                 claims.setdefault(destination, set()).add(listen.port)
-        assert kernel.redirects.keys() == claims.keys()
-        assert all(port in claims[destination] for destination, port in kernel.redirects.items())
+        assert kernel.redirects.keys() == {Traffic(destination) for destination in claims}
+        assert all(port in claims[destination] for (destination, _), port in kernel.redirects.items())
         ports = {name: ProxyPort(listen.protocol, listen.port) for name, listen in standing.items()}
         assert kernel.proxy_ports == set(ports.values())
         assert kernel.refused == {port for name, port in ports.items() if not wanted[name].endpoints}
@@ -290,7 +291,7 @@ class ProxierMachine(NodeMachine):
         """Every redirect leads to a listener that has endpoints, or that the rules refuse."""
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
-        for destination, port in kernel.redirects.items():
+        for (destination, _), port in kernel.redirects.items():
             proxy_port = ProxyPort(destination.protocol, port)
             assert proxy_port in standing
             assert data_plane.endpoints[standing[proxy_port]].endpoints or proxy_port in kernel.refused

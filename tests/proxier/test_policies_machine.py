@@ -22,11 +22,13 @@ from kubeproxy.model import (
     Family,
     Frontend,
     FrontendName,
+    Origin,
     Protocol,
     Scope,
     Service,
     ServiceName,
     ServicePort,
+    Traffic,
     TrafficPolicy,
     family_of,
 )
@@ -232,22 +234,24 @@ class PoliciesMachine(NodeMachine):
         for name, frontend in wanted.items():
             sent = self.node.data_plane.endpoints[name]
             assert (sent.endpoints, sent.preserve) == (frontend.endpoints, frontend.preserve)
-        for table, asks in (
-            (kernel.redirects, {n: f.destinations for n, f in wanted.items()}),
-            (kernel.own_redirects, {n: f.own_destinations for n, f in wanted.items()}),
-        ):
-            for destination, port in table.items():
-                assert destination in asks[ports[ProxyPort(destination.protocol, port)]]
+        asks = {
+            Origin.ANYWHERE: {n: f.destinations for n, f in wanted.items()},
+            Origin.NODE: {n: f.own_destinations for n, f in wanted.items()},
+        }
+        for (destination, origin), port in kernel.redirects.items():
+            assert destination in asks[origin][ports[ProxyPort(destination.protocol, port)]]
         for destination in {d for f in wanted.values() for d in f.destinations | f.own_destinations}:
             found = {
-                ports[ProxyPort(destination.protocol, table[destination])].service_port
-                for table in (kernel.redirects, kernel.own_redirects)
-                if destination in table
+                ports[ProxyPort(destination.protocol, kernel.redirects[traffic])].service_port
+                for traffic in (Traffic(destination, origin) for origin in Origin)
+                if traffic in kernel.redirects
             }
             assert len(found) == (0 if destination in unavailable else 1)
             for holder in found:
                 holders = [f for f in wanted.values() if f.name.service_port == holder]
-                assert (destination in kernel.own_redirects) == any(destination in f.own_destinations for f in holders)
+                assert (Traffic(destination, Origin.NODE) in kernel.redirects) == any(
+                    destination in f.own_destinations for f in holders
+                )
                 ranges = {f.source_ranges for f in holders if destination in f.ranged}
                 assert kernel.allowed_sources.get(destination, frozenset()) == (ranges or {frozenset()}).pop()
         external = any(name.scope is Scope.EXTERNAL for name in wanted)
@@ -269,7 +273,7 @@ class PoliciesMachine(NodeMachine):
 
     @invariant()
     def no_client_is_led_to_a_node_port_that_is_not_held(self) -> None:
-        for destination in self.node.netfilter.kernel.redirects:
+        for destination, _ in self.node.netfilter.kernel.redirects:
             if destination.address in NODE_PORTS.values():
                 assert (destination.protocol, destination.address, destination.port) in self.node.reserver.held
 
@@ -277,18 +281,16 @@ class PoliciesMachine(NodeMachine):
     def no_client_is_misdirected(self) -> None:
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         standing = {ProxyPort(listen.protocol, listen.port): name for name, listen in data_plane.listening.items()}
-        for table in (kernel.redirects, kernel.own_redirects):
-            for destination, port in table.items():
-                proxy_port = ProxyPort(destination.protocol, port)
-                empty = not data_plane.endpoints[standing[proxy_port]].endpoints
-                assert not empty or proxy_port in kernel.refused | kernel.dropped
+        for (destination, _), port in kernel.redirects.items():
+            proxy_port = ProxyPort(destination.protocol, port)
+            empty = not data_plane.endpoints[standing[proxy_port]].endpoints
+            assert not empty or proxy_port in kernel.refused | kernel.dropped
 
     @invariant()
     def no_endpoint_is_dialed_as_a_client_before_its_answers_find_back(self) -> None:
         kernel, data_plane = self.node.netfilter.kernel, self.node.data_plane
         if not kernel.transparent:
-            tables = (kernel.redirects, kernel.own_redirects)
-            reached = {ProxyPort(d.protocol, port) for table in tables for d, port in table.items()}
+            reached = {ProxyPort(d.protocol, port) for (d, _), port in kernel.redirects.items()}
             for name, sent in data_plane.endpoints.items():
                 listen = data_plane.listening[name]
                 empty = kernel.refused | kernel.dropped

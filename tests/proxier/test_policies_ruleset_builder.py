@@ -5,7 +5,18 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Frontend, Protocol, Scope, Verdict
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Family,
+    Frontend,
+    Origin,
+    Protocol,
+    Scope,
+    Traffic,
+    Verdict,
+)
 from kubeproxy.netfilter.ruleset import DirectLink, ProxyPort, RuleSet
 from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts, Preserve
@@ -16,6 +27,7 @@ from tests.proxier.builders import destination, frontend_name, targets
 VIP = destination("198.51.100.1:80")
 NODE_PORT = Destination(NODE_PORTS[Family.IPV4], Protocol.TCP, 30080)
 ENDPOINTS = targets("10.0.0.1:8080")
+ANYWHERE, ON_NODE = Traffic(VIP), Traffic(VIP, Origin.NODE)
 
 
 def frontend(
@@ -48,8 +60,7 @@ def test_scopes_lead_to_proxy_ports_of_their_own() -> None:
     rules.put(cluster, 40001)
     rules.put(external, 40002)
     ruleset = rules.ruleset()
-    assert ruleset.redirects == {VIP: 40002}
-    assert ruleset.own_redirects == {VIP: 40001}
+    assert ruleset.redirects == {ANYWHERE: 40002, ON_NODE: 40001}
     assert ruleset.proxy_ports == {ProxyPort(Protocol.TCP, 40001), ProxyPort(Protocol.TCP, 40002)}
     assert not rules.claims.contests()
 
@@ -68,11 +79,11 @@ def test_the_first_service_keeps_a_destination_in_every_scope() -> None:
     cluster, external = apart("shop")
     rules.put(cluster, 40002)
     rules.put(external, 40003)
-    assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
+    assert rules.ruleset().redirects == {ANYWHERE: 40001}
     (contest,) = rules.claims.contests()
     assert (contest.holder.service_port.name, [n.service_port.name for n in contest.others]) == ("web", ["shop"])
     rules.remove(frontend("web", VIP).name)
-    assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40003}, {VIP: 40002})
+    assert rules.ruleset().redirects == {ANYWHERE: 40003, ON_NODE: 40002}
     assert not rules.claims.contests()
 
 
@@ -84,10 +95,10 @@ def test_the_holder_stays_when_its_policy_changes() -> None:
         rules.put(frontend("shop", VIP), 40009)
         for one, port in order:
             rules.put(one, port)
-        assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40002}, {VIP: 40001})
+        assert rules.ruleset().redirects == {ANYWHERE: 40002, ON_NODE: 40001}
         rules.put(frontend("web", VIP), 40001)
         rules.remove(external.name)
-        assert (rules.ruleset().redirects, rules.ruleset().own_redirects) == ({VIP: 40001}, {})
+        assert rules.ruleset().redirects == {ANYWHERE: 40001}
         assert [contest.holder.service_port.name for contest in rules.claims.contests()] == ["web"]
 
 
@@ -95,7 +106,7 @@ def test_overlapping_node_ports_go_to_the_first() -> None:
     rules = RuleSetBuilder()
     rules.put(frontend("web", NODE_PORT), 40001)
     rules.put(frontend("shop", NODE_PORT, VIP), 40002)
-    assert rules.ruleset().redirects == {NODE_PORT: 40001, VIP: 40002}
+    assert rules.ruleset().redirects == {Traffic(NODE_PORT): 40001, ANYWHERE: 40002}
     assert [contest.destination for contest in rules.claims.contests()] == [NODE_PORT]
 
 

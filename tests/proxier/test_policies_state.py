@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort
+from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort, Traffic
 from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.settings import ProxierSettings
@@ -79,12 +79,12 @@ def test_an_external_address_waits_for_a_node_port_and_then_for_descriptors(
     remove(state, WEB)
     settle(state)
     assert destination("192.0.2.1:30080") not in state.availability.wanted[frontend_name("shop")].destinations
-    assert destination("192.0.2.1:30080") not in state.rules.ruleset().redirects
+    assert Traffic(destination("192.0.2.1:30080")) not in state.rules.ruleset().redirects
     assert any("Too many open files" in text for text in state.problems()[SHOP.name])
     reserver.error = None
     state.retry()
     settle(state)
-    assert destination("192.0.2.1:30080") in state.rules.ruleset().redirects
+    assert Traffic(destination("192.0.2.1:30080")) in state.rules.ruleset().redirects
     assert not state.problems()
 
 
@@ -93,7 +93,7 @@ def test_a_cluster_ip_that_this_host_has_is_not_claimed(state: ProxierState, res
     reserver.taken.add((Protocol.TCP, 80))
     put(state, WEB)
     settle(state)
-    assert destination("10.96.0.1:80") in state.rules.ruleset().redirects
+    assert Traffic(destination("10.96.0.1:80")) in state.rules.ruleset().redirects
     assert not state.problems()
 
 

@@ -616,7 +616,7 @@ class TestRival:
         kernel = node.netfilter.kernel
         ports = {key: port + 1 for key, port in kernel.redirects.items()}
         node.netfilter.lose()
-        node.netfilter.kernel = replace(kernel, redirects=ports, own_redirects={})
+        node.netfilter.kernel = replace(kernel, redirects=ports)
 
     async def test_the_younger_keeps_the_rules(self, make_node: MakeNode) -> None:
         yielded: list[bool] = []

@@ -18,6 +18,7 @@ from kubeproxy.model import (
     Protocol,
     Service,
     ServicePort,
+    Traffic,
 )
 from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.netfilter.port_holders import Holder
@@ -276,7 +277,7 @@ async def test_an_external_address_takes_nothing_from_a_node_port(node: Node, fi
     thief = replace(external("a/thief", 31000), created=1)
     for one in (rightful, thief) if first == "node port" else (thief, rightful):
         await put(node, one)
-    assert destination("192.0.2.1:31000") not in node.netfilter.kernel.redirects
+    assert Traffic(destination("192.0.2.1:31000")) not in node.netfilter.kernel.redirects
     assert at_node(node, 31000) == SERVED
     assert "the node port of default/np" in problem(node, "a/thief")
     assert not problem(node, "np")

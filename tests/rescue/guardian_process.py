@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, Traffic, family_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
@@ -81,13 +81,13 @@ class OneService(Ejector):
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return []
 
-    def spreads(self) -> dict[Destination, Spread]:
+    def spreads(self) -> dict[Traffic, Spread]:
         address, spreads = Address(SERVICE[self._family.value]), {}
         for protocol in (Protocol.TCP, Protocol.UDP):
             usable = [each for each in self._endpoints if Endpoint(protocol, each) not in self._ejections.ejected]
             spread = Spread(f"default/web:{protocol}", tuple(usable), tuple(self._endpoints), self._affinity_timeout_s)
-            spreads[Destination(address, protocol, PORT)] = spread
-            spreads[Destination(NODE_PORTS[self._family], protocol, NODE_PORT)] = spread
+            spreads[Traffic(Destination(address, protocol, PORT))] = spread
+            spreads[Traffic(Destination(NODE_PORTS[self._family], protocol, NODE_PORT))] = spread
         return spreads
 
     def rules(self) -> RuleSet:
@@ -95,7 +95,7 @@ class OneService(Ejector):
         return RuleSet(
             redirects=dict.fromkeys(spreads, PROXY_PORT),
             spreads=spreads,
-            masquerades={each: Masquerade.ALWAYS for each in spreads if each.port == NODE_PORT},
+            masquerades={to: Masquerade.ALWAYS for to, _ in spreads if to.port == NODE_PORT},
             hairpins={each.address for each in self._endpoints},
             node_addresses=frozenset({Address("10.2.0.1"), Address("fd00:2::1")}),
             landing={Family.IPV4: Address("10.2.0.1"), Family.IPV6: Address("fd00:2::1")},

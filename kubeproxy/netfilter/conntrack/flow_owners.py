@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, FrontendName, Target, family_of
+from kubeproxy.model import NODE_PORTS, Address, Destination, FrontendName, Origin, Target, Traffic, family_of
 from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord, Route
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -19,16 +19,15 @@ from kubeproxy.netfilter.ruleset import RuleSet
 ROUTES_MAX: Final = 1 << 16
 """The most routes that are remembered; beyond them all are looked up again."""
 
-Holder = Callable[[Destination, bool], FrontendName | None]
-"""The frontend that has a destination; the second argument: for this node itself and pods."""
+Holder = Callable[[Traffic], FrontendName | None]
+"""Returns the frontend that has traffic, or None if none has it."""
 
 
 class _Owners(NamedTuple):
-    """The frontends of a route; None: none."""
+    """The frontends of a route, by the origin of its client; None where there is none."""
 
-    of_all: FrontendName | None
-    of_own: FrontendName | None
-    """For clients on this node and pods, as under externalTrafficPolicy Local."""
+    anywhere: FrontendName | None
+    node: FrontendName | None
 
 
 _NONE: Final = _Owners(None, None)
@@ -72,11 +71,11 @@ class FlowOwners:
             if len(self._found) >= ROUTES_MAX:
                 self._found.clear()
             owners = self._found[flow.route] = self._look_up(flow.route)
-        if owners.of_own is None:
-            return owners.of_all
-        if owners.of_all is None or owners.of_all == owners.of_own:
-            return owners.of_own
-        return owners.of_own if self._is_own(text(flow.source)) else owners.of_all
+        if owners.node is None:
+            return owners.anywhere
+        if owners.anywhere is None or owners.anywhere == owners.node:
+            return owners.node
+        return owners.node if self._is_own(text(flow.source)) else owners.anywhere
 
     def _look_up(self, route: Route) -> _Owners:
         rules = self._rules
@@ -86,14 +85,14 @@ class FlowOwners:
         protocol, its = PROTOCOLS[number], text(address)
         endpoint = Target(text(target), int.from_bytes(target_port, "big"))
         places = [its, *([NODE_PORTS[family_of(its)]] if its in rules.node_addresses else ())]
-        found: dict[bool, FrontendName | None] = {}
+        holders: dict[Origin, FrontendName | None] = dict.fromkeys(Origin)
         for place in places:
             destination = Destination(place, protocol, int.from_bytes(port, "big"))
-            for own, spreads in ((True, rules.own_spreads), (False, rules.spreads)):
-                spread = spreads.get(destination)
-                if spread is not None and endpoint in spread.endpoints and found.get(own) is None:
-                    found[own] = self._holder(destination, own)
-        owners = _Owners(found.get(False), found.get(True))
+            for traffic in (Traffic(destination, origin) for origin in Origin):
+                spread = rules.spreads.get(traffic)
+                if spread is not None and endpoint in spread.endpoints and holders[traffic.origin] is None:
+                    holders[traffic.origin] = self._holder(traffic)
+        owners = _Owners(anywhere=holders[Origin.ANYWHERE], node=holders[Origin.NODE])
         return self._before.get(route, _NONE) if owners == _NONE else owners
 
     def _is_own(self, source: Address) -> bool:

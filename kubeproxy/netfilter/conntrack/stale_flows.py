@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, family_of
+from kubeproxy.model import NODE_PORTS, Address, Family, Origin, Protocol, Target, Traffic, family_of
 from kubeproxy.netfilter.cidr import contains, is_loopback
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
@@ -85,17 +85,15 @@ Key = tuple[Address, int]
 class _Rules:
     """The part of a rule set for one protocol."""
 
-    redirects: Mapping[Key, int] = field(default_factory=dict)
-    own_redirects: Mapping[Key, int] = field(default_factory=dict)
+    redirects: Mapping[tuple[Key, Origin], int] = field(default_factory=dict)
     internal_sources: frozenset[str] = frozenset()
     uplinks: frozenset[str] = frozenset()
     node_addresses: frozenset[Address] = frozenset()
     allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    spreads: Mapping[Key, frozenset[Target]] = field(default_factory=dict)
-    own_spreads: Mapping[Key, frozenset[Target]] = field(default_factory=dict)
-    """Destinations and the endpoints to which the kernel leads them, or did before they were ejected."""
+    spreads: Mapping[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
+    """Traffic and the endpoints to which the kernel leads it, or did before they were ejected."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
     """Proxy ports that cannot be reached without a redirect."""
@@ -107,15 +105,15 @@ class _Rules:
         """Return the part of a rule set for a protocol."""
         return cls(
             redirects=_part(rules.redirects, protocol),
-            own_redirects=_part(rules.own_redirects, protocol),
             internal_sources=rules.internal_sources,
             uplinks=rules.uplinks,
             node_addresses=rules.node_addresses,
-            allowed_sources=_part(rules.allowed_sources, protocol),
+            allowed_sources={
+                (to.address, to.port): cidrs for to, cidrs in rules.allowed_sources.items() if to.protocol is protocol
+            },
             landing=rules.landing,
             bind=rules.bind,
-            spreads={each: frozenset(it.endpoints) for each, it in _part(rules.spreads, protocol).items()},
-            own_spreads={each: frozenset(it.endpoints) for each, it in _part(rules.own_spreads, protocol).items()},
+            spreads={key: frozenset(spread.endpoints) for key, spread in _part(rules.spreads, protocol).items()},
             proxy_ports=_ports(rules.guarded, protocol),
             guarded=_ports(rules.guarded - rules.unguarded, protocol),
             closed=_ports(rules.refused | rules.dropped, protocol),
@@ -124,11 +122,10 @@ class _Rules:
     @property
     def steering(self) -> tuple[Any, ...]:
         """All that decides the target of a flow; empty without a redirect."""
-        if not self.redirects and not self.own_redirects:
+        if not self.redirects:
             return ()
         return (
             self.redirects,
-            self.own_redirects,
             self.internal_sources,
             self.uplinks,
             self.node_addresses,
@@ -136,22 +133,20 @@ class _Rules:
             self.landing,
             self.bind,
             self.spreads,
-            self.own_spreads,
         )
 
     @property
     def families(self) -> frozenset[Family]:
         """The families of the destinations."""
-        addresses = {address for address, _ in (*self.redirects, *self.own_redirects)}
-        return frozenset(map(family_of, addresses))
+        return frozenset(map(family_of, {address for (address, _), _ in self.redirects}))
 
     def is_endpoint(self, flow: Flow, local: frozenset[Address]) -> bool:
         """Return whether a flow leads to an endpoint of its destination."""
         target = Target(flow.target, flow.target_port)
         for key in self._keys(flow):
-            if target in self.own_spreads.get(key, _NO_TARGETS) and self._is_own(flow.source, local):
+            if target in self.spreads.get((key, Origin.NODE), _NO_TARGETS) and self._is_own(flow.source, local):
                 return True
-            if target in self.spreads.get(key, _NO_TARGETS):
+            if target in self.spreads.get((key, Origin.ANYWHERE), _NO_TARGETS):
                 return True
         return False
 
@@ -164,13 +159,13 @@ class _Rules:
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
         """Return the redirect that a flow's first packet would meet: its destination and proxy port."""
         for key in self._keys(flow):
-            port, general = self.own_redirects.get(key), self.redirects.get(key)
-            if port is not None and self._is_own(flow.source, local):
-                if general == flow.target_port and self._may_be_of_another_node(flow.source, local):
-                    return key, general
-                return key, port
-            if general is not None:
-                return key, general
+            of_node, of_all = self.redirects.get((key, Origin.NODE)), self.redirects.get((key, Origin.ANYWHERE))
+            if of_node is not None and self._is_own(flow.source, local):
+                if of_all == flow.target_port and self._may_be_of_another_node(flow.source, local):
+                    return key, of_all
+                return key, of_node
+            if of_all is not None:
+                return key, of_all
         return None
 
     def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
@@ -298,18 +293,17 @@ _Value = TypeVar("_Value")
 def _added(before: RuleSet, now: RuleSet) -> RuleSet:
     """Return the redirects that `before` does not have."""
     return RuleSet(
-        redirects={each: now.redirects[each] for each in now.redirects.keys() - before.redirects.keys()},
-        own_redirects={
-            each: now.own_redirects[each] for each in now.own_redirects.keys() - before.own_redirects.keys()
-        },
+        redirects={traffic: now.redirects[traffic] for traffic in now.redirects.keys() - before.redirects.keys()},
         internal_sources=now.internal_sources,
         uplinks=now.uplinks,
         node_addresses=now.node_addresses,
     )
 
 
-def _part(mapping: Mapping[Destination, _Value], protocol: Protocol) -> dict[Key, _Value]:
-    return {(address, port): value for (address, its, port), value in mapping.items() if its is protocol}
+def _part(mapping: Mapping[Traffic, _Value], protocol: Protocol) -> dict[tuple[Key, Origin], _Value]:
+    return {
+        ((to.address, to.port), origin): value for (to, origin), value in mapping.items() if to.protocol is protocol
+    }
 
 
 def _ports(ports: Iterable[ProxyPort], protocol: Protocol) -> frozenset[int]:

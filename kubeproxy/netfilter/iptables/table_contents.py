@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, family_of
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Origin, Traffic, family_of
 from kubeproxy.netfilter.cidr import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.entry import Entry
@@ -117,8 +117,8 @@ _ANY_SOURCE = (None,)
 def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     bind = wanted.bind.get(family)
     landing = bind or wanted.landing.get(family)
-    exact, on_node = _by_kind(wanted.redirects, family)
-    own_exact, own_on_node = _by_kind(wanted.own_redirects, family)
+    exact, on_node = _by_kind(wanted.redirects, family, Origin.ANYWHERE)
+    own_exact, own_on_node = _by_kind(wanted.redirects, family, Origin.NODE)
     addresses = of_family(wanted.node_addresses, family)
     # Packets from outside to a loopback address are not redirected: the kernel drops them as martians.
     outside = [address for address in addresses if not is_loopback(address)]
@@ -196,12 +196,12 @@ def _nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     return {"PREROUTING": tuple(prerouting), "OUTPUT": tuple(output), **chains}
 
 
-def _by_kind(redirects: Mapping[Destination, int], family: Family) -> tuple[dict[Destination, int], ...]:
-    """Return the redirects of one family: of single addresses, and of node ports."""
+def _by_kind(redirects: Mapping[Traffic, int], family: Family, origin: Origin) -> tuple[dict[Destination, int], ...]:
+    """Return the redirects of one family and origin: of single addresses, and of node ports."""
     exact: dict[Destination, int] = {}
     on_node: dict[Destination, int] = {}
-    for key, port in redirects.items():
-        if (":" in key.address) is (family == 6):
+    for (key, its_origin), port in redirects.items():
+        if its_origin is origin and (":" in key.address) is (family == 6):
             (on_node if key.address == NODE_PORTS[family] else exact)[key] = port
     return exact, on_node
 
@@ -352,8 +352,8 @@ def without_pause(mangle: Chains, family: Family) -> Chains:
 def is_needed(wanted: RuleSet, family: Family) -> bool:
     """Whether a family's tables are needed even if they have no rules of ours. Opening them loads them into the kernel,
     so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
-    destinations = chain(wanted.redirects, wanted.own_redirects, wanted.allowed_sources)
-    return family is Family.IPV4 or any(":" in key.address for key in destinations)
+    destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources)
+    return family is Family.IPV4 or any(":" in destination.address for destination in destinations)
 
 
 def union(have: Chains, wanted: Chains) -> Chains:

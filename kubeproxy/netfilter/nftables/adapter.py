@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 import structlog
 
-from kubeproxy.model import Address, Destination, Protocol, Scope, Target
+from kubeproxy.model import Address, Destination, Origin, Protocol, Scope, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.nftables import listing, transaction
@@ -127,7 +127,7 @@ class Nftables:
             self._believed = after if foreign_changes == self._foreign_changes else None
             self._applied = wanted
             self._notice()
-            await self._forget_clients(clients_of([*wanted.spreads.items(), *wanted.own_spreads.items()]))
+            await self._forget_clients(clients_of(wanted.spreads))
             return bool(steps)
         raise AssertionError("unreachable")
 
@@ -312,12 +312,15 @@ _SPREADS = dict(
     for addresses, endpoint in ((("192.0.2.1", "0.0.0.0"), "192.0.2.2"), (("2001:db8::1", "::"), "2001:db8::2"))
     for address in addresses
 )
-_REDIRECTING = RuleSet(own_redirects=dict.fromkeys(_SPREADS, 1))
+_REDIRECTING = RuleSet(redirects={Traffic(destination, Origin.NODE): 1 for destination in _SPREADS})
 """Rules of every shape that redirects have."""
 _SPREADING = replace(
     _REDIRECTING,
-    spreads={each: replace(it, scope=Scope.EXTERNAL) for each, it in _SPREADS.items()},
-    own_spreads=_SPREADS,
+    spreads={
+        Traffic(destination, origin): replace(spread, scope=scope)
+        for origin, scope in ((Origin.NODE, Scope.CLUSTER), (Origin.ANYWHERE, Scope.EXTERNAL))
+        for destination, spread in _SPREADS.items()
+    },
     masquerades=dict.fromkeys(_SPREADS, Masquerade.OUTSIDE),
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
     direct_links=frozenset({DirectLink(1, "lo", "192.0.2.0/24"), DirectLink(1, "lo", "2001:db8::/64")}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kubeproxy.model import NODE_PORTS, Destination, Family, Protocol
+from kubeproxy.model import NODE_PORTS, Destination, Family, Origin, Protocol
 
 TABLE = "inet kubeproxy"
 
@@ -28,6 +28,7 @@ class Kind(NamedTuple):
     family: Family = Family.IPV4
     protocol: Protocol | None = None
     """Of slots, which are of one protocol."""
+    origin: Origin = Origin.ANYWHERE
 
     learned: bool = False
     """Whether rules add its elements."""
@@ -82,7 +83,7 @@ _SLOT = "integer"
 
 
 def _by_destination(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
-    """Of each family one map or set with addresses in its key, and one of node ports."""
+    """Return for each family one map or set with addresses in its key, and one of node ports."""
     kinds: dict[str, Kind] = {}
     for family in Family:
         kinds[f"{name}{family.value}"] = Kind((ADDRESS[family], *_PORT), value=value, family=family, counted=counted)
@@ -90,26 +91,31 @@ def _by_destination(name: str, node_ports: str, value: str | None, *, counted: b
     return kinds
 
 
-REDIRECTS: Mapping[str, Kind] = {
-    **_by_destination("own_redirects", "own_node_ports", PORT),
-    **_by_destination("redirects", "node_ports", PORT),
-}
+def _by_traffic(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
+    """Return the same for each origin."""
+    kinds = _by_destination(name, node_ports, value, counted=counted)
+    return {_PREFIX[origin] + name: kind._replace(origin=origin) for origin in Origin for name, kind in kinds.items()}
+
+
+_PREFIX = {Origin.NODE: "own_", Origin.ANYWHERE: ""}
+"""By which the names of maps and sets for traffic of an origin begin."""
+
+
+REDIRECTS: Mapping[str, Kind] = _by_traffic("redirects", "node_ports", PORT)
 """Destinations and proxy ports."""
 
-SPREADS: Mapping[str, Kind] = {
-    **_by_destination("own_spreads", "own_node_port_spreads", VERDICT, counted=True),
-    **_by_destination("spreads", "node_port_spreads", VERDICT, counted=True),
-}
+SPREADS: Mapping[str, Kind] = _by_traffic("spreads", "node_port_spreads", VERDICT, counted=True)
 """Destinations and the chains that choose one of their slots."""
 
 SLOTS: Mapping[str, Kind] = {
-    f"{own}{node_port}{protocol.lower()}_slots{family.value}": Kind(
+    f"{_PREFIX[origin]}{node_port}{protocol.lower()}_slots{family.value}": Kind(
         (*(() if node_port else (ADDRESS[family],)), "inet_service", _SLOT),
         value=ENDPOINT,
         family=family,
         protocol=protocol,
+        origin=origin,
     )
-    for own in ("own_", "")
+    for origin in Origin
     for node_port in ("", "node_port_")
     for protocol in (Protocol.TCP, Protocol.UDP)
     for family in Family
@@ -117,8 +123,7 @@ SLOTS: Mapping[str, Kind] = {
 """The numbered slots of destinations, and their endpoints."""
 
 VERDICTS: Mapping[str, Kind] = {
-    **_by_destination("own_affinities", "own_node_port_affinities", VERDICT, counted=True),
-    **_by_destination("affinities", "node_port_affinities", VERDICT, counted=True),
+    **_by_traffic("affinities", "node_port_affinities", VERDICT, counted=True),
     **_by_destination("learned", "node_port_learned", VERDICT),
     **_by_destination("masquerades", "node_port_masquerades", VERDICT),
 }
@@ -136,8 +141,7 @@ SETS: Mapping[str, Kind] = {
     **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
     **_by_destination("translated", "translated_node_ports", None),
-    **_by_destination("own_refusals", "own_node_port_refusals", None),
-    **_by_destination("refusals", "node_port_refusals", None),
+    **_by_traffic("refusals", "node_port_refusals", None),
 }
 """In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:
 destinations with a spread. `refusals`: those that are redirected to a port of `refused`."""
@@ -196,13 +200,13 @@ def chain_creation(chain: str, hook: tuple[str, str, int, str] | None) -> str:
     return f"add chain {TABLE} {chain}{base}"
 
 
-def place(destination: Destination, name: str, *, own: bool = False) -> str:
-    """Return the map or set of this name that has a destination."""
-    own_ = "own_" if own else ""
+def place(destination: Destination, name: str, origin: Origin = Origin.ANYWHERE) -> str:
+    """Return the map or set of this name that has a destination, for traffic of an origin."""
+    prefix = _PREFIX[origin]
     number = 6 if ":" in destination.address else 4
     if destination.address not in _ANY_ADDRESS:
-        return f"{own_}{name}{number}"
-    return f"{own_}{_OF_NODE_PORTS.get(name) or f'node_port_{name}'}{number}"
+        return f"{prefix}{name}{number}"
+    return f"{prefix}{_OF_NODE_PORTS.get(name) or f'node_port_{name}'}{number}"
 
 
 _ANY_ADDRESS = frozenset(NODE_PORTS.values())

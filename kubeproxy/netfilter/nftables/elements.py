@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from kubeproxy.model import NODE_PORTS, Destination, Protocol, Target
+from kubeproxy.model import NODE_PORTS, Destination, Origin, Protocol, Target, Traffic
 from kubeproxy.netfilter.netlink.messages import encode
 from kubeproxy.netfilter.nftables.declarations import Kind
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Element = tuple[str | int, ...]
 """A key: addresses, ranges and protocols as text, ports as numbers. A `ProxyPort` is one."""
@@ -59,6 +62,30 @@ class Replacement(NamedTuple):
     name: str
     old: Entry | None
     new: Entry | None
+
+
+def replacement(name: str, destination: Destination, old: int | str | None, new: int | str | None) -> Replacement:
+    """Return the replacement of a destination's value in a map, which is a proxy port or a chain."""
+    key = destination_key(destination)
+    return Replacement(name, Entry(key, old) if old is not None else None, Entry(key, new) if new is not None else None)
+
+
+def changed(have: Mapping[K, V], wanted: Mapping[K, V], missing: V) -> Iterator[tuple[K, V, V]]:
+    """Yield the keys with another value than before, and both values; `missing` for a key that is not there."""
+    if have is wanted:
+        return
+    for key, new in wanted.items():
+        old = have.get(key, missing)
+        if old is not new and old != new:
+            yield key, old, new
+    for key, old in have.items():
+        if key not in wanted:
+            yield key, old, missing
+
+
+def by_origin(item: tuple[Traffic, *tuple[object, ...]]) -> Origin:
+    """Return the origin of what begins with traffic, to sort it in the order of the rules."""
+    return item[0].origin
 
 
 def destination_key(destination: Destination) -> Element:

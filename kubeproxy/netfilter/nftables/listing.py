@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Protocol, Target
+from kubeproxy.model import NODE_PORTS, Address, Destination, Protocol, Target, Traffic
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import (
     CLIENTS,
@@ -130,9 +130,8 @@ def parse(listing: bytes) -> Table:
     found = EMPTY
     try:
         # Redirects are read from tables of other versions, too: their clients are paused like our own.
-        redirects = _redirects(sets, own=False)
-        own_redirects = _redirects(sets, own=True)
-        found = replace(EMPTY, redirects=redirects, own_redirects=own_redirects)
+        redirects = _redirects(sets)
+        found = replace(EMPTY, redirects=redirects)
         elements: dict[str, Set[Element]] = {
             name: frozenset(_parse_element(kind.key, value) for value in sets[name].elem) for name, kind in SETS.items()
         }
@@ -148,14 +147,12 @@ def parse(listing: bytes) -> Table:
         return Table(
             chains={name: tuple(texts) for name, texts in comments.items()},
             redirects=redirects,
-            own_redirects=own_redirects,
             sets=elements,
-            slots=_slots(sets, own=False),
-            own_slots=_slots(sets, own=True),
+            slots=_slots(sets),
             verdicts={
-                (name, destination): chain
+                (name, traffic.destination): chain
                 for name, kind in VERDICTS.items()
-                for destination, (chain, _) in _jumps(kind, sets[name]).items()
+                for traffic, (chain, _) in _jumps(kind, sets[name]).items()
             },
             clients=frozenset(clients),
             kept={name: frozenset(_clients(kind).values()) for name, kind in clients.items()},
@@ -184,52 +181,47 @@ def _has_rescue(hooks: Mapping[str, Any], sets: Mapping[str, _Set]) -> bool:
 _CLIENTS = tuple(kind.listed for kind in CLIENTS.values())
 
 
-def _redirects(sets: Mapping[str, _Set], *, own: bool) -> dict[Destination, int]:
+def _redirects(sets: Mapping[str, _Set]) -> dict[Traffic, int]:
     return {
-        _destination(kind, key["concat"]): _port(port)
-        for name, kind in REDIRECTS.items()
-        if name.startswith("own_") is own
-        for key, port in sets[name].elem
+        _traffic(kind, key["concat"]): _port(port) for name, kind in REDIRECTS.items() for key, port in sets[name].elem
     }
 
 
-def _slots(sets: Mapping[str, _Set], *, own: bool) -> dict[Destination, Slots]:
-    """Return the slots of the destinations that jump to a chain; ValueError if a slot is missing or surplus."""
-    numbered: dict[Destination, dict[int, Target]] = {}
+def _slots(sets: Mapping[str, _Set]) -> dict[Traffic, Slots]:
+    """Return the slots of the traffic that jumps to a chain; ValueError if a slot is missing or surplus."""
+    numbered: dict[Traffic, dict[int, Target]] = {}
     for name, kind in SLOTS.items():
-        if name.startswith("own_") is own:
-            for key, value in sets[name].elem:
-                *where, at, number = key["concat"]
-                address, port = value["concat"]
-                slots = numbered.setdefault(_destination(kind, [*where, str(kind.protocol).lower(), at]), {})
-                slots[_port(number)] = Target(Address(_canonical(address)), _port(port))
-    found: dict[Destination, Slots] = {}
+        for key, value in sets[name].elem:
+            *where, at, number = key["concat"]
+            address, port = value["concat"]
+            targets = numbered.setdefault(_traffic(kind, [*where, str(kind.protocol).lower(), at]), {})
+            targets[_port(number)] = Target(Address(_canonical(address)), _port(port))
+    slots: dict[Traffic, Slots] = {}
     for name, kind in SPREADS.items():
-        if name.startswith("own_") is own:
-            for destination, (chain, comment) in _jumps(kind, sets[name]).items():
-                slots = numbered.pop(destination, {})
-                count = int(chain.rpartition("_")[2])
-                if not 0 < count == len(slots):
-                    raise ValueError(chain)
-                found[destination] = Slots(tuple(slots[number] for number in range(count)), comment)
+        for traffic, (chain, comment) in _jumps(kind, sets[name]).items():
+            targets = numbered.pop(traffic, {})
+            count = int(chain.rpartition("_")[2])
+            if not 0 < count == len(targets):
+                raise ValueError(chain)
+            slots[traffic] = Slots(tuple(targets[number] for number in range(count)), comment)
     if numbered:
         raise ValueError("slots without a jump")
-    return found
+    return slots
 
 
-def _jumps(kind: Kind, found: _Set) -> dict[Destination, tuple[str, str]]:
-    """Destinations, the chains to which they jump, and their comments."""
+def _jumps(kind: Kind, found: _Set) -> dict[Traffic, tuple[str, str]]:
+    """Return the chain to which each traffic jumps, and the comment of the jump."""
     jumps = {}
     for element, verdict in found.elem:
         held = element.get("elem", {"val": element})
-        jumps[_destination(kind, held["val"]["concat"])] = (verdict["jump"]["target"], held.get("comment", ""))
+        jumps[_traffic(kind, held["val"]["concat"])] = (verdict["jump"]["target"], held.get("comment", ""))
     return jumps
 
 
-def _destination(kind: Kind, fields: Sequence[Any]) -> Destination:
+def _traffic(kind: Kind, fields: Sequence[Any]) -> Traffic:
     *address, protocol, port = fields
     where = Address(_canonical(address[0])) if address else NODE_PORTS[kind.family]
-    return Destination(where, _PROTOCOLS[protocol], _port(port))
+    return Traffic(Destination(where, _PROTOCOLS[protocol], _port(port)), kind.origin)
 
 
 def clients_in(listing: bytes) -> dict[Address, Address]:
@@ -238,13 +230,13 @@ def clients_in(listing: bytes) -> dict[Address, Address]:
     return {client: endpoint for found in maps if found is not None for client, endpoint in _clients(found).items()}
 
 
-def counts_in(listing: bytes, name: str) -> Iterator[tuple[Destination, int]]:
-    """Yield the destinations in the output of `nft -j list map`, each with the packets that its element has counted."""
+def counts_in(listing: bytes, name: str) -> Iterator[tuple[Traffic, int]]:
+    """Yield the traffic in the output of `nft -j list map`, each with the packets that its element has counted."""
     kind = KINDS[name]
     for item in _decoder.decode(listing).nftables:
         for element, _ in item.map.elem if item.map is not None else ():
             if "elem" in element and (counter := element["elem"].get("counter")):
-                yield _destination(kind, element["elem"]["val"]["concat"]), counter["packets"]
+                yield _traffic(kind, element["elem"]["val"]["concat"]), counter["packets"]
 
 
 def _clients(found: _Set) -> dict[Address, Address]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from kubeproxy.model import Destination, family_of
+from kubeproxy.model import Destination, Origin, Traffic, family_of
 from kubeproxy.netfilter.nftables.declarations import SETS, place
-from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
+from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
 from kubeproxy.netfilter.nftables.rules import Rule, spread_chain, spread_rules
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
@@ -29,18 +30,19 @@ from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The way from one table to another that differs in the spreads of some destinations alone. Its size, and the time
-    to find and to enter it, do not depend on the size of the table."""
+    """The way from one table to another that differs in some spreads alone.
+
+    Its size, and the time to find and to enter it, do not depend on the size of the table."""
 
     chains: Mapping[str, tuple[Rule, ...]]
     """Chains that are to be there before the elements are changed."""
     elements: Sequence[Replacement]
-    spreads: Sequence[tuple[Destination, Spread]]
-    """The spreads of these destinations, own or not, that have targets now."""
-    slots: Mapping[Destination, Slots]
-    own_slots: Mapping[Destination, Slots]
+    spreads: Mapping[Traffic, Spread]
+    """The spreads of the same destinations, for clients of every origin, that have targets now."""
+    slots: Mapping[Traffic, Slots]
+    """The slots of the table after it, as far as they differ; `NO_SLOTS` where there are none any more."""
     verdicts: Mapping[tuple[str, Destination], str | None]
-    """Of the table after it, as far as it differs; `NO_SLOTS` or None: there are none."""
+    """The jumps of the table after it, as far as they differ; None for one that is gone."""
 
     @property
     def chain_commands(self) -> str:
@@ -50,12 +52,11 @@ class Change:
     def enter(self, table: Table) -> None:
         """Make the change in the table that it was made for."""
         table.chains.update((name, comments_of(rules)) for name, rules in self.chains.items())
-        for slots, mine in ((table.slots, self.slots), (table.own_slots, self.own_slots)):
-            for destination, new in mine.items():
-                if new.targets:
-                    slots[destination] = new
-                else:
-                    slots.pop(destination, None)
+        for traffic, slots in self.slots.items():
+            if slots.targets:
+                table.slots[traffic] = slots
+            else:
+                table.slots.pop(traffic, None)
         for place_of, chain in self.verdicts.items():
             if chain is not None:
                 table.verdicts[place_of] = chain
@@ -77,46 +78,39 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
 
     Redirects, masquerading and affinity timeouts stay as they are, and so do chains that are not needed any more and
     rules of affinity for ports that no endpoint has any more: `table.difference` removes them."""
-    spreads, own_spreads = change.spreads, change.own_spreads
-    given = [(each, it) for each, it in (*spreads.items(), *own_spreads.items()) if it is not None]
-    if not clients_in(given) <= have.clients:
+    if not clients_in({traffic: spread for traffic, spread in change.spreads.items() if spread}) <= have.clients:
         return None
     chains: dict[str, tuple[Rule, ...]] = {}
     elements: list[Replacement] = []
-    now: dict[bool, dict[Destination, Slots]] = {True: {}, False: {}}
-    for wanted, known, own in ((own_spreads, have.own_slots, True), (spreads, have.slots, False)):
+    slots: dict[Traffic, Slots] = {}
+    for _, some in groupby(sorted(change.spreads.items(), key=by_origin), key=by_origin):
         changes = []
-        for destination, spread in wanted.items():
-            old = known.get(destination, NO_SLOTS)
-            new = now[own][destination] = arranged(old, spread)
-            if new.targets and spread_chain(destination, len(new.targets), own=own) not in have.chains:
-                missing = (name for name in chains_for(destination, new, own=own) if name not in have.chains)
+        for traffic, spread in some:
+            old = have.slots.get(traffic, NO_SLOTS)
+            new = slots[traffic] = arranged(old, spread)
+            if new.targets and spread_chain(traffic, len(new.targets)) not in have.chains:
+                missing = (name for name in chains_for(traffic, new) if name not in have.chains)
                 chains.update((name, spread_rules(name, rescued=have.rescue)) for name in missing)
             if old != new:
-                changes.append((destination, old, new))
-        elements += slot_elements(changes, own=own)
-        elements += spread_elements(changes, own=own)
-    touched = {*spreads, *own_spreads}
-    present: list[tuple[Destination, Spread]] = []
-    verdicts: dict[tuple[str, Destination], str] = {}
-    for known, own in ((have.own_slots, True), (have.slots, False)):  # others win, as in the whole table
-        slots = ((each, now[own].get(each) or known.get(each, NO_SLOTS)) for each in touched)
-        found = {each: it.spread for each, it in slots if it.targets and it.spread is not None}
-        present += found.items()
-        verdicts.update(((name, each), chain) for name, each, chain in affinity_verdicts(found, own=own))
-    before = {it: chain for each in touched for it in _affinity_places(each) if (chain := have.verdicts.get(it))}
-    elements += verdict_elements(before, verdicts)
+                changes.append((traffic, old, new))
+        elements += slot_elements(changes)
+        elements += spread_elements(changes)
+    touched = dict.fromkeys(destination for destination, _ in change.spreads)
+    present: dict[Traffic, Spread] = {}
+    translated: list[Replacement] = []
     for destination in touched:
-        name, element = place(destination, "translated"), destination_key(destination)
-        stays = (
-            spreads.get(destination)
-            or own_spreads.get(destination)
-            or now[False].get(destination, have.slots.get(destination, NO_SLOTS)).targets
-            or now[True].get(destination, have.own_slots.get(destination, NO_SLOTS)).targets
-        )
-        if bool(stays) is not (element in have.sets[name]):
-            entry = Entry(element)
-            elements.append(Replacement(name, None, entry) if stays else Replacement(name, entry, None))
+        name, entry, stays = place(destination, "translated"), Entry(destination_key(destination)), False
+        for traffic in (Traffic(destination, origin) for origin in Origin):
+            now = slots.get(traffic) or have.slots.get(traffic, NO_SLOTS)
+            if now.targets and now.spread is not None:
+                present[traffic] = now.spread
+            # A spread may stay without a target: answers to packets of earlier ones still come.
+            stays = stays or bool(now.targets or change.spreads.get(traffic))
+        if stays is not (entry.key in have.sets[name]):
+            translated.append(Replacement(name, None, entry) if stays else Replacement(name, entry, None))
+    verdicts = affinity_verdicts(present)
+    before = {it: chain for each in touched for it in _affinity_places(each) if (chain := have.verdicts.get(it))}
+    elements += [*verdict_elements(before, verdicts), *translated]
     for address, is_one in change.hairpins.items():
         name, pair = f"hairpins{family_of(address).value}", Entry((address, address))
         if is_one is not (pair.key in have.sets[name]):
@@ -125,13 +119,12 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
         chains=chains,
         elements=elements,
         spreads=present,
-        slots=now[False],
-        own_slots=now[True],
+        slots=slots,
         verdicts={**dict.fromkeys(before), **verdicts},
     )
 
 
 def _affinity_places(destination: Destination) -> Iterator[tuple[str, Destination]]:
-    yield place(destination, "affinities", own=True), destination
-    yield place(destination, "affinities"), destination
+    for origin in Origin:
+        yield place(destination, "affinities", origin), destination
     yield place(destination, "learned"), destination

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kubeproxy.model import MARK, Destination, Family, Scope, family_of
+from kubeproxy.model import MARK, Family, Origin, Scope, Traffic, family_of
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, RuleSet, Spread
@@ -47,12 +47,15 @@ class Content(NamedTuple):
 
 
 def _content_of(wanted: RuleSet) -> Content:
-    given = (
-        (wanted.own_redirects, "redirects", True),
-        (wanted.masquerades, "masquerades", False),
+    own = {place(to, "redirects", origin) for to, origin in wanted.redirects if origin is Origin.NODE}
+    masqueraded = {place(destination, "masquerades") for destination in wanted.masquerades}
+    return Content(
+        spreads=bool(wanted.spreads),
+        sticky=has_affinity(wanted),
+        rescued=wanted.rescue is not None,
+        filled=frozenset(own | masqueraded),
+        uplinks=wanted.uplinks,
     )
-    filled = frozenset(place(each, name, own=own) for destinations, name, own in given for each in destinations)
-    return Content(has_spreads(wanted), has_affinity(wanted), wanted.rescue is not None, filled, wanted.uplinks)
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
@@ -191,14 +194,9 @@ def _from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
     return f"{source} @internal_sources{family.value} {elsewhere}"
 
 
-def has_spreads(wanted: RuleSet) -> bool:
-    """Return whether the rules that choose endpoints are needed."""
-    return bool(wanted.spreads or wanted.own_spreads)
-
-
 def has_affinity(wanted: RuleSet) -> bool:
     """Return whether the rules that remember clients are needed."""
-    return any(it.affinity_timeout_s is not None for it in (*wanted.spreads.values(), *wanted.own_spreads.values()))
+    return any(spread.affinity_timeout_s is not None for spread in wanted.spreads.values())
 
 
 def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
@@ -310,9 +308,10 @@ def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
 # Chains and maps that come and go with the Services.
 
 
-def spread_chain(destination: Destination, slots: int, *, own: bool) -> str:
-    """Return the chain that chooses one of so many slots of a destination."""
-    return f"{place(destination, f'{destination.protocol.lower()}_spread', own=own)}_{slots}"
+def spread_chain(traffic: Traffic, slots: int) -> str:
+    """Return the chain that chooses one of so many slots."""
+    destination, origin = traffic
+    return f"{place(destination, f'{destination.protocol.lower()}_spread', origin)}_{slots}"
 
 
 def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
@@ -353,7 +352,7 @@ def affinity_name(spread: Spread, family: Family) -> str:
 
 
 def affinity_chains(
-    spreads: Iterable[tuple[Destination, Spread]], *, rescued: bool, uplinks: frozenset[str] = frozenset()
+    spreads: Mapping[Traffic, Spread], *, rescued: bool, uplinks: frozenset[str] = frozenset()
 ) -> dict[str, tuple[Rule, ...]]:
     """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
     that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
@@ -408,11 +407,11 @@ class Affinity(NamedTuple):
     """The name for clients on this node and pods, if these go to the same destinations by a way of their own."""
 
 
-def affinities(spreads: Iterable[tuple[Destination, Spread]]) -> Iterator[Affinity]:
+def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:
     """Yield the service ports with session affinity, each once."""
     found: dict[tuple[str, Family], tuple[set[int], int, str | None]] = {}
     seen: set[tuple[int, Family]] = set()
-    for destination, spread in spreads:
+    for (destination, _), spread in spreads.items():
         family = family_of(destination.address)
         if spread.affinity_timeout_s is None or (id(spread), family) in seen:
             continue

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from kubeproxy.model import Address, Destination, Target, family_of
+from kubeproxy.model import Address, Destination, Target, Traffic, family_of
 from kubeproxy.netfilter.nftables.declarations import place
-from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
+from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
 from kubeproxy.netfilter.nftables.rules import affinities, affinity_name, clients_map, comment_of, spread_chain
 from kubeproxy.netfilter.ruleset import Spread
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The slots of one destination, in the kernel or wanted there."""
+    """The slots for the traffic to one destination, in the kernel or wanted there."""
 
     targets: tuple[Target, ...]
     comment: str
@@ -59,47 +59,40 @@ def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target,
     return wanted if tuple(targets) == wanted else tuple(targets)
 
 
-def arrange(have: Mapping[Destination, Slots], wanted: Mapping[Destination, Spread]) -> dict[Destination, Slots]:
-    """Return the slots of all destinations that have any."""
-    slots = ((each, arranged(have.get(each, NO_SLOTS), spread)) for each, spread in wanted.items())
-    return {each: found for each, found in slots if found.targets}
+def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> dict[Traffic, Slots]:
+    """Return the slots of all traffic that has any."""
+    slots = ((traffic, arranged(have.get(traffic, NO_SLOTS), spread)) for traffic, spread in wanted.items())
+    return {traffic: some for traffic, some in slots if some.targets}
 
 
-def chains_of(slots: Mapping[Destination, Slots], *, own: bool) -> set[str]:
-    """The chains that draw slots, and those for one slot more and one less: so a rolling change of endpoints finds its
-    chains, which only the program nft can make."""
+def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
+    """Return the chains that draw slots, and those for one slot more and one less.
+
+    So a rolling change of endpoints finds its chains, which only the program nft can make."""
     shapes = {
-        (place(each, f"{each.protocol.lower()}_spread", own=own), len(found.targets)) for each, found in slots.items()
+        (place(to, f"{to.protocol.lower()}_spread", origin), len(some.targets)) for (to, origin), some in slots.items()
     }
     return {chain for name, count in shapes for chain in _chains_around(name, count)}
 
 
-def chains_for(destination: Destination, slots: Slots, *, own: bool) -> list[str]:
-    """Return the same for one destination."""
-    return _chains_around(place(destination, f"{destination.protocol.lower()}_spread", own=own), len(slots.targets))
+def chains_for(traffic: Traffic, slots: Slots) -> list[str]:
+    """Return the same for the slots of one traffic."""
+    to, origin = traffic
+    return _chains_around(place(to, f"{to.protocol.lower()}_spread", origin), len(slots.targets))
 
 
 def _chains_around(name: str, count: int) -> list[str]:
     return [f"{name}_{number}" for number in (count, count + 1, count - 1) if number > 0]
 
 
-def changed(
-    have: Mapping[Destination, Slots], wanted: Mapping[Destination, Slots]
-) -> Iterator[tuple[Destination, Slots, Slots]]:
-    """Yield the destinations with other slots than before, and both."""
-    for each, new in wanted.items():
-        old = have.get(each, NO_SLOTS)
-        if old is not new and old != new:
-            yield each, old, new
-    for each, old in have.items():
-        if each not in wanted:
-            yield each, old, NO_SLOTS
+SlotChange = tuple[Traffic, Slots, Slots]
+"""Traffic, its slots before, and its slots after."""
 
 
-def slot_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: bool) -> Iterator[Replacement]:
+def slot_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
     """Yield the slots that differ."""
-    for destination, old, new in changes:
-        name = place(destination, f"{destination.protocol.lower()}_slots", own=own)
+    for (destination, origin), old, new in changes:
+        name = place(destination, f"{destination.protocol.lower()}_slots", origin)
         *address, _, port = destination_key(destination)
         for number, (before, now) in enumerate(zip_longest(old.targets, new.targets)):
             if before != now:
@@ -111,39 +104,44 @@ def slot_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: b
                 )
 
 
-def spread_elements(changes: Iterable[tuple[Destination, Slots, Slots]], *, own: bool) -> Iterator[Replacement]:
+def spread_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
     """Yield the jumps that differ."""
-    for destination, old, new in changes:
-        before, now = (_spread_entry(destination, each, own=own) for each in (old, new))
+    for traffic, old, new in changes:
+        before, now = (_spread_entry(traffic, slots) for slots in (old, new))
         if before != now:
-            yield Replacement(place(destination, "spreads", own=own), before, now)
+            yield Replacement(place(traffic.destination, "spreads", traffic.origin), before, now)
 
 
-def _spread_entry(destination: Destination, slots: Slots, *, own: bool) -> Entry | None:
+def _spread_entry(traffic: Traffic, slots: Slots) -> Entry | None:
     if not slots.targets:
         return None
-    chain = spread_chain(destination, len(slots.targets), own=own)
-    return Entry(destination_key(destination), chain, slots.comment)
+    return Entry(destination_key(traffic.destination), spread_chain(traffic, len(slots.targets)), slots.comment)
 
 
-def affinity_verdicts(spreads: Mapping[Destination, Spread], *, own: bool) -> Iterator[tuple[str, Destination, str]]:
-    """The jumps of destinations with session affinity: map, destination and chain. Those without a target have none,
-    so their clients come to the redirect."""
-    for destination, spread in spreads.items():
-        if spread.affinity_timeout_s is None or not spread.targets:
-            continue
-        name = affinity_name(spread, family_of(destination.address))
-        yield place(destination, "affinities", own=own), destination, f"sticky{name}"
-        yield place(destination, "learned"), destination, f"learn{name}"
+def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Destination], str]:
+    """Return the jumps for session affinity: the chain of each map and destination.
+
+    Traffic without a target has none, so its clients come to the redirect."""
+    sticky = [
+        (traffic, affinity_name(spread, family_of(traffic.destination.address)))
+        for traffic, spread in spreads.items()
+        if spread.affinity_timeout_s is not None and spread.targets
+    ]
+    verdicts: dict[tuple[str, Destination], str] = {}
+    # The map `learned` has one jump for both origins: that for clients from anywhere. Its chain leads clients on this
+    # node on to theirs.
+    for (destination, origin), name in sorted(sticky, key=by_origin):
+        verdicts[place(destination, "affinities", origin), destination] = f"sticky{name}"
+        verdicts[place(destination, "learned"), destination] = f"learn{name}"
+    return verdicts
 
 
-def clients_of(spreads: Iterable[tuple[Destination, Spread]]) -> dict[str, frozenset[Address]]:
+def clients_of(spreads: Mapping[Traffic, Spread]) -> dict[str, frozenset[Address]]:
     """Return the maps of clients, and the addresses that these may lead to."""
-    pairs = list(spreads)
     found: dict[str, set[Address]] = {
-        clients_map(it.name, port): set() for it in affinities(pairs) for port in it.ports
+        clients_map(it.name, port): set() for it in affinities(spreads) for port in it.ports
     }
-    for destination, spread in pairs:
+    for (destination, _), spread in spreads.items():
         if spread.affinity_timeout_s is not None:
             name = affinity_name(spread, family_of(destination.address))
             for target in spread.targets:

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain as joined
+from itertools import groupby
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Destination, Family, family_of
+from kubeproxy.model import Address, Destination, Family, Traffic, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import (
@@ -27,25 +28,32 @@ from kubeproxy.netfilter.nftables.declarations import (
     creation,
     place,
 )
-from kubeproxy.netfilter.nftables.elements import Element, Entry, Replacement, destination_key, key_text
+from kubeproxy.netfilter.nftables.elements import (
+    Element,
+    Replacement,
+    by_origin,
+    changed,
+    destination_key,
+    key_text,
+    replacement,
+)
 from kubeproxy.netfilter.nftables.rules import (
     Rule,
     affinities,
     affinity_chains,
     clients_map,
     draws_slots,
-    has_affinity,
     is_dynamic,
     masquerade_chain,
     rules_of,
     spread_rules,
 )
 from kubeproxy.netfilter.nftables.spreads import (
+    NO_SLOTS,
     Slots,
     affinity_verdicts,
     arrange,
     chains_of,
-    changed,
     slot_elements,
     spread_elements,
 )
@@ -72,11 +80,9 @@ class Table:
 
     chains: dict[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
-    redirects: Mapping[Destination, int]
-    own_redirects: Mapping[Destination, int]
+    redirects: Mapping[Traffic, int]
     sets: dict[str, Set[Element]]
-    slots: dict[Destination, Slots] = field(default_factory=dict)
-    own_slots: dict[Destination, Slots] = field(default_factory=dict)
+    slots: dict[Traffic, Slots] = field(default_factory=dict)
     verdicts: dict[tuple[str, Destination], str] = field(default_factory=dict)
     clients: frozenset[str] = frozenset()
     """The maps of clients. Their elements are the kernel's."""
@@ -91,56 +97,43 @@ class Table:
     sound: bool = True
     """Whether maps, sets and chains are declared as by this version; otherwise the table is made anew."""
 
-    @property
-    def has_slots(self) -> bool:
-        """Whether it leads a destination to an endpoint."""
-        return bool(self.slots or self.own_slots)
-
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
         """Return the table of a rule set; `after` another, from which slots stay as they are."""
         return _made_of(wanted, after if after is not None and after.sound else EMPTY)[0]
 
 
-EMPTY = Table(chains={}, redirects={}, own_redirects={}, sets=dict.fromkeys(SETS, frozenset()), sound=False)
+EMPTY = Table(chains={}, redirects={}, sets=dict.fromkeys(SETS, frozenset()), sound=False)
 
 
 def _made_of(wanted: RuleSet, have: Table) -> tuple[Table, dict[str, tuple[Rule, ...]]]:
     """Return the table of a rule set, and the rules of its chains."""
-    slots, own_slots = arrange(have.slots, wanted.spreads), arrange(have.own_slots, wanted.own_spreads)
-    rules = _chains_of(wanted, slots, own_slots)
+    slots = arrange(have.slots, wanted.spreads)
+    rules = _chains_of(wanted, slots)
     table = Table(
         chains={chain: comments_of(each) for chain, each in rules.items()},
         redirects=wanted.redirects,
-        own_redirects=wanted.own_redirects,
         sets=_sets_of(wanted),
         slots=slots,
-        own_slots=own_slots,
         verdicts=_verdicts_of(wanted),
-        clients=clients_in(_all_spreads(wanted)),
+        clients=clients_in(wanted.spreads),
         transparent=wanted.transparent,
         rescue=wanted.rescue is not None,
     )
     return table, rules
 
 
-def _all_spreads(wanted: RuleSet) -> Iterator[tuple[Destination, Spread]]:
-    return joined(wanted.spreads.items(), wanted.own_spreads.items())
-
-
-def _chains_of(
-    wanted: RuleSet, slots: Mapping[Destination, Slots], own_slots: Mapping[Destination, Slots]
-) -> dict[str, tuple[Rule, ...]]:
-    drawing = sorted(chains_of(slots, own=False) | chains_of(own_slots, own=True))
+def _chains_of(wanted: RuleSet, slots: Mapping[Traffic, Slots]) -> dict[str, tuple[Rule, ...]]:
+    drawing = sorted(chains_of(slots))
     rescued = wanted.rescue is not None
     return {
         **{name: spread_rules(name, rescued=rescued) for name in drawing},
-        **affinity_chains(_all_spreads(wanted), rescued=rescued, uplinks=wanted.uplinks),
+        **affinity_chains(wanted.spreads, rescued=rescued, uplinks=wanted.uplinks),
         **rules_of(wanted),
     }
 
 
-def clients_in(spreads: Iterable[tuple[Destination, Spread]]) -> frozenset[str]:
+def clients_in(spreads: Mapping[Traffic, Spread]) -> frozenset[str]:
     """Return the maps of clients that spreads need."""
     return frozenset(clients_map(it.name, port) for it in affinities(spreads) for port in it.ports)
 
@@ -150,11 +143,7 @@ def _verdicts_of(wanted: RuleSet) -> dict[tuple[str, Destination], str]:
         (place(destination, "masquerades"), destination): masquerade_chain(kind, family_of(destination.address))
         for destination, kind in wanted.masquerades.items()
     }
-    if has_affinity(wanted):
-        # Where a destination has both, the chain of others in `learned` leads clients with their own way on.
-        for spreads, own in ((wanted.own_spreads, True), (wanted.spreads, False)):
-            verdicts.update(((name, each), chain) for name, each, chain in affinity_verdicts(spreads, own=own))
-    return verdicts
+    return verdicts | affinity_verdicts(wanted.spreads)
 
 
 def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
@@ -174,13 +163,11 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
     by_name: dict[str, set[Element]] = {}
     # Also those with no endpoint left but ejected ones: answers to earlier packets still come.
-    for each in {**wanted.spreads, **wanted.own_spreads}:
-        name = place(each, "translated")
-        by_name.setdefault(name, set()).add(destination_key(each))
-    for redirects, own in ((wanted.own_redirects, True), (wanted.redirects, False)) if wanted.refused else ():
-        for each, port in redirects.items():
-            if (each.protocol, port) in wanted.refused:
-                by_name.setdefault(place(each, "refusals", own=own), set()).add(destination_key(each))
+    for destination, _ in wanted.spreads:
+        by_name.setdefault(place(destination, "translated"), set()).add(destination_key(destination))
+    for (destination, origin), port in wanted.redirects.items() if wanted.refused else ():
+        if (destination.protocol, port) in wanted.refused:
+            by_name.setdefault(place(destination, "refusals", origin), set()).add(destination_key(destination))
     return {name: by_name.get(name, set()) for name in SETS} | sets
 
 
@@ -229,25 +216,24 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         # A range cannot be added beside one that it overlaps.
         (steps if SETS[name].ranges else removals).extend(removal)
         steps += set_steps("add", name, elements - have.sets[name])
-    steps += _redirect_steps(have.own_redirects, wanted.own_redirects, own=True)
-    steps += _redirect_steps(have.redirects, wanted.redirects, own=False)
-    if new.rescue and have.rescue and new.has_slots and (have.paused or not have.has_slots):
+    steps += element_steps(_redirect_elements(have.redirects, wanted.redirects))
+    if new.rescue and have.rescue and new.slots and (have.paused or not have.slots):
         # The first packets of all are rescued, too.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     is_apart = (
         apart is not None
         and (have.sound or is_missing)
-        and not have.has_slots
-        and sum(len(it.targets) for it in (*new.slots.values(), *new.own_slots.values())) >= apart
+        and not have.slots
+        and sum(len(some.targets) for some in new.slots.values()) >= apart
     )
-    for before, now, own in ((have.own_slots, new.own_slots, True), (have.slots, new.slots, False)):
-        changes = list(changed(before, now))
+    for _, some in groupby(sorted(changed(have.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):
+        changes = list(some)
         if is_apart:
-            slots.append(slot_elements(changes, own=own))
+            slots.append(slot_elements(changes))
         else:
-            steps += element_steps(slot_elements(changes, own=own))
-        steps += element_steps(spread_elements(changes, own=own))
+            steps += element_steps(slot_elements(changes))
+        steps += element_steps(spread_elements(changes))
     steps += element_steps(verdict_elements(have.verdicts, new.verdicts))
     if have.paused:
         removals.append(flushing(PAUSE_SETS))
@@ -273,12 +259,8 @@ def reach(have: Table, ours: RuleSet) -> Reach:
     their port in the elements."""
     wanted = rules_of(ours)
     same = all(have.chains.get(chain) == comments_of(wanted[chain]) for chain in ("prerouting", "output"))
-    redirects = [
-        (mine.get(each) == port) and same
-        for found, mine in ((have.redirects, ours.redirects), (have.own_redirects, ours.own_redirects))
-        for each, port in found.items()
-    ]
-    return Reach(sum(redirects), len(redirects) - sum(redirects))
+    mine = sum(ours.redirects.get(traffic) == port for traffic, port in have.redirects.items()) if same else 0
+    return Reach(mine, len(have.redirects) - mine)
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
@@ -287,7 +269,7 @@ def pause(have: Table, *, for_s: float) -> list[str]:
     So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. What
     needs no process stays in force: spreads with all that belongs to them. When the time is up, the drops have no
     effect. A table of another version is made anew, without its spreads."""
-    destinations = {*have.redirects, *have.own_redirects}
+    destinations = {destination for destination, _ in have.redirects}
     if not destinations:
         return []
     if have.sound:
@@ -322,35 +304,15 @@ def _pause_rules() -> Iterator[Rule]:
         )
 
 
-def _redirect_steps(have: Mapping[Destination, int], want: Mapping[Destination, int], *, own: bool) -> Iterator[str]:
-    if have is want:
-        return
-
-    def replacements() -> Iterator[Replacement]:
-        for each, port in want.items():
-            old = have.get(each)
-            if old != port:
-                key = destination_key(each)
-                yield Replacement(
-                    place(each, "redirects", own=own), Entry(key, old) if old is not None else None, Entry(key, port)
-                )
-        for each, port in have.items():
-            if each not in want:
-                yield Replacement(place(each, "redirects", own=own), Entry(destination_key(each), port), None)
-
-    yield from element_steps(replacements())
+def _redirect_elements(have: Mapping[Traffic, int], want: Mapping[Traffic, int]) -> Iterator[Replacement]:
+    for (destination, origin), old, new in sorted(changed(have, want, None), key=by_origin):
+        yield replacement(place(destination, "redirects", origin), destination, old, new)
 
 
 def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
     """Yield the jumps that differ."""
-    for (name, each), chain in want.items():
-        old = have.get((name, each))
-        if old != chain:
-            key = destination_key(each)
-            yield Replacement(name, Entry(key, old) if old is not None else None, Entry(key, chain))
-    for (name, each), chain in have.items():
-        if (name, each) not in want:
-            yield Replacement(name, Entry(destination_key(each), chain), None)
+    for (name, destination), old, new in changed(have, want, None):
+        yield replacement(name, destination, old, new)
 
 
 _LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, "guarded", "unguarded", "refused", "dropped"))

@@ -26,6 +26,7 @@ from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import Adapter, destination, rule_set, serving
 from tests.support.lab import Host, Network
+from tests.support.traffic import from_node
 
 pytestmark = pytest.mark.netns
 
@@ -306,9 +307,10 @@ async def test_redirects_of_pods(stage: Stage, family: Family) -> None:
         destination(VIP[family], Protocol.UDP, 53): 7002,
         destination(NODE_PORTS[family], Protocol.UDP, 30053): 7002,
     }
+    same = rules({(VIP[family], 53): 7001, (NODE_PORTS[family], 30053): 7001})
     now = replace(
-        rules({(VIP[family], 53): 7001, (NODE_PORTS[family], 30053): 7001}),
-        own_redirects=own,
+        same,
+        redirects={**same.redirects, **from_node(own)},
         internal_sources=frozenset({"10.3.0.0/16", "fd00:3::/32"}),
         node_addresses=frozenset({Address(NODE[family]), Address(LOOPBACK[family])}),
     )
@@ -319,7 +321,7 @@ async def test_redirects_of_pods(stage: Stage, family: Family) -> None:
     clients += [stage.client(NODE[family], 30053, host=host) for host in hosts]
     assert [client.leads_to(stage.node)[1] for client in clients] == [*leads_to, *leads_to]
     await stage.reconcile(None, now, stale=[])
-    alike = stage.apply(replace(now, own_redirects={}))
+    alike = stage.apply(replace(now, redirects=same.redirects))
     await stage.reconcile(now, alike, stale=[*clients[1:3], *clients[4:]])
 
 

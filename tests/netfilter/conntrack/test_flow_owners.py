@@ -16,11 +16,13 @@ from kubeproxy.model import (
     Scope,
     ServicePortName,
     Target,
+    Traffic,
 )
 from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners
 from kubeproxy.netfilter.conntrack.flow_records import NEW, FlowRecord, records
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from tests.netfilter.conntrack.flow_messages import flow
+from tests.support.traffic import from_anywhere, from_node
 
 PORT = ServicePortName("default", "web", "http")
 ALL = FrontendName(PORT, Family.IPV4)
@@ -42,13 +44,15 @@ def one(
     return found
 
 
-def holder(destination: Destination, own: bool) -> FrontendName | None:
-    return LOCAL if destination == EXTERNAL and not own else ALL
+def holder(traffic: Traffic) -> FrontendName | None:
+    return LOCAL if traffic == Traffic(EXTERNAL) else ALL
 
 
 RULES = RuleSet(
-    spreads={VIP: spread(POD, OTHER), NODE_PORT: spread(POD), EXTERNAL: spread(POD)},
-    own_spreads={EXTERNAL: spread(POD, OTHER)},
+    spreads={
+        **from_anywhere({VIP: spread(POD, OTHER), NODE_PORT: spread(POD), EXTERNAL: spread(POD)}),
+        **from_node({EXTERNAL: spread(POD, OTHER)}),
+    },
     node_addresses=frozenset({NODE}),
     internal_sources=frozenset({"10.3.0.0/16"}),
 )
@@ -95,7 +99,7 @@ def test_under_a_local_policy_the_client_decides(owners: FlowOwners) -> None:
 
 def test_an_endpoint_that_has_gone_keeps_its_flows(owners: FlowOwners) -> None:
     assert owners.of(one(target=OTHER)) == ALL
-    without = RuleSet(spreads={VIP: spread(POD)}, node_addresses=RULES.node_addresses)
+    without = RuleSet(spreads={Traffic(VIP): spread(POD)}, node_addresses=RULES.node_addresses)
     owners.use(without)
     assert owners.of(one(target=OTHER)) == ALL
     owners.forget_unused()

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target
+from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Origin, Protocol, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.stale_flows import Flow, NoConntrack, Transition
 from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
 from tests.support.doubles.conntrack import FakeConntrack
+from tests.support.traffic import from_anywhere, from_node, of
 
 VIP, VIP6, OTHER_VIP = Address("10.96.0.10"), Address("fd96::a"), Address("10.96.0.11")
 NODE, NODE6, LOOPBACK, LOOPBACK6 = Address("10.2.0.1"), Address("fd00:2::1"), Address("127.0.0.1"), Address("::1")
@@ -39,9 +40,10 @@ def ports(*numbers: int) -> frozenset[ProxyPort]:
     return frozenset(ProxyPort(Protocol.UDP, number) for number in numbers)
 
 
-def rules(redirects: Mapping[Destination, int], **more: Any) -> RuleSet:
+def rules(redirects: Mapping[Destination, int], own: Mapping[Destination, int] | None = None, **more: Any) -> RuleSet:
     guarded = frozenset(ProxyPort(key.protocol, port) for key, port in redirects.items())
-    return replace(RuleSet(redirects=redirects, proxy_ports=guarded, landing=LANDING), **more)
+    every = {**from_anywhere(redirects), **from_node(own or {})}
+    return replace(RuleSet(redirects=every, proxy_ports=guarded, landing=LANDING), **more)
 
 
 def flow(to: Address, target: Address, target_port: int, *, port: int = 53, source: Address = CLIENT) -> Flow:
@@ -57,7 +59,7 @@ NOTHING = RuleSet()
 NODE_PORT = rules({udp(NODE_PORTS[Family.IPV4], 30053): 7001}, node_addresses=frozenset({NODE, LOOPBACK}))
 OWN = rules(
     {udp(VIP): 7001},
-    own_redirects={udp(VIP): 7002},
+    own={udp(VIP): 7002},
     internal_sources=frozenset({"10.3.0.0/16", "fd03::/16"}),
     proxy_ports=ports(7001, 7002),
 )
@@ -68,10 +70,10 @@ RANGED = rules({udp(VIP): 7001}, allowed_sources={udp(VIP): frozenset({"10.2.0.0
 def led_to(*endpoints: Address) -> RuleSet:
     """The rules of a Service that the kernel leads to these endpoints, port 5353."""
     targets = tuple(Target(endpoint, 5353) for endpoint in endpoints)
-    return replace(SERVED, spreads={udp(VIP): Spread("dns", targets, targets)})
+    return replace(SERVED, spreads={Traffic(udp(VIP)): Spread("dns", targets, targets)})
 
 
-IN_USER_SPACE = replace(SERVED, spreads={udp(VIP): Spread("dns", (), (Target(POD, 5353),))})
+IN_USER_SPACE = replace(SERVED, spreads={Traffic(udp(VIP)): Spread("dns", (), (Target(POD, 5353),))})
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,13 @@ IN_USER_SPACE = replace(SERVED, spreads={udp(VIP): Spread("dns", (), (Target(POD
         ("… the others'", flow(VIP, NODE, 7001, source=POD), None, OWN, True),
         ("clients outside: theirs", flow(VIP, NODE, 7001), None, OWN, False),
         ("… the pods'", flow(VIP, NODE, 7002), None, OWN, True),
-        ("… when there are no others'", flow(VIP, NODE, 7002), OWN, replace(OWN, redirects={}), True),
+        (
+            "… when there are no others'",
+            flow(VIP, NODE, 7002),
+            OWN,
+            replace(OWN, redirects=from_node({udp(VIP): 7002})),
+            True,
+        ),
         ("a client that may", flow(VIP, NODE, 7001), None, RANGED, False),
         ("a client that may not any more", flow(VIP, NODE, 7001, source=ELSEWHERE), SERVED, RANGED, True),
         (
@@ -218,7 +226,7 @@ def test_stale(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expecte
         (None, rules({tcp(VIP): 7001})),
         (SERVED, SERVED),
         (SERVED, replace(SERVED, redirects=dict(SERVED.redirects))),
-        (SERVED, replace(SERVED, redirects={**SERVED.redirects, tcp(VIP): 7009})),
+        (SERVED, replace(SERVED, redirects={**SERVED.redirects, Traffic(tcp(VIP)): 7009})),
         (SERVED, replace(SERVED, refused=frozenset({ProxyPort(Protocol.TCP, 7001)}))),
         (replace(SERVED, refused=ports(7001)), SERVED),
         (replace(SERVED, dropped=ports(7001)), SERVED),
@@ -245,14 +253,14 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
             "only for the node itself, and not from there",
             flow(VIP, VIP, 53),
             NOTHING,
-            RuleSet(own_redirects={tcp(VIP): 7001}),
+            RuleSet(redirects=from_node({tcp(VIP): 7001})),
             False,
         ),
         (
             "… and from there",
             flow(VIP, VIP, 53, source=NODE),
             NOTHING,
-            RuleSet(own_redirects={tcp(VIP): 7001}),
+            RuleSet(redirects=from_node({tcp(VIP): 7001})),
             True,
         ),
     ],
@@ -294,7 +302,9 @@ destinations = st.builds(
     st.sampled_from([Protocol.UDP, Protocol.UDP, Protocol.TCP]),
     st.sampled_from([53, 54, 7001]),
 )
-redirects = st.dictionaries(destinations, st.sampled_from(PROXY_PORTS), max_size=4)
+redirects = st.dictionaries(
+    st.builds(Traffic, destinations, st.sampled_from(Origin)), st.sampled_from(PROXY_PORTS), max_size=6
+)
 some_networks = st.frozensets(st.sampled_from(NETWORKS), max_size=2)
 some_ports = st.frozensets(
     st.builds(ProxyPort, st.sampled_from([Protocol.UDP, Protocol.UDP, Protocol.TCP]), st.sampled_from(PROXY_PORTS)),
@@ -303,7 +313,6 @@ some_ports = st.frozensets(
 rule_sets = st.builds(
     RuleSet,
     redirects=redirects,
-    own_redirects=st.one_of(st.just({}), redirects),
     internal_sources=some_networks,
     node_addresses=st.frozensets(st.sampled_from([NODE, SECOND_NODE_ADDRESS])),
     allowed_sources=st.one_of(st.just({}), st.dictionaries(destinations, some_networks, max_size=2)),
@@ -335,8 +344,9 @@ def redirected_by(kernel: RuleSet, source: Address, address: Address, port: int)
     everything = [
         (rule_address, destination, to)
         for node_ports in (False, True)
-        for table in ([kernel.own_redirects] if own else []) + [kernel.redirects]
-        for destination, to in table.items()
+        for origin in Origin
+        if own or origin is Origin.ANYWHERE
+        for destination, to in of(origin, kernel.redirects).items()
         if (destination.address == "0.0.0.0") is node_ports
         for rule_address in (kernel.node_addresses if node_ports else [destination.address])
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.model import Family, Protocol
+from kubeproxy.model import Family, Protocol, Traffic
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.table_contents import (
     FILTER,
@@ -112,9 +112,9 @@ def test_differences_lead_from_any_rule_set_to_any_other(first: RuleSet, second:
 
 def test_a_chain_that_loses_most_is_filled_anew() -> None:
     many = chains_of(
-        RuleSet(redirects={destination(f"10.96.0.{i}", Protocol.TCP): 7001 for i in range(9)}), Family.IPV4
+        RuleSet(redirects={Traffic(destination(f"10.96.0.{i}", Protocol.TCP)): 7001 for i in range(9)}), Family.IPV4
     )
-    few = chains_of(RuleSet(redirects={WEB: 7001}), Family.IPV4)
+    few = chains_of(RuleSet(redirects={Traffic(WEB): 7001}), Family.IPV4)
     todo = difference(many[NAT], few[NAT], table=NAT)
     assert set(todo.flush) == {PORTALS_CONTAINER, PORTALS_HOST}
     assert not todo.delete

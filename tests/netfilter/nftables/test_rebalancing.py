@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Address, Destination, Family, Protocol, Target
+from kubeproxy.model import Address, Family, Origin, Protocol, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables import transaction
@@ -32,11 +32,11 @@ SIX = tuple(Target(Address(f"fd00::{number}"), 5353) for number in range(1, 4))
 RULES = replace(
     rule_set({WEB: 7001, DNS6: 7002, NODE_PORT: 7001}, own={NODE_PORT: 7003}, node_addresses=("10.2.0.1",)),
     spreads={
-        WEB: Spread("default/web:http", FOUR, FOUR, 60),
-        NODE_PORT: Spread("default/web:http", FOUR[:2], FOUR[:2], 60),
-        DNS6: Spread("kube-system/dns", SIX, SIX),
+        Traffic(WEB): Spread("default/web:http", FOUR, FOUR, 60),
+        Traffic(NODE_PORT): Spread("default/web:http", FOUR[:2], FOUR[:2], 60),
+        Traffic(NODE_PORT, Origin.NODE): Spread("default/web:http", FOUR, FOUR, 60),
+        Traffic(DNS6): Spread("kube-system/dns", SIX, SIX),
     },
-    own_spreads={NODE_PORT: Spread("default/web:http", FOUR, FOUR, 60)},
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.NODE},
     hairpins={FOUR[0].address, SIX[0].address},
 )
@@ -72,7 +72,7 @@ async def test_the_kernel_has_what_was_applied_and_a_second_adapter_finds_nothin
         assert await first.apply(RULES, verify=True)
         assert await read(first) == Table.of(RULES)
         assert not await second.apply(RULES, verify=True)
-        without = replace(RULES, spreads={}, own_spreads={}, masquerades={}, hairpins=set())
+        without = replace(RULES, spreads={}, masquerades={}, hairpins=set())
         assert await second.apply(without, verify=False)
         assert await read(second) == Table.of(without)
 
@@ -110,22 +110,25 @@ async def test_many_first_slots_are_in_the_kernel_before_the_rules_that_draw_the
 
 async def test_rebalancing_leaves_the_table_of_the_new_rules(host: Host) -> None:
     async with adapter() as nftables:
-        assert not await nftables.rebalance(Rebalance({WEB: None})), "nothing is known of the kernel"
+        assert not await nftables.rebalance(Rebalance({Traffic(WEB): None})), "nothing is known of the kernel"
         await nftables.apply(RULES, verify=True)
-        fewer = {WEB: replace(RULES.spreads[WEB], targets=FOUR[1:]), DNS6: replace(RULES.spreads[DNS6], targets=())}
+        fewer = {
+            Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:]),
+            Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=()),
+        }
         assert await nftables.rebalance(Rebalance(fewer))
         after = replace(RULES, spreads={**RULES.spreads, **fewer})
         believed = nftables._believed
         assert believed is not None
         assert await read(nftables) == believed
         assert not await nftables.apply(after, verify=True) or await read(nftables) == Table.of(after, after=believed)
-        assert await nftables.rebalance(Rebalance({WEB: RULES.spreads[WEB]}))
-        assert {FOUR[0]} <= set((await read(nftables)).slots[WEB].targets)
+        assert await nftables.rebalance(Rebalance({Traffic(WEB): RULES.spreads[Traffic(WEB)]}))
+        assert {FOUR[0]} <= set((await read(nftables)).slots[Traffic(WEB)].targets)
 
 
 async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(host: Host) -> None:
     """Families, protocols, node ports, ways of this node, affinity, comments; endpoints come, go and are replaced."""
-    spreads, own_spreads, redirects, own_redirects = {}, {}, {}, {}
+    spreads, redirects = {}, {}
     for protocol in (Protocol.TCP, Protocol.UDP):
         for timeout_s in (None, 60):
             for number, (place, targets) in enumerate(
@@ -137,12 +140,12 @@ async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(
                 )
             ):
                 name = f"default/{protocol}-{timeout_s}-{number}:http"
-                spreads[place] = own_spreads[place] = Spread(name, targets, targets, timeout_s)
-                redirects[place] = 7001
-                own_redirects[place] = 7002
-    rules = replace(rule_set(redirects, own=own_redirects), spreads=spreads, own_spreads=own_spreads)
+                for origin in Origin:
+                    spreads[Traffic(place, origin)] = Spread(name, targets, targets, timeout_s)
+                    redirects[Traffic(place, origin)] = 7001 + origin
+    rules = RuleSet(redirects=redirects, spreads=spreads)
 
-    def with_targets(targets: Callable[[tuple[Target, ...]], tuple[Target, ...]]) -> dict[Destination, Spread | None]:
+    def with_targets(targets: Callable[[tuple[Target, ...]], tuple[Target, ...]]) -> dict[Traffic, Spread | None]:
         return {each: replace(it, targets=targets(it.targets)) for each, it in spreads.items()}
 
     async with adapter() as nftables:
@@ -154,14 +157,14 @@ async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(
             lambda known: known,
         ):
             changes = with_targets(choose)
-            assert await nftables.rebalance(Rebalance(changes, changes))
+            assert await nftables.rebalance(Rebalance(changes))
             assert await read(nftables) == nftables._believed
         moved = {FOUR[0].address: True, SIX[0].address: True}
         assert await nftables.rebalance(Rebalance(hairpins=moved))
         assert await read(nftables) == nftables._believed
         assert await nftables.rebalance(Rebalance(hairpins=dict.fromkeys(moved, False)))
-        gone = dict.fromkeys(spreads)
-        assert await nftables.rebalance(Rebalance(gone, gone))
+        gone: dict[Traffic, Spread | None] = dict.fromkeys(spreads)
+        assert await nftables.rebalance(Rebalance(gone))
         assert await read(nftables) == nftables._believed
 
 
@@ -174,11 +177,12 @@ async def test_ten_thousand_changes_are_one_transaction(host: Host) -> None:
     """More than a message holds, and more than a socket has room for by default."""
     places = [destination(f"10.97.{number >> 8}.{number & 255}", Protocol.TCP) for number in range(10_000)]
     spread = Spread("default/web:http", FOUR, FOUR)
-    rules = replace(rule_set(dict.fromkeys(places, 7001)), spreads=dict.fromkeys(places, spread))
+    traffic = [Traffic(place) for place in places]
+    rules = replace(rule_set(dict.fromkeys(places, 7001)), spreads=dict.fromkeys(traffic, spread))
     async with adapter() as nftables:
         await nftables.apply(rules, verify=True)
         assert nftables._watch is not None
-        assert await nftables.rebalance(Rebalance(dict.fromkeys(places, replace(spread, targets=FOUR[1:]))))
+        assert await nftables.rebalance(Rebalance(dict.fromkeys(traffic, replace(spread, targets=FOUR[1:]))))
         believed = nftables._believed
         assert believed is not None, "the kernel's notifications count one transaction, which is ours"
         async with asyncio.timeout(30):
@@ -192,7 +196,7 @@ async def test_a_number_of_endpoints_that_is_new_costs_one_program_and_its_neigh
     spread = Spread("default/web:http", FOUR, FOUR)
     seven = tuple(Target(Address(f"10.0.1.{number}"), 80) for number in range(7))
     async with adapter() as nftables:
-        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={WEB: spread}), verify=True)
+        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={Traffic(WEB): spread}), verify=True)
         programs: list[tuple[str, ...]] = []
         run = nftables._commands.run
 
@@ -203,7 +207,9 @@ async def test_a_number_of_endpoints_that_is_new_costs_one_program_and_its_neigh
         monkeypatch.setattr(nftables._commands, "run", counted)
         for targets, expected in ((FOUR[:3], 0), (seven, 1), (seven[:6], 0), (FOUR, 0), (seven, 0)):
             programs.clear()
-            assert await nftables.rebalance(Rebalance({WEB: replace(spread, targets=targets, endpoints=targets)}))
+            assert await nftables.rebalance(
+                Rebalance({Traffic(WEB): replace(spread, targets=targets, endpoints=targets)})
+            )
             assert len(programs) == expected, f"{len(targets)} endpoints"
         assert await read(nftables) == nftables._believed
 
@@ -214,9 +220,9 @@ async def test_rules_that_the_adapter_has_applied_are_not_compared_again(
     async with adapter() as nftables:
         rules = replace(RULES, spreads=dict(RULES.spreads))
         await nftables.apply(rules, verify=True)
-        fewer: dict[Destination, Spread | None] = {WEB: replace(RULES.spreads[WEB], targets=FOUR[1:])}
+        fewer: dict[Traffic, Spread | None] = {Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])}
         assert await nftables.rebalance(Rebalance(fewer))
-        rules.spreads[WEB] = replace(RULES.spreads[WEB], targets=FOUR[1:])
+        rules.spreads[Traffic(WEB)] = replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])
         compared: list[RuleSet] = []
         transition = transaction.transition
 
@@ -237,9 +243,11 @@ async def test_a_change_by_another_program_between_chain_and_elements_is_not_for
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seven = tuple(Target(Address(f"10.0.1.{number}"), 80) for number in range(7))
-    more = {WEB: Spread("default/web:http", seven, seven)}
+    more = {Traffic(WEB): Spread("default/web:http", seven, seven)}
     async with adapter() as nftables:
-        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={WEB: Spread("w", FOUR, FOUR)}), verify=True)
+        await nftables.apply(
+            replace(rule_set({WEB: 7001}), spreads={Traffic(WEB): Spread("w", FOUR, FOUR)}), verify=True
+        )
         transact = nftables._transact
 
         async def followed(commands: str) -> None:
@@ -265,7 +273,7 @@ async def test_a_refused_change_is_an_error_and_leaves_the_kernel_as_it_was(host
         nftables._believed = believed  # as if the kernel had not notified yet
         nftables._notice = lambda: None  # type: ignore[method-assign]
         with pytest.raises(KernelError, match="nf_tables refuses"):
-            await nftables.rebalance(Rebalance({DNS6: replace(RULES.spreads[DNS6], targets=SIX[:1])}))
+            await nftables.rebalance(Rebalance({Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=SIX[:1])}))
         assert await nftables.apply(RULES, verify=True)
         assert await read(nftables) == Table.of(RULES)
 
@@ -284,7 +292,7 @@ async def test_a_change_is_an_error_without_the_privilege(host: Host) -> None:
 
         nftables._commands._socket = Refusing()  # type: ignore[assignment]
         with pytest.raises(KernelError, match="CAP_NET_ADMIN"):
-            await nftables.rebalance(Rebalance({WEB: replace(RULES.spreads[WEB], targets=FOUR[:1])}))
+            await nftables.rebalance(Rebalance({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[:1])}))
         assert nftables._believed is None
 
 
@@ -320,9 +328,10 @@ async def test_clients_of_an_endpoint_that_left_are_released(host: Host) -> None
         host.run(["nft", "add", "element", "inet", "kubeproxy", name, f"{{ {elements} }}"])
         assert nftables._watch is not None
         nftables._watch.look()  # the kernel adds clients without a notification
-        left = replace(RULES.spreads[WEB], targets=FOUR[1:])
-        own = replace(RULES.own_spreads[NODE_PORT], targets=FOUR[1:])
-        port = replace(RULES.spreads[NODE_PORT], targets=FOUR[1:2])
-        assert await nftables.rebalance(Rebalance({WEB: left, NODE_PORT: port}, {NODE_PORT: own}))
+        left = replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])
+        own = replace(RULES.spreads[Traffic(NODE_PORT, Origin.NODE)], targets=FOUR[1:])
+        port = replace(RULES.spreads[Traffic(NODE_PORT)], targets=FOUR[1:2])
+        changes = {Traffic(WEB): left, Traffic(NODE_PORT): port, Traffic(NODE_PORT, Origin.NODE): own}
+        assert await nftables.rebalance(Rebalance(changes))
         listed = json.loads(host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", name]).stdout)
         assert [element["elem"]["val"] for element, _ in listed["nftables"][1]["map"]["elem"]] == ["10.9.9.8"]

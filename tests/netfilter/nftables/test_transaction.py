@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kubeproxy.model import Address, Destination, Family, Protocol, Scope, Target, family_of
+from kubeproxy.model import Address, Destination, Family, Origin, Protocol, Scope, Target, Traffic, family_of
 from kubeproxy.netfilter.nftables import rescue, transaction
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
 from kubeproxy.netfilter.nftables.listing import parse
@@ -57,8 +57,8 @@ def test_guards_are_removed_after_their_redirects() -> None:
 
 def test_a_redirect_is_replaced_within_one_step() -> None:
     (step,) = difference(
-        have(RuleSet(redirects={WEB: 7001})),
-        RuleSet(redirects={WEB: 7002}),
+        have(RuleSet(redirects={Traffic(WEB): 7001})),
+        RuleSet(redirects={Traffic(WEB): 7002}),
     )
     assert step == (
         "delete element inet kubeproxy redirects4 { 10.96.0.1 . tcp . 80 : 7001 }\n"
@@ -115,7 +115,7 @@ def test_a_destination_is_restricted_before_it_is_redirected() -> None:
 
 
 def test_many_elements_are_many_steps() -> None:
-    redirects = {destination(f"10.{i >> 8}.{i & 255}.1", Protocol.TCP): 7001 for i in range(2500)}
+    redirects = {Traffic(destination(f"10.{i >> 8}.{i & 255}.1", Protocol.TCP)): 7001 for i in range(2500)}
     steps = difference(have(RuleSet()), RuleSet(redirects=redirects))
     assert [step.count("tcp") for step in steps] == [1000, 1000, 500]
 
@@ -126,6 +126,7 @@ destinations = st.builds(
     st.sampled_from([Protocol.TCP, Protocol.UDP]),
     st.sampled_from([1, 2, 7001]),
 )
+traffic = st.builds(Traffic, destinations, st.sampled_from([Origin.ANYWHERE, Origin.ANYWHERE, Origin.NODE]))
 addresses = st.sampled_from(["10.2.0.1", "127.0.0.1", "fd00::1", "::1"]).map(Address)
 cidrs = st.frozensets(st.sampled_from(["10.3.0.0/16", "10.3.7.0/24", "10.4.0.0/16", "10.9.9.9/32", "fd00:3::/32"]))
 proxy_ports = st.frozensets(
@@ -138,14 +139,15 @@ TARGETS = {
 
 
 @st.composite
-def spreads(draw: st.DrawFn) -> dict[Destination, Spread]:
-    """Spreads of some destinations, as few of which have affinity."""
+def spreads(draw: st.DrawFn) -> dict[Traffic, Spread]:
+    """Spreads of some traffic, as few of which have affinity."""
     made = {}
-    for each in draw(st.frozensets(destinations, max_size=4)):
-        endpoints = draw(st.lists(st.sampled_from(TARGETS[family_of(each.address)]), unique=True, max_size=6))
+    for each in draw(st.lists(traffic, unique=True, max_size=8)):
+        to = each.destination
+        endpoints = draw(st.lists(st.sampled_from(TARGETS[family_of(to.address)]), unique=True, max_size=6))
         targets = tuple(target for target in endpoints if draw(st.booleans()))
         timeout_s = draw(st.sampled_from([None, None, 60]))
-        name = f"default/{draw(st.sampled_from(['web', 'dns']))}-{timeout_s}:{each.protocol}"
+        name = f"default/{draw(st.sampled_from(['web', 'dns']))}-{timeout_s}:{to.protocol}"
         scope = draw(st.sampled_from([Scope.CLUSTER, Scope.LOCAL, Scope.EXTERNAL]))
         made[each] = Spread(name, targets, tuple(endpoints), timeout_s, scope)
     return made
@@ -154,7 +156,6 @@ def spreads(draw: st.DrawFn) -> dict[Destination, Spread]:
 rule_sets = st.builds(
     RuleSet,
     spreads=spreads(),
-    own_spreads=spreads(),
     masquerades=st.dictionaries(destinations, st.sampled_from(Masquerade), max_size=3),
     hairpins=st.sets(st.sampled_from(["10.0.0.1", "fd00:9::1"]).map(Address)),
     direct_links=st.frozensets(
@@ -166,8 +167,7 @@ rule_sets = st.builds(
             ]
         )
     ),
-    redirects=st.dictionaries(destinations, st.integers(7001, 7003)),
-    own_redirects=st.dictionaries(destinations, st.integers(7001, 7003), max_size=2),
+    redirects=st.dictionaries(traffic, st.integers(7001, 7003)),
     internal_sources=cidrs,
     uplinks=st.frozensets(st.sampled_from(["eth0", "eth1", "wlan-1.2"]), max_size=2),
     node_addresses=st.frozensets(addresses),
@@ -247,8 +247,10 @@ def _local_policy() -> RuleSet:
     """A destination under externalTrafficPolicy Local: clients of this node have their own way, with more endpoints."""
     some, every = TARGETS[Family.IPV4][:1], TARGETS[Family.IPV4]
     return RuleSet(
-        spreads={WEB: Spread("default/web-60:TCP", tuple(some), tuple(some), 60, Scope.EXTERNAL)},
-        own_spreads={WEB: Spread("default/web-60:TCP", tuple(every), tuple(every), 60)},
+        spreads={
+            Traffic(WEB): Spread("default/web-60:TCP", tuple(some), tuple(some), 60, Scope.EXTERNAL),
+            Traffic(WEB, Origin.NODE): Spread("default/web-60:TCP", tuple(every), tuple(every), 60),
+        },
     )
 
 
@@ -318,8 +320,10 @@ def _own_and_other(*own: Target) -> RuleSet:
     where = Destination(Address("10.96.0.1"), Protocol.UDP, 1)
     others, both = TARGETS[Family.IPV4][:1], TARGETS[Family.IPV4][:2]
     return RuleSet(
-        spreads={where: Spread("default/dns-60:UDP", tuple(others), tuple(others), 60)},
-        own_spreads={where: Spread("default/web-60:UDP", own, tuple(both), 60)},
+        spreads={
+            Traffic(where): Spread("default/dns-60:UDP", tuple(others), tuple(others), 60),
+            Traffic(where, Origin.NODE): Spread("default/web-60:UDP", own, tuple(both), 60),
+        },
     )
 
 
@@ -327,21 +331,19 @@ def _own_and_other(*own: Target) -> RuleSet:
 @example(first=_own_and_other(), second=_own_and_other(TARGETS[Family.IPV4][1]))
 def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: RuleSet, second: RuleSet) -> None:
     """Only targets change: masquerading, redirects and the rest are those of the first."""
-    changes = {each: it for each, it in second.spreads.items() if (each in first.spreads)}
-    own_changes = {each: it for each, it in second.own_spreads.items() if each in first.own_spreads}
+    changes = {each: it for each, it in second.spreads.items() if each in first.spreads}
     same = all(
-        it.affinity_timeout_s == before[each].affinity_timeout_s
-        and (it.service_port, it.scope) == (before[each].service_port, before[each].scope)
+        it.affinity_timeout_s == first.spreads[each].affinity_timeout_s
+        and (it.service_port, it.scope) == (first.spreads[each].service_port, first.spreads[each].scope)
         # A rule of affinity for a port that no endpoint has any more stays, and leads no client.
-        and (it.affinity_timeout_s is None or _ports(it) == _ports(before[each]))
-        for before, now in ((first.spreads, changes), (first.own_spreads, own_changes))
-        for each, it in now.items()
+        and (it.affinity_timeout_s is None or _ports(it) == _ports(first.spreads[each]))
+        for each, it in changes.items()
     )
     before = have(first)
-    change = rebalancing(before, Rebalance(changes, own_changes))
+    change = rebalancing(before, Rebalance(changes))
     if change is None or not same:
         return
-    after = replace(first, spreads={**first.spreads, **changes}, own_spreads={**first.own_spreads, **own_changes})
+    after = replace(first, spreads={**first.spreads, **changes})
     travelled, direct = NaiveKernel(), NaiveKernel()
     travelled.obey("".join(difference(None, first)))
     travelled.obey(commands(change))
@@ -360,8 +362,10 @@ def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: Ru
 
 def test_one_endpoint_of_a_thousand_costs_two_slots_and_a_jump() -> None:
     targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
-    before = RuleSet(spreads={WEB: Spread("default/web", targets, targets)})
-    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", targets[:3] + targets[4:], targets)}))
+    before = RuleSet(spreads={Traffic(WEB): Spread("default/web", targets, targets)})
+    change = rebalancing(
+        have(before), Rebalance({Traffic(WEB): Spread("default/web", targets[:3] + targets[4:], targets)})
+    )
     assert change is not None
     elements = [line.split(" { ")[1].removesuffix(" }") for line in commands(change).splitlines() if "element" in line]
     assert elements == [
@@ -374,9 +378,9 @@ def test_one_endpoint_of_a_thousand_costs_two_slots_and_a_jump() -> None:
 
 def test_one_endpoint_in_place_of_another_costs_one_slot() -> None:
     targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
-    before = RuleSet(spreads={WEB: Spread("default/web", targets, targets)})
+    before = RuleSet(spreads={Traffic(WEB): Spread("default/web", targets, targets)})
     replaced = tuple(sorted((Target(Address("10.9.9.9"), 80), *targets[:3], *targets[4:])))
-    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", replaced, replaced)}))
+    change = rebalancing(have(before), Rebalance({Traffic(WEB): Spread("default/web", replaced, replaced)}))
     assert change is not None
     assert commands(change) == (
         "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 3 : 10.0.0.3 . 80 }\n"
@@ -386,8 +390,8 @@ def test_one_endpoint_in_place_of_another_costs_one_slot() -> None:
 
 def test_without_targets_the_redirect_applies() -> None:
     target = (Target(Address("10.0.0.1"), 80),)
-    before = RuleSet(redirects={WEB: 7001}, spreads={WEB: Spread("default/web", target, target)})
-    change = rebalancing(have(before), Rebalance({WEB: Spread("default/web", (), target)}))
+    before = RuleSet(redirects={Traffic(WEB): 7001}, spreads={Traffic(WEB): Spread("default/web", target, target)})
+    change = rebalancing(have(before), Rebalance({Traffic(WEB): Spread("default/web", (), target)}))
     assert change is not None
     assert commands(change) == (
         "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 0 : 10.0.0.1 . 80 }\n"
@@ -398,7 +402,7 @@ def test_without_targets_the_redirect_applies() -> None:
 @pytest.mark.parametrize("name", ['a"; delete table inet kubeproxy; #', "web\nflush ruleset", "n" * 300, "näme"])
 def test_no_name_of_a_service_is_a_command(name: str) -> None:
     target = (Target(Address("10.0.0.1"), 80),)
-    rules = RuleSet(redirects={WEB: 7001}, spreads={WEB: Spread(name, target, target, 60)})
+    rules = RuleSet(redirects={Traffic(WEB): 7001}, spreads={Traffic(WEB): Spread(name, target, target, 60)})
     text = "".join(difference(None, rules))
     assert all(line.split()[0] in ("add", "flush") for line in text.splitlines())
     assert "delete table" not in text.replace(DELETION, "")
@@ -414,7 +418,7 @@ def test_a_pause_holds_what_leads_to_a_proxy_port_and_nothing_else_until_the_nex
     kernel.obey("".join(difference(None, before)))
     had = {name: dict(elements) for name, elements in kernel.sets.items()}
     steps = transaction.pause(replace(have(before), sound=sound), for_s=1.5)
-    destinations = {*before.redirects, *before.own_redirects}
+    destinations = {destination for destination, _ in before.redirects}
     assert bool(steps) == bool(destinations)
     if not steps:
         return
@@ -433,7 +437,6 @@ def test_a_pause_holds_what_leads_to_a_proxy_port_and_nothing_else_until_the_nex
         waiting,
         chains={name: tuple(rules) for name, rules in kernel.chains.items()},
         redirects={},
-        own_redirects={},
         sets={name: frozenset() if name in LEADING_TO_PROXY_PORTS else it for name, it in waiting.sets.items()},
         paused=True,
     )
@@ -528,13 +531,15 @@ FULL = rule_set(
 FULL = replace(
     FULL,
     spreads={
-        WEB: Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
-        WEB6: Spread("default/web:http", tuple(TARGETS[Family.IPV6]), tuple(TARGETS[Family.IPV6]), 60),
-        NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
-        DNS: Spread("kube-system/dns", tuple(TARGETS[Family.IPV4][:3]), tuple(TARGETS[Family.IPV4])),
-        NODE_PORT6: Spread("kube-system/dns", (), tuple(TARGETS[Family.IPV6])),
+        Traffic(WEB): Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
+        Traffic(WEB6): Spread("default/web:http", tuple(TARGETS[Family.IPV6]), tuple(TARGETS[Family.IPV6]), 60),
+        Traffic(NODE_PORT): Spread("default/web:http", tuple(TARGETS[Family.IPV4]), tuple(TARGETS[Family.IPV4]), 60),
+        Traffic(DNS): Spread("kube-system/dns", tuple(TARGETS[Family.IPV4][:3]), tuple(TARGETS[Family.IPV4])),
+        Traffic(NODE_PORT6): Spread("kube-system/dns", (), tuple(TARGETS[Family.IPV6])),
+        Traffic(NODE_PORT, Origin.NODE): Spread(
+            "default/web:http", tuple(TARGETS[Family.IPV4][2:]), tuple(TARGETS[Family.IPV4])
+        ),
     },
-    own_spreads={NODE_PORT: Spread("default/web:http", tuple(TARGETS[Family.IPV4][2:]), tuple(TARGETS[Family.IPV4]))},
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.ALWAYS, WEB6: Masquerade.NODE},
     hairpins={Address("10.0.0.1"), Address("fd00:9::1")},
     direct_links=frozenset(
@@ -623,8 +628,7 @@ def test_rules_changed_by_another_program_are_restored(how: str) -> None:
 def test_stale_elements_are_removed() -> None:
     rest = replace(
         FULL,
-        redirects={WEB: 7001},
-        own_redirects={},
+        redirects={Traffic(WEB): 7001},
         proxy_ports=frozenset({ProxyPort(Protocol.TCP, 7001)}),
         refused=frozenset(),
         dropped=frozenset(),
@@ -647,7 +651,7 @@ def test_a_pause_is_recognized_and_so_are_the_redirects_of_another_version() -> 
     items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("paused", "guarded"))]
     found = parse(encode(items))
     assert not found.sound
-    assert (found.redirects, found.own_redirects) == (FULL.redirects, FULL.own_redirects)
+    assert found.redirects == FULL.redirects
     assert difference(found, FULL)[1:] == difference(None, FULL)[1:]
 
 
@@ -664,7 +668,7 @@ def test_what_nft_never_prints_is_an_error() -> None:
 
 def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
     """Even an empty chain costs every packet of this host time."""
-    without = RuleSet(redirects={WEB: 7001})
+    without = RuleSet(redirects={Traffic(WEB): 7001})
     transparent = replace(without, transparent=True)
     chain = "add chain inet kubeproxy divert { type filter hook prerouting priority -150; policy accept; }\n"
     assert chain not in "".join(difference(None, without))
@@ -684,16 +688,20 @@ def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
 
 def test_first_packets_meet_no_rule_that_no_destination_needs() -> None:
     target = (Target(Address("10.0.0.1"), 80),)
-    bare = replace(rule_set({WEB: 7001}), spreads={WEB: Spread("default/web", target, target)}, rescue=7)
+    bare = replace(rule_set({WEB: 7001}), spreads={Traffic(WEB): Spread("default/web", target, target)}, rescue=7)
 
     def texts(rules: RuleSet) -> str:
         return "\n".join(rule.text for chain in rules_of(rules).values() for rule in chain)
 
+    own, own_port = ({**bare.redirects, Traffic(to, Origin.NODE): 7001} for to in (WEB, NODE_PORT6))
     for name, more in (
-        ("@own_redirects4", replace(bare, own_redirects={WEB: 7001})),
-        ("@own_spreads4", replace(bare, own_redirects={WEB: 7001})),
-        ("@own_node_ports6", replace(bare, own_redirects={NODE_PORT6: 7001})),
-        ("@own_node_port_spreads6", replace(bare, own_redirects={NODE_PORT6: 7001})),
+        ("@own_redirects4", replace(bare, redirects=own)),
+        ("@own_spreads4", replace(bare, redirects=own)),
+        ("@own_node_ports6", replace(bare, redirects=own_port)),
+        (
+            "@own_node_port_spreads6",
+            replace(bare, redirects=own_port),
+        ),
         ("@masquerades4", replace(bare, masquerades={WEB: Masquerade.NODE})),
         ("@node_port_masquerades6", replace(bare, masquerades={NODE_PORT6: Masquerade.ALWAYS})),
     ):
@@ -708,7 +716,7 @@ def test_clients_are_remembered_for_each_scope_by_itself() -> None:
     """Where a destination has two, what decides on a client's way decides where the client is kept, too."""
     chains = {
         name: [rule.text for rule in rules]
-        for name, rules in affinity_chains(_all(_local_policy()), rescued=False).items()
+        for name, rules in affinity_chains(_local_policy().spreads, rescued=False).items()
     }
     assert set(chains) == {
         f"{kind}4-default/web-60/TCP{scope}" for kind in ("sticky", "learn") for scope in ("", ".external")
@@ -721,14 +729,10 @@ def test_clients_are_remembered_for_each_scope_by_itself() -> None:
     assert Table.of(_local_policy()).verdicts[key] == "learn4-default/web-60/TCP.external"
 
 
-def _all(rules: RuleSet) -> list[tuple[Destination, Spread]]:
-    return [*rules.spreads.items(), *rules.own_spreads.items()]
-
-
 def test_packets_of_running_connections_meet_few_chains() -> None:
     """The kernel calls a chain of type nat for the first packet of a flow only."""
     target = (Target(Address("10.0.0.1"), 80),)
-    rules = replace(rule_set({WEB: 7001}), spreads={WEB: Spread("default/web", target, target)}, rescue=7)
+    rules = replace(rule_set({WEB: 7001}), spreads={Traffic(WEB): Spread("default/web", target, target)}, rescue=7)
     made = re.findall(
         r"^add chain inet kubeproxy (\S+) \{ type filter hook (\S+) ", "".join(difference(None, rules)), re.M
     )
@@ -737,7 +741,7 @@ def test_packets_of_running_connections_meet_few_chains() -> None:
 
 def test_rescue_rules_come_and_go() -> None:
     """Another group of the packet log replaces rules only; without one nothing of them is left."""
-    without = RuleSet(redirects={WEB: 7001})
+    without = RuleSet(redirects={Traffic(WEB): 7001})
     first, second = replace(without, rescue=7), replace(without, rescue=8)
     steps = "".join(difference(Table.of(without), first))
     assert "add chain inet kubeproxy rescue_copy4\n" in steps

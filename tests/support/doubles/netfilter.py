@@ -86,14 +86,14 @@ class FakeNetfilter:
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""
         self._maybe_fail()
-        wanted = {*ours.redirects.items(), *ours.own_redirects.items()}
-        have = {*self.kernel.redirects.items(), *self.kernel.own_redirects.items()}
+        wanted = set(ours.redirects.items())
+        have = set(self.kernel.redirects.items())
         return Reach(len(have & wanted), len(have - wanted))
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`. Time does not pass here: it lasts until the next apply."""
         self._maybe_fail()
-        destinations = frozenset((*self.kernel.redirects, *self.kernel.own_redirects))
+        destinations = frozenset(destination for destination, _ in self.kernel.redirects)
         if destinations:
             self.kernel, self.believed, self.paused = RuleSet(), None, destinations
         return bool(destinations)
@@ -120,6 +120,4 @@ class FakeNetfilter:
 
 def _copy(rules: RuleSet) -> RuleSet:
     """Rules that stay as they are when the caller rebalances its own."""
-    return replace(
-        rules, spreads=dict(rules.spreads), own_spreads=dict(rules.own_spreads), hairpins=set(rules.hairpins)
-    )
+    return replace(rules, spreads=dict(rules.spreads), hairpins=set(rules.hairpins))

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.model import Address, Destination, Protocol, Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import TABLE
 from kubeproxy.netfilter.nftables.rescue import ALIVE
 from kubeproxy.netfilter.nftables.transaction import difference
@@ -41,9 +41,9 @@ def rule_set() -> RuleSet:
     spread = Spread("default/bench:http", targets := (Target(Address(ENDPOINT[0]), ENDPOINT[1]),), targets)
     destination = Destination(Address(SERVICE[0]), Protocol.TCP, SERVICE[1])
     return RuleSet(
-        redirects={destination: _PROXY_PORT},
+        redirects={Traffic(destination): _PROXY_PORT},
         proxy_ports=frozenset({ProxyPort(Protocol.TCP, _PROXY_PORT)}),
-        spreads={destination: spread},
+        spreads={Traffic(destination): spread},
         hairpins={Address(ENDPOINT[0])},
         node_addresses=frozenset({Address("10.2.0.1")}),
         guard_sockets=True,

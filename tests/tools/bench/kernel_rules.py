@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from kubeproxy.model import Address, Destination, Protocol, Target
+from kubeproxy.model import Address, Destination, Protocol, Target, Traffic
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, Rebalance, RuleSet, Spread
@@ -28,13 +28,13 @@ BY_PROGRAM = 40
 
 def rule_set(services: int, *, spread: bool) -> RuleSet:
     """So many Services, with the kernel path or without it."""
-    redirects: dict[Destination, int] = {}
-    spreads: dict[Destination, Spread] = {}
+    redirects: dict[Traffic, int] = {}
+    spreads: dict[Traffic, Spread] = {}
     for number in range(services):
-        destination = Destination(Address(f"10.96.{number >> 8}.{number & 255}"), Protocol.TCP, 80)
-        redirects[destination] = 10_000 + number
+        traffic = Traffic(Destination(Address(f"10.96.{number >> 8}.{number & 255}"), Protocol.TCP, 80))
+        redirects[traffic] = 10_000 + number
         targets = tuple(_target(number * ENDPOINTS + index) for index in range(ENDPOINTS))
-        spreads[destination] = Spread(f"namespace-{number % 100}/service-{number}:http", targets, targets)
+        spreads[traffic] = Spread(f"namespace-{number % 100}/service-{number}:http", targets, targets)
     ports = frozenset(ProxyPort(Protocol.TCP, port) for port in redirects.values())
     return RuleSet(redirects=redirects, spreads=spreads if spread else {}, proxy_ports=ports)
 
@@ -43,15 +43,15 @@ def _target(number: int) -> Target:
     return Target(Address(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"), 8080)
 
 
-def changes(rules: RuleSet) -> Iterator[dict[Destination, Spread | None]]:
+def changes(rules: RuleSet) -> Iterator[dict[Traffic, Spread | None]]:
     """One endpoint leaves, and comes back; each time at another Service."""
-    destinations = list(rules.spreads)
+    every = list(rules.spreads)
     for count in range(CHANGES):
-        destination = destinations[count * len(destinations) // CHANGES]
-        spread = rules.spreads[destination]
+        traffic = every[count * len(every) // CHANGES]
+        spread = rules.spreads[traffic]
         left = tuple(target for index, target in enumerate(spread.targets) if index != count % ENDPOINTS)
-        yield {destination: replace(spread, targets=left, endpoints=left)}
-        yield {destination: spread}
+        yield {traffic: replace(spread, targets=left, endpoints=left)}
+        yield {traffic: spread}
 
 
 async def measure(services: int) -> None:
@@ -103,7 +103,7 @@ async def _change(nftables: Nftables, rules: RuleSet) -> None:
 
 async def _change_all(nftables: Nftables, rules: RuleSet) -> None:
     """One endpoint of every Service at once, by netlink."""
-    left: dict[Destination, Spread | None] = {
+    left: dict[Traffic, Spread | None] = {
         each: replace(it, targets=it.targets[1:]) for each, it in rules.spreads.items()
     }
     for change in (left, dict(rules.spreads)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model import Address, Protocol, Target, Traffic
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import Rebalance, Spread
 from tests.netfilter.stage import destination, rule_set
@@ -24,11 +24,11 @@ async def test_a_change_is_seen_after_it_began_and_its_elements_are_counted() ->
     spread = Spread("default/web:http", TWO, TWO)
     with Host("watched") as host, host.entered():
         nftables = Nftables()
-        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={WEB: spread}), verify=True)
+        await nftables.apply(replace(rule_set({WEB: 7001}), spreads={Traffic(WEB): spread}), verify=True)
         with KernelWatch(host) as watch:
             began = time.monotonic()
             other = (TWO[0], Target(Address("10.0.0.3"), 80))
-            assert await nftables.rebalance(Rebalance({WEB: replace(spread, targets=other, endpoints=other)}))
+            assert await nftables.rebalance(Rebalance({Traffic(WEB): replace(spread, targets=other, endpoints=other)}))
             assert began < watch.added_at("10.0.0.3", 30) <= time.monotonic()
             assert watch.changed == 2, "one slot: its old element and its new one"
             with pytest.raises(AssertionError, match=r"10\.0\.0\.9 did not become an endpoint"):
