@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import click
 
 from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, Daemon, daemon_at, decode
-from kubeproxy.model import Family, family_of, parse_address
+from kubeproxy.model import Family, family_of
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.status.document import Status
-from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, lines
+from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, client_in, lines
 from kubeproxy.runtime.output import echo, write_data
 
 OTHERWISE = 2
@@ -21,7 +21,7 @@ OTHERWISE = 2
 
 @click.command(short_help="Show the path of a connection, and why.")
 @click.argument("to", metavar="IP:PORT|NAME:PORT")
-@click.option("--from", "source", metavar="IP", default="", help="The client's address.  [this node itself]")
+@click.option("--from", "source", metavar="IP[:PORT]", default="", help="The client's address.  [this node itself]")
 @click.option(
     "--protocol",
     "-p",
@@ -82,7 +82,8 @@ def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
     if len(found.services) > 1:
         names = ", ".join(f"{it.namespace}/{it.name}" for it in found.services)
         raise KubeproxyError(f"{to} may be each of {names}; write NAMESPACE/NAME:PORT")
-    family = family_of(parse_address(source)) if source else None
+    client, _ = client_in(source)
+    family = family_of(client) if client is not None else None
     addresses = [
         address
         for frontend in sorted(found.services[0].frontends, key=lambda it: it.family)

@@ -7,6 +7,7 @@ decision.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from kubeproxy.model import (
     Destination,
     Frontend,
     Origin,
+    Scheduler,
     Scope,
     Service,
     Target,
@@ -29,6 +31,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.model.errors import KernelError
+from kubeproxy.model.maglev import place_of, table_of
 from kubeproxy.model.rescue import RescueState
 from kubeproxy.model.snapshot import FrontendState as Standing
 from kubeproxy.model.snapshot import Snapshot
@@ -143,13 +146,15 @@ class Tracer:
         listener: FrontendStatus | None = None
         if standing is not None and frontend is not None:
             if met.fate is Fate.PROXIED:
-                outlooks = await self._data_plane.previews(frontend.name, client.address or asked.to.address)
+                outlooks = await self._data_plane.previews(
+                    frontend.name, client.address or asked.to.address, asked.source_port
+                )
             listener = await self._listener(standing)
         steps = list(_steps(asked, client, rules, met, frontend, service, snapshot, in_force is not None))
         if met.fate is Fate.PROXIED and frontend is not None:
             if standing is not None and standing.data_path_reason not in ("", status_text.NOT_ASKED):
                 steps.append(f"it takes the userspace path: {standing.data_path_reason}")
-            steps += _dialing(frontend, outlooks)
+            steps += _dialing(frontend, outlooks, asked)
         elif met.spread is not None:
             shown = {} if listener is None else {each.address: each for each in listener.endpoints}
             steps += forwarding(
@@ -189,6 +194,7 @@ class Tracer:
     async def _listener(self, standing: Standing) -> FrontendStatus:
         name = standing.frontend.name
         counters, ejected = await self._data_plane.counters(), await self._data_plane.ejected()
+        open_by_endpoint = await self._data_plane.open_by_endpoint()
         candidates = self._proxier.view.candidates(name)
         draining = {target.address for target, endpoint in candidates.items() if endpoint.draining}
         return build.frontend(
@@ -196,6 +202,7 @@ class Tracer:
             counters=counters.get(name) or Counters(),
             ejected=ejected.get(name, ()),
             candidates=self._proxier.view.candidates,
+            open_by_endpoint=open_by_endpoint.get(name, {}),
             open_to=await self._data_plane.open_to(draining) if draining else {},
             rescue=self._rescue(),
             kernel_flows=None,
@@ -289,13 +296,40 @@ def _policy(frontend: Frontend, met: Trace) -> str:
             return ""
 
 
-def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview]) -> Iterator[str]:
-    yield f"{_count(frontend)}, in turn; each worker has a turn of its own, and the kernel chooses the worker"
+def _dialing(frontend: Frontend, outlooks: Sequence[BalancePreview], asked: TraceRequest) -> Iterator[str]:
+    weights = " by weight" if frontend.balancing.weights else ""
+    yield f"{_count(frontend)}, {_CHOICE[frontend.balancing.scheduler]}{weights}"
+    yield from _place(frontend, asked)
     if frontend.affinity_timeout_s is None:
         return
     bound = sorted({str(one.bound) for one in outlooks if one.bound is not None})
     bond = f"it is bound to {', '.join(bound)}" if bound else "it is bound to none yet"
     yield f"the client stays with its endpoint for {frontend.affinity_timeout_s} s (affinity by address); {bond}"
+
+
+_CHOICE = {
+    Scheduler.ROUND_ROBIN: "in turn; each worker has a turn of its own, and the kernel chooses the worker",
+    Scheduler.RANDOM: "drawn at random for each client; another draw follows these",
+    Scheduler.LEAST_CONNECTIONS: "the one with the fewest open connections over all workers, in turn among equals",
+    Scheduler.SOURCE_HASH: "by a hash of the client's address, the same at every node",
+    Scheduler.MAGLEV: "by a hash of the client's address and port, the same at every node",
+}
+
+
+def _place(frontend: Frontend, asked: TraceRequest) -> Iterator[str]:
+    """Say which endpoint a client has under a hash, and why."""
+    balancing = frontend.balancing
+    if not balancing.scheduler.hashes or not frontend.endpoints:
+        return
+    by_port = balancing.scheduler is Scheduler.MAGLEV
+    if asked.source is None or (by_port and not asked.source_port):
+        yield f"  which one, is decided by {'--from IP:PORT' if by_port else '--from IP'}, which is not given"
+        return
+    table = table_of(frontend.endpoints, balancing)
+    address = ipaddress.ip_address(asked.source).packed
+    place = place_of(address, asked.source_port if by_port else None, seed=balancing.seed, size=len(table))
+    client = Target(asked.source, asked.source_port) if by_port else asked.source
+    yield f"  {client} has place {place} of the {len(table)} in the table, which is that of {table[place]}"
 
 
 def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:

@@ -45,7 +45,7 @@ class StatusCollector:
     async def _look(self) -> Observation:
         parts, data_plane = self._parts, self._parts.data_plane
         counters, ejected = await data_plane.counters(), await data_plane.ejected()
-        worker_status = await data_plane.worker_status()
+        worker_status, open_by_endpoint = await data_plane.worker_status(), await data_plane.open_by_endpoint()
         counters = await self._kernel_traffic.added_to(counters)
         now, picture = asyncio.get_running_loop().time(), parts.picture()
         return Observation(
@@ -64,6 +64,7 @@ class StatusCollector:
             manifests=picture.manifests,
             configuration=parts.configuration.state,
             why_not_served=parts.control_plane.sources.why_not_served,
+            open_by_endpoint=open_by_endpoint,
             open_to={} if picture.draining is None else picture.draining.open,
             data_path=picture.data_path,
             rescue=picture.rescue,

@@ -230,12 +230,21 @@ class Engine:
                 counts[session_target.address] = counts.get(session_target.address, 0) + 1
             yield
 
-    def preview(self, frontend: FrontendName, client: Address, *, worker: int = 0) -> BalancePreview | None:
+    def open_by_endpoint(self) -> Iterator[tuple[FrontendName, Mapping[Target, int]] | None]:
+        """What is open to each endpoint by frontend; None: a frontend without any. The caller may pause between two
+        steps."""
+        for tally in tuple(self._context.touched):
+            name = tally.frontend
+            listener = None if name is None else self._listeners.get(name)
+            yield (name, listener.balancer.open) if name is not None and listener and listener.balancer.open else None
+
+    def preview(self, frontend: FrontendName, client: Address, port: int, *, worker: int = 0) -> BalancePreview | None:
         """Return the endpoints that a client's next connection would try, or None if the frontend is not served."""
         listener = self._listeners.get(frontend)
         if listener is None:
             return None
-        bound, order = listener.balancer.preview(client, self._context.reactor.clock(), limit=PREVIEWS_MAX)
+        now = self._context.reactor.clock()
+        bound, order = listener.balancer.preview(client, now, limit=PREVIEWS_MAX, port=port)
         return BalancePreview(worker, order, bound)
 
     def worker_status(self, *, worker: int = 0) -> WorkerStatus:

@@ -15,7 +15,7 @@ from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
 from kubeproxy.dataplane.tcp.flow import send_backlogs
-from kubeproxy.model import Address, FrontendName, Protocol
+from kubeproxy.model import Address, FrontendName, Protocol, Target
 from kubeproxy.runtime.time_slice import TimeSlice
 
 _Step = TypeVar("_Step")
@@ -71,9 +71,13 @@ class LocalDataPlane:
         """See `DataPlane.ejected`."""
         return dict([ejected async for ejected in _in_slices(self.engine.ejected()) if ejected is not None])
 
-    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        """See `DataPlane.open_by_endpoint`."""
+        return dict([found async for found in _in_slices(self.engine.open_by_endpoint()) if found is not None])
+
+    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
         """See `DataPlane.previews`."""
-        preview = self.engine.preview(frontend, client)
+        preview = self.engine.preview(frontend, client, port)
         return () if preview is None else (preview,)
 
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:

@@ -172,6 +172,9 @@ class DataPlaneReadings(Protocol):
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
         """Return the endpoints that each serving process has ejected now."""
 
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        """Return what is open to each endpoint, over all serving processes; frontends without clients are left out."""
+
     @property
     def restarts(self) -> int:
         """Return how often a serving process died and was replaced."""
@@ -190,8 +193,8 @@ class DataPlane(DataPlaneReadings, Protocol):
         All messages are in effect when it returns. A failure does not hinder the other messages. After a failed
         `Listen` a new frontend does not listen."""
 
-    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
-        """Return the endpoints that each serving process would try for a client's next connection.
+    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
+        """Return the endpoints that each serving process would try for a client's next connection, from that port.
 
         The query changes nothing. The answer is empty for a frontend that is not served."""
 

@@ -11,7 +11,7 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
-from kubeproxy.model import Address, FrontendName, Protocol
+from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
 class PortsOnly:
@@ -48,7 +48,11 @@ class PortsOnly:
         """See `DataPlane.ejected`."""
         return {}
 
-    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        """See `DataPlane.open_by_endpoint`."""
+        return {}
+
+    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
         """See `DataPlane.previews`."""
         return ()
 

@@ -1,7 +1,7 @@
 """Which endpoint a client has under a hash: the kernel's hash, and a table of endpoints. Pure.
 
 Every node and both data paths compute the same, so nothing has to be remembered: the hash of the client's address, or
-of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as `nft_hash` calls it. The
+of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as nftables calls it. The
 table is that of Maglev (Eisenbud et al., NSDI 2016): endpoints take places in turn, each in an order of its own. So
 their shares are equal, and when one goes, nearly all of the others keep their places."""
 
@@ -28,7 +28,7 @@ def place_of(address: bytes, port: int | None, *, seed: int, size: int) -> int:
     """Return the place of a client's address in network order, or of address and port, in a table of `size` places."""
     words = (_IPV4 if len(address) == 4 else _IPV6).unpack(address)
     if port is not None:
-        # As `nft` has the two side by side: a port fills the first half of a register.
+        # As nftables has the two side by side: a port fills the first half of a register.
         words = (*words, (port & 0xFF) << 8 | port >> 8)
     return (jhash(words, seed) * size) >> 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from dataclasses import replace
 
@@ -11,7 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.daemon.connection_trace import Tracer, client_of
-from kubeproxy.model import Address, Endpoint, Family, Protocol, ServicePort, Target, TrafficPolicy
+from kubeproxy.dataplane.balancing.balancer import Balancer
+from kubeproxy.model import (
+    Address,
+    Balancing,
+    Endpoint,
+    Family,
+    Protocol,
+    Scheduler,
+    ServicePort,
+    Target,
+    TrafficPolicy,
+    seed_of,
+)
 from kubeproxy.model.rescue import Ejection, RescueState
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.packet_simulation import Fate
@@ -206,6 +219,37 @@ async def test_endpoints_come_in_their_order_with_those_left_out() -> None:
     await node.close()
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "source", "words"),
+    [
+        (Scheduler.SOURCE_HASH, "10.2.0.2", "10.2.0.2 has place "),
+        (Scheduler.MAGLEV, "10.2.0.2:40123", "10.2.0.2:40123 has place "),
+        (Scheduler.MAGLEV, "10.2.0.2", "which one, is decided by --from IP:PORT, which is not given"),
+        (Scheduler.SOURCE_HASH, "", "which one, is decided by --from IP, which is not given"),
+        (Scheduler.LEAST_CONNECTIONS, "10.2.0.2", "fewest open connections"),
+        (Scheduler.RANDOM, "10.2.0.2:1", "drawn at random"),
+    ],
+)
+async def test_a_trace_names_the_endpoint_of_a_client_under_a_hash_and_why(
+    scheduler: Scheduler, source: str, words: str
+) -> None:
+    node = await shop()
+    node.proxier.use(replace(node.proxier.settings, scheduler=scheduler))
+    await node.settle()
+    report = await ask(node, "10.96.0.1:80", source)
+    assert report.frontend is not None
+    assert report.frontend.scheduler == scheduler
+    (step,) = [step for step in report.steps if words in step]
+    if "has place" in step:
+        balancer = Balancer(rng=random.Random(1))
+        used = [it.address for it in report.frontend.endpoints if it.used]
+        targets = [Target(Address(address.rpartition(":")[0]), 8080) for address in used]
+        balancer.update(targets, None, Balancing(scheduler, seed=seed_of("default", "web")))
+        host, _, port = source.partition(":")
+        assert step.endswith(f"which is that of {balancer.pick(host, 0.0, port=int(port or 0))}"), "as a worker picks"
+    await node.close()
+
+
 async def test_a_trace_before_the_first_rules_mentions_it() -> None:
     node = Node()
     report = await ask(node, "10.96.0.1:80", "10.2.0.2")
@@ -283,6 +327,7 @@ def test_workers_with_the_same_choice_share_a_line() -> None:
         own_addresses=(),
         source_ranges=(),
         affinity_s=600,
+        scheduler="round-robin",
         when_empty="refuse",
         counters=NamedCounters(),
         endpoints=(

@@ -53,6 +53,9 @@ class Serving:
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
         return self.ejected_by_port
 
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        return {}
+
 
 def worker_status(
     number: int = 0,

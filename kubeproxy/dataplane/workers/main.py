@@ -42,6 +42,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Exit,
     GarbledError,
     Heartbeat,
+    OpenReply,
     OpenToReply,
     OpenToRequest,
     PreviewReply,
@@ -53,7 +54,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Topic,
     WorkerStatusReply,
 )
-from kubeproxy.model import Address, FrontendName
+from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.runtime import privileges, sandbox
 
 EXIT_INTERNAL_ERROR = 70
@@ -219,6 +220,8 @@ class Worker:
                 return self._count(number)
             case Query(number, Topic.EJECTED):
                 return self._report_ejected(number)
+            case Query(number, Topic.OPEN):
+                return self._report_open(number)
             case Query(number, Topic.BINDINGS):
                 return self._report_bindings(number)
             case OpenToRequest(number, addresses):
@@ -238,8 +241,8 @@ class Worker:
                 self._answer(WorkerStatusReply(number, self._open, self._engine.worker_status(worker=self._number)))
             case Query(number, Topic.ENDED):
                 self._answer(EndedReply(number, self._open, tuple(self._engine.take_ended())))
-            case PreviewRequest(number, frontend, client):
-                preview = self._engine.preview(frontend, client, worker=self._number)
+            case PreviewRequest(number, frontend, client, port):
+                preview = self._engine.preview(frontend, client, port, worker=self._number)
                 self._answer(PreviewReply(number, self._open, preview))
             case Exit():
                 self._reactor.stop()
@@ -286,6 +289,14 @@ class Worker:
                 found.append(ejected)
             yield False
         self._answer(EjectedReply(number, self._open, tuple(found)))
+
+    def _report_open(self, number: int) -> Iterator[bool]:
+        found: list[tuple[FrontendName, tuple[tuple[Target, int], ...]]] = []
+        for counts in self._engine.open_by_endpoint():
+            if counts is not None:
+                found.append((counts[0], tuple(counts[1].items())))
+            yield False
+        self._answer(OpenReply(number, self._open, tuple(found)))
 
     def _report_bindings(self, number: int) -> Iterator[bool]:
         now = self._reactor.now

@@ -26,6 +26,7 @@ from kubeproxy.dataplane.workers.protocol import (
     DrainReply,
     EjectedReply,
     EndedReply,
+    OpenReply,
     OpenToReply,
     OpenToRequest,
     PreviewReply,
@@ -37,7 +38,7 @@ from kubeproxy.dataplane.workers.protocol import (
     WorkerStatusReply,
 )
 from kubeproxy.dataplane.workers.supervisor import Supervisor, WorkerEnd
-from kubeproxy.model import Address, FrontendName, Protocol
+from kubeproxy.model import Address, FrontendName, Protocol, Target
 from kubeproxy.runtime.tasks import TaskSet
 from kubeproxy.runtime.time_slice import TimeSlice
 
@@ -304,6 +305,15 @@ class WorkerDataPlane:
                 counts.update(dict(reply.counts))
         return counts
 
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        """See `DataPlane.open_by_endpoint`."""
+        found: dict[FrontendName, Counter[Target]] = {}
+        for reply in await self._supervisor.request_all(lambda number: Query(number, Topic.OPEN)):
+            if isinstance(reply, OpenReply):
+                for name, counts in reply.counts:
+                    found.setdefault(name, Counter()).update(dict(counts))
+        return found
+
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `DataPlane.bindings`."""
         await self._query_bindings()
@@ -329,9 +339,9 @@ class WorkerDataPlane:
             with contextlib.suppress(MemoryError):  # the next query may succeed
                 await self._query_bindings()
 
-    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
         """See `DataPlane.previews`."""
-        replies = await self._supervisor.request_all(lambda number: PreviewRequest(number, frontend, client))
+        replies = await self._supervisor.request_all(lambda number: PreviewRequest(number, frontend, client, port))
         found = (reply.preview for reply in replies if isinstance(reply, PreviewReply) and reply.preview is not None)
         return sorted(found, key=lambda preview: preview.worker)
 

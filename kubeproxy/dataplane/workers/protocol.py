@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Message, RestoreBindings
-from kubeproxy.model import Address, FrontendName
+from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model.errors import KubeproxyError
 
 HEADER = struct.Struct("!IH")
@@ -61,12 +61,13 @@ class Topic(StrEnum):
     EJECTED = "ejected"
     ENDED = "ended"
     BINDINGS = "bindings"
+    OPEN = "open"
 
 
 class Query(Struct, frozen=True, tag=True, array_like=True):
-    """Report counters, status, ejected endpoints, finished connections or affinity bindings.
+    """Report counters, status, ejected endpoints, finished connections, affinity bindings or what is open.
 
-    The reply is `CountersReply`, `WorkerStatusReply`, `EjectedReply`, `EndedReply` or `BindingsReply`."""
+    The reply is `CountersReply`, `WorkerStatusReply`, `EjectedReply`, `EndedReply`, `BindingsReply` or `OpenReply`."""
 
     number: int
     topic: Topic
@@ -78,6 +79,7 @@ class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
     number: int
     frontend: FrontendName
     client: Address
+    port: int
 
 
 class OpenToRequest(Struct, frozen=True, tag=True, array_like=True):
@@ -169,6 +171,14 @@ class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
     counts: tuple[tuple[Address, int], ...]
 
 
+class OpenReply(Struct, frozen=True, tag=True, array_like=True):
+    """What is open to each endpoint, by frontend, without zeros."""
+
+    number: int
+    open: int
+    counts: tuple[tuple[FrontendName, tuple[tuple[Target, int], ...]], ...]
+
+
 class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
     """Affinity bindings made or used since the last such query.
 
@@ -202,6 +212,7 @@ Reply = (
     | EndedReply
     | PreviewReply
     | OpenToReply
+    | OpenReply
     | BindingsReply
     | DrainReply
 )

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
-from kubeproxy.model import Address
+from kubeproxy.model import Address, Target
 from kubeproxy.model.rescue import RescueState
 from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.model.version import __version__
@@ -108,6 +108,7 @@ def service(
                 counters=observation.counters.get(view.frontend.name) or Counters(),
                 ejected=observation.ejected.get(view.frontend.name, ()),
                 candidates=candidates,
+                open_by_endpoint=observation.open_by_endpoint.get(view.frontend.name, {}),
                 open_to=observation.open_to,
                 rescue=observation.rescue,
                 kernel_flows=observation.kernel_flows,
@@ -124,6 +125,7 @@ def frontend(
     counters: Counters,
     ejected: Sequence[EjectedEndpoint],
     candidates: Candidates,
+    open_by_endpoint: Mapping[Target, int],
     open_to: Mapping[Address, int],
     rescue: RescueState | None,
     kernel_flows: KernelFlowsState | None,
@@ -133,7 +135,7 @@ def frontend(
     clock."""
     wanted = view.frontend
     out = ejected_endpoints(wanted.protocol, wanted.endpoints, ejected, rescue, now)
-    endpoints = endpoint_statuses(wanted.endpoints, candidates(wanted.name), out, open_to, preserved=wanted.preserve)
+    endpoints = endpoint_statuses(wanted, candidates(wanted.name), out, open_by_endpoint, open_to)
     kernel_bytes = kernel_flows is None or kernel_flows.bytes_counted
     return FrontendStatus.of(view, counters, endpoints, kernel_bytes=kernel_bytes)
 

@@ -77,7 +77,10 @@ class EndpointStatus:
     node: str = ""
     zone: str = ""
     open: int = 0
-    """Draining: open connections of this node, as last counted."""
+    """Open connections and sessions of this node, by workers. Draining: by the kernel, too, as last counted."""
+    weight: int = 1
+    share: float = 0.0
+    """Its part of new connections by its weight, from 0 to 1; ejected endpoints are not left out."""
     by_hand: bool = False
     """Draining: whether a person has taken it out, and not a rollout."""
     preserved: bool = False
@@ -107,6 +110,9 @@ class FrontendStatus:
     """The only client addresses that the load balancer's addresses admit. Empty if all are admitted."""
     affinity_s: int | None
     """The timeout of session affinity. None without affinity."""
+    scheduler: str
+    """Which endpoint a new connection gets: ``round-robin``, ``random``, ``least-connections``, ``source-hash``,
+    ``maglev``."""
     when_empty: str
     """What happens to clients without endpoints: ``refuse``, ``drop``."""
     counters: NamedCounters
@@ -136,6 +142,7 @@ class FrontendStatus:
             own_addresses=tuple(map(destination_text, sorted(frontend.own_destinations))),
             source_ranges=tuple(sorted(frontend.source_ranges)),
             affinity_s=frontend.affinity_timeout_s,
+            scheduler=frontend.balancing.scheduler,
             when_empty=frontend.when_empty,
             counters=NamedCounters(**structs.asdict(counters)),
             endpoints=endpoints,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
-from kubeproxy.model import Address, Endpoint, Protocol, Target
+from kubeproxy.model import Address, Endpoint, Frontend, Protocol, Target
 from kubeproxy.model.rescue import Ejection, RescueState
 from kubeproxy.observability.status.document import EndpointStatus, Standing
 
@@ -66,26 +67,35 @@ def _by_rescue(ejection: Ejection, also: Ejected | None, now: float) -> Ejected:
 
 
 def endpoint_statuses(
-    chosen: Iterable[Target],
+    frontend: Frontend,
     candidates: Mapping[Target, Endpoint],
     ejected: Mapping[Target, Ejected],
+    open_by_endpoint: Mapping[Target, int],
     open_to: Mapping[Address, int],
-    *,
-    preserved: frozenset[Target],
 ) -> tuple[EndpointStatus, ...]:
-    """Return the chosen endpoints, ejected ones first; then the others of the service port."""
+    """Return the endpoints of a frontend, ejected ones first; then the others of the service port."""
+    total = sum(map(frontend.balancing.weight_of, range(len(frontend.endpoints))))
     used = [
-        _used(target, candidates.get(target), ejected.get(target), target in preserved, open_to.get(target.address, 0))
-        for target in chosen
+        replace(
+            _used(target, candidates.get(target), ejected.get(target), target in frontend.preserve),
+            open=open_by_endpoint.get(target, 0),
+            weight=frontend.balancing.weight_of(number),
+            share=round(frontend.balancing.weight_of(number) / total, 4),
+        )
+        for number, target in enumerate(frontend.endpoints)
     ]
     used.sort(key=lambda endpoint: _FIRST.get(endpoint.standing, 9))
     named = {endpoint.address for endpoint in used}
     others = [
-        _unused(target, endpoint, open_to.get(target.address, 0))
+        replace(_unused(target, endpoint), open=open_by_endpoint.get(target, 0))
         for target, endpoint in sorted(candidates.items())
         if str(target) not in named
     ]
-    return (*used, *others)
+    addresses = {str(target): target.address for target in (*frontend.endpoints, *candidates)}
+    return tuple(
+        replace(it, open=open_to.get(addresses[it.address], 0)) if it.standing is Standing.DRAINING else it
+        for it in (*used, *others)
+    )
 
 
 _FIRST: Final = {
@@ -96,9 +106,7 @@ _FIRST: Final = {
 }
 
 
-def _used(
-    target: Target, endpoint: Endpoint | None, ejected: Ejected | None, preserved: bool, open_: int
-) -> EndpointStatus:
+def _used(target: Target, endpoint: Endpoint | None, ejected: Ejected | None, preserved: bool) -> EndpointStatus:
     node, zone = (endpoint.node, endpoint.zone) if endpoint is not None else ("", "")
     if ejected is not None:
         return EndpointStatus(
@@ -126,13 +134,12 @@ def _used(
         used=True,
         node=node,
         zone=zone,
-        open=open_ if standing is Standing.DRAINING else 0,
         by_hand=by_hand,
         preserved=preserved,
     )
 
 
-def _unused(target: Target, endpoint: Endpoint, open_: int) -> EndpointStatus:
+def _unused(target: Target, endpoint: Endpoint) -> EndpointStatus:
     if endpoint.draining or endpoint.aside:
         return EndpointStatus(
             address=str(target),
@@ -140,7 +147,6 @@ def _unused(target: Target, endpoint: Endpoint, open_: int) -> EndpointStatus:
             used=False,
             node=endpoint.node,
             zone=endpoint.zone,
-            open=open_,
             by_hand=endpoint.aside,
         )
     if endpoint.ready:

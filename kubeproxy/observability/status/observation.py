@@ -44,6 +44,8 @@ class Observation:
     stands for any; an empty answer means that the reason is not known."""
     stale: Mapping[str, float] = field(default_factory=dict)
     """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
+    open_by_endpoint: Mapping[FrontendName, Mapping[Target, int]] = field(default_factory=dict)
+    """What is open to each endpoint by workers."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
     """Open connections to endpoints that drain."""
     data_path: str = "userspace"

@@ -13,6 +13,7 @@ from kubeproxy.observability.status.document import (
     FrontendStatus,
     RecentWarning,
     ServiceStatus,
+    Standing,
     Status,
     Traffic,
 )
@@ -182,6 +183,8 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
     if frontend.source_ranges:
         yield f"  sources     {', '.join(frontend.source_ranges)} (for load balancer addresses)"
     yield from (f"  {line}" for line in data_path(frontend))
+    weighed = len({endpoint.weight for endpoint in frontend.endpoints if endpoint.used}) > 1
+    yield f"  scheduler   {frontend.scheduler}{', by weight' if weighed else ''}"
     counters = frontend.counters
     if frontend.affinity_s is not None:
         yield f"  affinity    ClientIP, {frontend.affinity_s} s; {counters.affinity_entries} clients bound"
@@ -199,7 +202,10 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
         by = f" (workers {', '.join(map(str, endpoint.workers))})" if len(endpoint.workers) > 1 else ""
         reason = words.endpoint(endpoint)
         preserved = ", dialed from the client's address" if endpoint.preserved else ""
-        yield f"  {endpoint.standing:<11} {endpoint.address}{node}{preserved}{f': {reason}' if reason else ''}{by}"
+        weight = f", weight {endpoint.weight} ({endpoint.share:.1%})" if weighed and endpoint.used else ""
+        opened = f", {endpoint.open} open" if endpoint.open and endpoint.standing is not Standing.DRAINING else ""
+        remarks = f"{node}{preserved}{weight}{opened}"
+        yield f"  {endpoint.standing:<11} {endpoint.address}{remarks}{f': {reason}' if reason else ''}{by}"
 
 
 def data_path(frontend: FrontendStatus) -> Iterator[str]:

@@ -19,30 +19,46 @@ class TraceRequest:
     to: Destination
     source: Address | None = None
     """None if the client is this node itself."""
+    source_port: int = 0
+    """The client's port. 0 if it is not known."""
 
     @classmethod
     def of(cls, *, to: str, source: str = "", protocol: str = "") -> Self:
-        """Parse ``IP:PORT`` or ``[IP]:PORT``, an address or nothing, ``tcp`` or ``udp``.
+        """Parse ``IP:PORT`` or ``[IP]:PORT``; the client's address, with or without a port, or nothing; ``tcp`` or
+        ``udp``.
 
         ValueError says what was found and what is allowed.
         """
-        host, colon, port = to.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            raise ValueError(f'found "{to}"; write an IPv6 address in brackets, as in [fd00::1]:80')
-        if not colon or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-            raise ValueError(f'found "{to}"; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80')
+        host, port = _address_and_port(to)
         transport = protocol.upper() or Protocol.TCP
         if transport not in (Protocol.TCP, Protocol.UDP):
             raise ValueError(f'found protocol "{protocol}"; allowed: tcp or udp')
-        destination = Destination(_address(host), Protocol(transport), int(port))
-        client = _address(source) if source else None
+        destination = Destination(_address(host), Protocol(transport), port)
+        client, source_port = client_in(source)
         if client is not None and family_of(client) is not family_of(destination.address):
             raise ValueError(
                 f"found client {client} and destination {destination.address}; allowed: one IP family for both"
             )
-        return cls(destination, client)
+        return cls(destination, client, source_port)
+
+
+def client_in(text: str) -> tuple[Address | None, int]:
+    """Parse a client's address, with or without its port; nothing: no address. Raise ValueError for anything else."""
+    if text.startswith("[") or text.count(":") == 1:
+        host, port = _address_and_port(text)
+        return _address(host), port
+    return _address(text) if text else None, 0
+
+
+def _address_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f'found "{text}"; write an IPv6 address in brackets, as in [fd00::1]:80')
+    if not colon or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f'found "{text}"; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80')
+    return host, int(port)
 
 
 def _address(text: str) -> Address:

@@ -94,6 +94,7 @@ async def test_a_worker_that_dies_leaves_no_ghosts() -> None:
         by_endpoint = [held.open[number] for number in range(3)]
         assert table.open_of(frontend()) == dict(zip(held.targets, by_endpoint, strict=True))
         assert max(by_endpoint) - min(by_endpoint) <= 1
+        assert await it.plane.open_by_endpoint() == {frontend(): table.open_of(frontend())}
         await held.close_all()
         await eventually(lambda: set(table.open_of(frontend()).values()) == {0})
 

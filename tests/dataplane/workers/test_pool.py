@@ -574,10 +574,10 @@ async def test_ejected_endpoints_are_reported_by_worker() -> None:
         found = (await it.plane.ejected())[frontend()]
         assert [(ejected.target, ejected.reason) for ejected in found] == [(bad, "refused")] * 2
         assert {ejected.worker for ejected in found} == {0, 1}
-        previews = await it.plane.previews(frontend(), Address("10.0.0.1"))
+        previews = await it.plane.previews(frontend(), Address("10.0.0.1"), 40000)
         assert [preview.worker for preview in previews] == [0, 1]
         assert all(preview.order[0] == target for preview in previews)
-        assert await it.plane.previews(frontend("no_endpoint"), Address("10.0.0.1")) == []
+        assert await it.plane.previews(frontend("no_endpoint"), Address("10.0.0.1"), 40000) == []
 
 
 async def test_an_endpoint_that_failed_elsewhere_is_left_out_until_it_answers() -> None:

@@ -379,6 +379,19 @@ def test_the_headline() -> None:
     assert whole(shop(health=health(draining=True).at(NOW))).summary.startswith("draining, ")
 
 
+def test_scheduler_weight_share_and_what_is_open_are_shown() -> None:
+    found = one(whole(shop()), WEB)
+    frontend = found.frontends[0]
+    weighed = [
+        replace(each, weight=weight, share=weight / 5, open=number) if each.used else each
+        for number, (weight, each) in enumerate(zip((1, 3, 1, 1), frontend.endpoints, strict=True))
+    ]
+    shown = list(status_text.listener(replace(frontend, scheduler="least-connections", endpoints=tuple(weighed))))
+    assert "  scheduler   least-connections, by weight" in shown
+    assert "  terminating 10.3.2.2:8080, weight 3 (60.0%), 1 open: serves while no endpoint is ready" in shown
+    assert "  ready       10.3.0.2:8080 on node-1, weight 1 (20.0%), 2 open" in shown
+
+
 def test_one_service_as_text() -> None:
     assert (
         list(status_text.details(one(whole(shop()), WEB)))
@@ -389,6 +402,7 @@ shop/web: ejected (an endpoint is ejected)
 
   http TCP IPv4: proxy port 40001
     addresses   node port 30080, 10.96.0.1:80
+    scheduler   round-robin
     counters    3 open, 100 accepted, 7 retries; 1 failed (1 refused)
     ejected     10.3.1.2:8080 on node-2: refuses (3 times in a row); next probe in 4.0s
     terminating 10.3.2.2:8080: serves while no endpoint is ready

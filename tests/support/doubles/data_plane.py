@@ -18,7 +18,7 @@ from kubeproxy.dataplane.messages import (
     SetEndpoints,
     Tune,
 )
-from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, family_of
+from kubeproxy.model import NODE_PORTS, Address, Family, FrontendName, Target, family_of
 from kubeproxy.model import Protocol as Transport
 from kubeproxy.model.errors import KernelError
 
@@ -98,11 +98,15 @@ class FakeDataPlane:
         """Empty: no endpoint was dialed."""
         return {}
 
+    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
+        """Empty: nothing is open."""
+        return {}
+
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
         """The set counts."""
         return {address: self.open_counts[address] for address in addresses if self.open_counts.get(address)}
 
-    async def previews(self, frontend: FrontendName, client: Address) -> Sequence[BalancePreview]:
+    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
         """The endpoints in the order of the last message; no client is bound."""
         message = self.endpoints.get(frontend)
         return () if message is None else (BalancePreview(0, message.endpoints[:PREVIEWS_MAX]),)

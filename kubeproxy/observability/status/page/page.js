@@ -352,6 +352,7 @@ function listener(frontend) {
   if (frontend.data_path === "kernel" || c.kernel_open || c.kernel_bytes_in) {
     lines.push(`by the kernel: ${count(c.kernel_open)} open, ${frontend.kernel_bytes ? `${bytes(c.kernel_bytes_in)} in, ${bytes(c.kernel_bytes_out)} out` : "bytes are not counted"}`);
   }
+  lines.push(`scheduler ${frontend.scheduler}`);
   if (frontend.affinity_s !== null) lines.push(`affinity ClientIP, ${frontend.affinity_s} s; ${count(c.affinity_entries)} clients bound`);
   if (!frontend.endpoints.some(({ used }) => used)) {
     lines.push(`no endpoints ${frontend.when_empty === "refuse" ? "at all: clients are refused" : "on this node: clients are dropped"}`);
@@ -365,6 +366,8 @@ function listener(frontend) {
       make("i", { class: `dot ${endpoint.standing}` }), make("code", {}, endpoint.address),
       make("span", { class: endpoint.standing }, explain(endpoint)),
       endpoint.node ? make("span", {}, `on ${endpoint.node}`) : "",
+      endpoint.weight > 1 ? make("span", {}, `weight ${endpoint.weight} (${Math.round(100 * endpoint.share)} %)`) : "",
+      endpoint.open && endpoint.standing !== "draining" ? make("span", {}, `${count(endpoint.open)} open`) : "",
       endpoint.preserved ? make("span", {}, "dialed from the client’s address") : ""))));
 }
 
