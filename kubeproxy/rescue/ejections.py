@@ -103,10 +103,10 @@ class Ejections:
         self._past[endpoint] = _Past(now, ejection.delay_s)
         return True
 
-    def keep(self, endpoints: Container[Endpoint], now: float) -> bool:
-        """Forget endpoints that no Service has any more, and old ejections. Return True if one of the endpoints was
-        ejected. An endpoint that leaves and comes back is a new one."""
-        gone = [endpoint for endpoint in self._ejected if endpoint not in endpoints]
+    def keep(self, endpoints: Container[Endpoint], now: float) -> dict[Endpoint, Ejection]:
+        """Forget endpoints that no Service has any more, and old ejections. Return those that were ejected. An endpoint
+        that leaves and comes back is a new one."""
+        gone = {endpoint: ejection for endpoint, ejection in self._ejected.items() if endpoint not in endpoints}
         for endpoint in gone:
             del self._ejected[endpoint]
         self._past = {
@@ -114,4 +114,4 @@ class Ejections:
             for endpoint, past in self._past.items()
             if endpoint in endpoints and now - past.ended_at <= max(FLAP_S, 2 * past.delay_s)
         }
-        return bool(gone)
+        return gone

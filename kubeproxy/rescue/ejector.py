@@ -64,7 +64,9 @@ class Ejector:
         self._changes = self._applied = 0
         """How many changes of the ejections there were so far, and how many of them the proxier has put in force."""
         self._applying = asyncio.Lock()
-        self._ejected_log, self._back_log = (FewByName(at_most=NAMED_MAX, interval_s=NAMED_S) for _ in range(2))
+        self._ejected_log, self._back_log, self._removed_log = (
+            FewByName(at_most=NAMED_MAX, interval_s=NAMED_S) for _ in range(3)
+        )
         self.totals: dict[tuple[str, str], int] = {}
         """The number of ejections so far, by reason and by the part that has noticed the failure."""
 
@@ -158,7 +160,16 @@ class Ejector:
 
     def forget(self, now: float) -> None:
         """Forget endpoints that no Service has any more."""
-        if self._ejections.keep(_Known(self._frontends), now):
+        gone = self._ejections.keep(_Known(self._frontends), now)
+        for endpoint, ejection in gone.items():
+            if self._removed_log.allow(now):
+                log.info(
+                    "ejected endpoint removed from its Service",
+                    endpoint=str(endpoint.target),
+                    protocol=endpoint.protocol,
+                    after_s=round(now - ejection.since, 3),
+                )
+        if gone:
             self._proxier.set_ejected(self._pairs())
 
     def log_others(self, now: float) -> None:
@@ -167,6 +178,8 @@ class Ejector:
             log.warning("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
         if more := self._back_log.others(now):
             log.info("more endpoints restored", endpoints=more)
+        if more := self._removed_log.others(now):
+            log.info("more ejected endpoints removed", endpoints=more)
 
     async def forget_all(self) -> None:
         """Forget everything."""

@@ -96,7 +96,17 @@ async def test_endpoints_that_leave_are_forgotten() -> None:
     await made.failed(Protocol.TCP, POD, "silent")
     await made.failed(Protocol.TCP, OTHER, "silent")
     proxier.endpoints.remove(POD)
-    made.forget(0.0)
+    with capture_logs() as logs:
+        made.forget(made.ejected[Endpoint(Protocol.TCP, POD)].since + 7.0)
+    assert logs == [
+        {
+            "event": "ejected endpoint removed from its Service",
+            "log_level": "info",
+            "endpoint": str(POD),
+            "protocol": Protocol.TCP,
+            "after_s": 7.0,
+        }
+    ]
     assert [endpoint.target for endpoint in made.ejected] == [OTHER]
     assert proxier.applied[-1] == {(Protocol.TCP, OTHER): True}
     await made.forget_all()
