@@ -78,9 +78,10 @@ SYMPTOMS: Final = (
         "`curl -k https://SERVER/livez` on the node.",
     ),
     Symptom(
-        "nf_conntrack: table full, dropping packet",
-        "the kernel (`dmesg`)",
-        "Connection tracking has no room: the kernel drops first packets of all new connections of the node.",
+        "nf_conntrack: table full",
+        "the kernel (`dmesg`): `nf_conntrack: table full, dropping packet`, or `… full in netns N, dropping packet`",
+        "Connection tracking has no room: the kernel drops first packets of all new connections of the node, those to"
+        " this daemon's own ports included.",
         "[KubeproxyConntrackFull](operations.md#kubeproxyconntrackfull)",
     ),
     Symptom(

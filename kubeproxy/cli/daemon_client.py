@@ -18,6 +18,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import HealthzAddress, MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.printable import printable
+from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.runtime.output import echo
 
 T = TypeVar("T")
@@ -56,6 +57,12 @@ class Daemon:
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) and (room := usage.look()) is not None and room.is_full:
+                raise KubeproxyError(
+                    f"no answer from {self}: connection tracking of this node is full ({room.entries} entries of"
+                    f" {room.limit}), so the kernel drops new connections, this one, too; raise"
+                    " net.netfilter.nf_conntrack_max"
+                ) from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise KubeproxyError(
                 f"no daemon answers at {self}: {reason}; check that it runs on this host and that "

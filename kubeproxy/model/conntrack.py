@@ -19,6 +19,11 @@ class ConntrackRoom:
     dropped: int
     """How many first packets were dropped because the table was full, since the start of the namespace."""
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether there is no room for another entry."""
+        return 0 < self.limit <= self.entries
+
     def complaint(self, before: ConntrackRoom | None) -> str | None:
         """Return a warning for the operator, or None. It counts the packets dropped since the reading `before`."""
         lost = self.dropped - before.dropped if before is not None else 0

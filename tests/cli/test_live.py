@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from kubeproxy.cli import daemon_client
+from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.status.document import State
 from tests.support.lab import Host
 from tests.support.lab.daemon import KUBEPROXY
@@ -213,6 +217,24 @@ def test_a_missing_daemon_is_reported_in_one_line(words: list[str]) -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "no daemon answers at 127.0.0.1:10249: Connection refused; check that it runs on this host" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [(200, "connection tracking of this node is full (200 entries of 200)"), (9, "no daemon answers at")],
+)
+def test_a_full_connection_tracking_is_named_by_the_command_itself(
+    entries: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops the command's packets, too."""
+    monkeypatch.setattr(daemon_client, "TIMEOUT_S", 0.2)
+    room = ConntrackRoom(entries=entries, limit=200, dropped=0)
+    monkeypatch.setattr(daemon_client.usage, "look", lambda: room)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(KubeproxyError, match=re.escape(says)):
+            daemon_client.Daemon(*silent.getsockname()).get("/statusz")
 
 
 def test_the_address_comes_from_the_configuration(shop: Shop, tmp_path: Path) -> None:

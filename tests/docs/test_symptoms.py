@@ -103,7 +103,7 @@ PROVOKED: dict[str, Callable[[Path], Awaitable[str]]] = {
     "connection refused": lambda directory: refused(),
     "the name does not resolve": lambda directory: unreachable("http://no-such-host.invalid"),
     "no answer in time": lambda directory: late(),
-    "nf_conntrack: table full, dropping packet": of_the_kernel,
+    "nf_conntrack: table full": of_the_kernel,
     "No route to host": of_the_system(errno.EHOSTUNREACH),
     "Connection refused": of_the_system(errno.ECONNREFUSED),
     "Connection reset by peer": of_the_system(errno.ECONNRESET),

@@ -6,6 +6,7 @@ A problem is logged at most once a minute. The health server shows problems of t
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -35,6 +36,9 @@ MAX_NAMED: Final = 10
 
 LOGGED_WHERE_FOUND: Final = frozenset((Reason.KUBERNETES, Reason.MANIFESTS, Reason.ACCESS_LOG))
 """Reasons that their own part logs, with more detail than the check has."""
+
+_DIGITS: Final = re.compile(r"\d+")
+"""What may differ in two messages of one problem."""
 
 log = structlog.get_logger(__name__)
 
@@ -231,4 +235,4 @@ class Monitor:
             problem = check()
             self._health.degraded(reason, problem)
             if problem is not None and reason not in LOGGED_WHERE_FOUND:
-                self._log.warning(problem)
+                self._log.warning(problem, key=_DIGITS.sub("", problem))

@@ -157,6 +157,17 @@ async def test_a_problem_that_its_own_part_logs_is_only_shown() -> None:
     assert logs == []
 
 
+async def test_a_problem_with_other_numbers_is_the_same_problem() -> None:
+    watched = Watched()
+    with capture_logs() as logs:
+        for entries in (95, 96, 97):
+            watched.problem = f"nearly full ({entries} entries of 100)"
+            await watched.monitor.check()
+        watched.problem = "was full, and 3 connections were lost"
+        await watched.monitor.check()
+    assert [entry["event"] for entry in logs] == ["nearly full (95 entries of 100)", watched.problem]
+
+
 async def test_loops_are_logged_once_a_minute() -> None:
     watched = Watched()
     with capture_logs() as logs:
