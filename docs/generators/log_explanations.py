@@ -255,6 +255,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "No ephemeral port is free towards an endpoint.",
         "[KubeproxyEphemeralPortsExhausted](operations.md#kubeproxyephemeralportsexhausted)",
     ),
+    "no nftables, so no kernel path": (
+        "nftables does not work here, as the line before says; the legacy tables are used.",
+        "Install the package nftables, or load nf_tables. `--netfilter=iptables` says that it is meant.",
+    ),
     "no memory for new clients": (
         "There is no memory for more clients; new ones wait.",
         "[KubeproxyMemoryShortage](operations.md#kubeproxymemoryshortage)",

@@ -47,6 +47,8 @@ class KernelSide:
             data_plane.send([tune(configuration)]), select(configuration.netfilter_order)
         )
         log.info("packet filter", choice=choice)
+        if (order := configuration.netfilter_order) and not choice.startswith(order[0]):
+            log.warning("no nftables, so no kernel path", remedy="install nft, or set netfilter to iptables")
         process.closing.push_async_callback(netfilter.close)
         await host_facts.look_whether_addresses_can_be_preserved(netfilter)
         guards_sockets = await host_facts.can_guard_sockets(netfilter)

@@ -6,6 +6,8 @@ Its sockets have keepalive: a watch on a peer that has died silently would other
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 import zlib
@@ -220,6 +222,9 @@ def _text(error: BaseException) -> str:
     text is "400", which no server sent."""
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
+    if type(error) is aiohttp.ClientConnectorError and error.os_error.errno in errno.errorcode:
+        # The library's text repeats the address, and names asyncio's calls. Its subclasses have numbers of TLS or DNS.
+        return "" if error.os_error.errno == errno.ECONNREFUSED else os.strerror(error.os_error.errno)
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
 
 

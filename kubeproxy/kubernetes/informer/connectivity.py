@@ -59,7 +59,7 @@ class Connectivity:
                     source=SOURCE,
                     unknown="zone, addresses, taints",
                     seen=str(error),
-                    hint=_hint(error, self._rights),
+                    hint=_hint(error, server=self._server, rights=self._rights),
                 )
             return
         self._behind.add(resource)
@@ -80,7 +80,7 @@ class Connectivity:
         self._causes.add(error.cause)
         begun = datetime.fromtimestamp(self._since, UTC).isoformat(timespec="seconds")
         fields = {"source": SOURCE, "server": self._server, "resource": called, "seen": str(error), "since": begun}
-        if hint := _hint(error, self._rights):
+        if hint := _hint(error, server=self._server, rights=self._rights):
             fields["hint"] = hint
         if first:
             if resource in self._listed:
@@ -115,8 +115,10 @@ class Connectivity:
             log.info("API server back", source=SOURCE, server=self._server, away_s=away_s, failures=self._failures)
 
 
-def _hint(error: ApiError, rights: str) -> str:
+def _hint(error: ApiError, *, server: str, rights: str) -> str:
     match error:
+        case Forbidden() if "system:anonymous" in str(error) and server.startswith("http://"):
+            return "the request carried no credentials, because they are sent by https only: check the server's URL"
         case Forbidden() if "system:anonymous" in str(error):
             return "the request carried no credentials: check the kubeconfig's user and its token file"
         case Ahead():

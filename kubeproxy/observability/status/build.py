@@ -199,7 +199,11 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
     shown = set()
     for watch in observation.watches:
         shown.add("kubernetes")
-        failures = tuple(f"{cause}: failed {times} times" for cause, times in sorted(watch.failures.items()) if times)
+        failures = tuple(
+            f"{cause}: failed {several(times, 'time', 'times')}"
+            for cause, times in sorted(watch.failures.items())
+            if times
+        )
         listed = watch.lists > 0
         stale_since = None if listed else observation.stale.get("kubernetes")
         if watch.left_out:

@@ -127,7 +127,8 @@ def rescue(status: RescueStatus) -> str:
     else:
         reason = f": {status.problem}" if status.problem else ""
         state = f"INERT for {duration(status.since_s)}, clients meet failed endpoints{reason}"
-    counts = [f"{several(status.reports, 'failure', 'failures')} reported, {status.resent} packets sent again"]
+    resent = several(status.resent, "packet", "packets")
+    counts = [f"{several(status.reports, 'failure', 'failures')} reported, {resent} sent again"]
     if status.ejected:
         counts.append(f"{several(status.ejected, 'endpoint', 'endpoints')} ejected")
     if status.restarts:

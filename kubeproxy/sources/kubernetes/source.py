@@ -101,7 +101,7 @@ class KubernetesSource:
         states = self.state()
         if any(state.left_out for state in states):
             return LEFT_OUT
-        behind = next((state for state in states if state.behind_s >= BEHIND_S and state.last_error), None)
+        behind = next((it for it in states if it.last_error and (it.behind_s >= BEHIND_S or not it.lists)), None)
         if behind is None:
             return None
         effect = "changes are not known" if behind.lists else "none is known yet"

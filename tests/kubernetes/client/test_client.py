@@ -142,6 +142,7 @@ async def test_a_closed_port_is_unreachable() -> None:
         with pytest.raises(Unreachable, match="connection refused") as caught:
             await client.get_json("/apis")
         assert caught.value.cause == "refused"
+        assert str(caught.value) == f"{url}/apis: connection refused", "and not the library's words for it"
 
 
 async def test_a_name_that_does_not_resolve() -> None:

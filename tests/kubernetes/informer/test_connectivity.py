@@ -109,6 +109,12 @@ def test_warnings_carry_hints(logs: list[Any]) -> None:
     assert logs[-1]["resource"] == "endpoints"
 
 
+def test_credentials_that_are_not_sent_over_http_are_explained(logs: list[Any]) -> None:
+    contact = Connectivity(server="http://10.2.0.2:8080", clock=lambda: 20.0)
+    contact.failed("services", forbidden("services", "system:anonymous"), since=10.0)
+    assert "they are sent by https only" in logs[-1]["hint"]
+
+
 def test_a_resource_that_was_never_listed_is_not_served_from_a_last_state(logs: list[Any]) -> None:
     """Services were listed, and the role lacks EndpointSlices: there is no last state, and the server is not lost."""
     contact = Connectivity(server="https://10.2.0.2:6443", clock=lambda: 20.0)

@@ -453,7 +453,7 @@ async def test_a_short_outage_needs_no_list() -> None:
         await server.stop()
 
 
-async def test_a_starting_server_is_retried_with_few_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_starting_server_is_retried_with_few_log_lines() -> None:
     """Refused, then 403 for everything (its RBAC rules are not loaded), then 503, then good; three log lines in all."""
     server = ApiServer(cluster())
     await server.start()
@@ -464,7 +464,6 @@ async def test_a_starting_server_is_retried_with_few_log_lines(monkeypatch: pyte
             server.forbidden = True
             await server.start()
             await until(lambda: all(state.failures.get("forbidden", 0) >= 2 for state in source.state()))
-            monkeypatch.setattr("kubeproxy.sources.kubernetes.source.BEHIND_S", 0.0)
             said = source.complaint() or ""
             assert re.match("services: none is known yet: .*answered 403: Forbidden", said), said
             server.inject(Fault(status=503, retry_after="0", times=4))

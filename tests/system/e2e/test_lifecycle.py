@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -411,3 +412,12 @@ def test_its_pages_answer(stage: Stage) -> None:
     assert accepted is not None
     assert int(accepted[1]) > 0
     assert '"BindAddress": "0.0.0.0"' in daemon.get("/configz", address=METRICS).body
+
+
+def test_a_host_without_nft_is_told_that_it_has_no_kernel_path(stage: Stage, tmp_path: Path) -> None:
+    stage.write_service([0])
+    command = ("env", f"PATH={tmp_path}", KUBEPROXY)
+    with Daemon(stage.node, manifests=stage.manifests, command=command) as daemon:
+        stage.await_answers(0)
+        assert "warning no nftables, so no kernel path" in daemon.log()
+        assert "is it installed and in PATH?" in daemon.log()
