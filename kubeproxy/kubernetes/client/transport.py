@@ -222,9 +222,9 @@ def _text(error: BaseException) -> str:
     text is "400", which no server sent."""
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
-    if type(error) is aiohttp.ClientConnectorError and error.os_error.errno in errno.errorcode:
+    if type(error) is aiohttp.ClientConnectorError and (number := error.os_error.errno) is not None:
         # The library's text repeats the address, and names asyncio's calls. Its subclasses have numbers of TLS or DNS.
-        return "" if error.os_error.errno == errno.ECONNREFUSED else os.strerror(error.os_error.errno)
+        return "" if number == errno.ECONNREFUSED else os.strerror(number)
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
 
 

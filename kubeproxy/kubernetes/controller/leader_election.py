@@ -109,6 +109,8 @@ class Leadership:
         self._unix_clock = unix_clock
         self._random = random or Random()
         self._lease: Lease | None = None
+        self._failure = ""
+        """The error of the last request for the Lease that failed. Empty if the last one did not fail."""
         self._leader_seen = ""
 
     def is_leading(self) -> bool:
@@ -197,8 +199,13 @@ class Leadership:
         except ApiError as error:
             if not (is_conflict(error) or already_exists(error)):
                 hint = {"hint": LEASE_RIGHTS} if error.status == HTTPStatus.FORBIDDEN else {}
-                log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
+                if str(error) != self._failure:  # once for each cause: it is tried again every few seconds
+                    log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
+                self._failure = str(error)
             return False
+        if self._failure:
+            self._failure = ""
+            log.info("lease request works again", lease=self.name.name)
         # Use the record as the server returns it, because its times are cut to microseconds.
         self._election.written(self._lease.record, asked_at=asked_at)
         return True

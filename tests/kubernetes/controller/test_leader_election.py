@@ -104,7 +104,10 @@ def test_a_server_that_is_away_ends_the_work_before_another_may_begin() -> None:
         assert asyncio.get_running_loop().time() - gone <= 13
         assert not first.leadership.is_leading()
 
-    run(scenario())
+    with structlog.testing.capture_logs() as logs:
+        run(scenario())
+    failed = [entry for entry in logs if entry["event"] == "lease request failed"]
+    assert len(failed) == 1, "not at each of several tries"
 
 
 def test_a_process_that_was_stopped_writes_nothing_when_it_wakes() -> None:
