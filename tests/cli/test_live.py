@@ -18,6 +18,7 @@ import pytest
 from kubeproxy.cli import daemon_client
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.model.errors import KubeproxyError
+from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.observability.status.document import State
 from tests.support.lab import Host
 from tests.support.lab.daemon import KUBEPROXY
@@ -229,7 +230,7 @@ def test_a_full_connection_tracking_is_named_by_the_command_itself(
     """The kernel drops the command's packets, too."""
     monkeypatch.setattr(daemon_client, "TIMEOUT_S", 0.2)
     room = ConntrackRoom(entries=entries, limit=200, dropped=0)
-    monkeypatch.setattr(daemon_client.usage, "look", lambda: room)
+    monkeypatch.setattr(usage, "look", lambda: room)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
