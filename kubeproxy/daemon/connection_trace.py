@@ -214,15 +214,15 @@ def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | Non
     """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
     for it in snapshot.frontends:
         if met.spread is not None and met.matched is not None:
-            at_node = met.matched.origin is Origin.NODE
-            asked = it.frontend.own_destinations if at_node else it.frontend.destinations
-            if met.matched.destination in asked and str(it.frontend.name.service_port) == met.spread.service_port:
+            destination, origin = met.matched
+            asks = it.frontend.destinations.get(destination) is origin
+            if asks and str(it.frontend.name.service_port) == met.spread.service_port:
                 return it
             continue
         if met.proxy_port is not None:
             if it.proxy_port == met.proxy_port and it.frontend.protocol is to.protocol:
                 return it
-        elif met.why is Why.SOURCE_RANGE and to in it.frontend.destinations | it.frontend.own_destinations:
+        elif met.why is Why.SOURCE_RANGE and to in it.frontend.destinations:
             return it
     return None
 
@@ -376,7 +376,7 @@ def _because(
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
     """Return why no rule takes the packet, with the nearest rule."""
     for it in snapshot.frontends:
-        if to in it.frontend.destinations | it.frontend.own_destinations:
+        if to in it.frontend.destinations:
             service = it.frontend.name.service_port
             problems = snapshot.problems.get(service.service, ())
             return f"it belongs to {service}, but " + ("; ".join(problems) or "the rules do not have it yet")

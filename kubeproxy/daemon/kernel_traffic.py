@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubeproxy.daemon.kernel_flows import NO_FLOWS, FlowCounts
 from kubeproxy.dataplane.interface import NOTHING, Counters
-from kubeproxy.model import FrontendName, Origin, Traffic
+from kubeproxy.model import FrontendName, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.snapshot import DataPath, FrontendState
 from kubeproxy.netfilter.nftables.spread_counters import new_connections
@@ -82,8 +82,7 @@ class KernelTraffic:
         for status in shown:
             if status.data_path is DataPath.KERNEL:
                 frontend = status.frontend
-                belongs.update((Traffic(each), frontend.name) for each in frontend.destinations)
-                belongs.update((Traffic(each, Origin.NODE), frontend.name) for each in frontend.own_destinations)
+                belongs.update((Traffic(*each), frontend.name) for each in frontend.destinations.items())
             await time_slice.offer()
         known = {status.frontend.name for status in shown}
         await self._flows.refresh()

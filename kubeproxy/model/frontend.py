@@ -99,11 +99,10 @@ class Frontend:
 
     name: FrontendName
     protocol: Protocol
-    destinations: frozenset[Destination]
-    """The destinations of every client, except those that are among another frontend's `own_destinations`."""
-    own_destinations: frozenset[Destination] = frozenset()
-    """The destinations only of this node itself and, if the cluster's own addresses are known, of pods: under
-    externalTrafficPolicy Local any endpoint in the cluster may serve these clients."""
+    destinations: Mapping[Destination, Origin]
+    """What it takes, and from which clients. Another frontend may have the same destination for clients on this node:
+    under externalTrafficPolicy Local any endpoint in the cluster may serve these. Pods are such clients where the
+    cluster's own addresses are known."""
     source_ranges: frozenset[str] = frozenset()
     """The CIDRs of this family that may reach the `ranged` destinations. It is empty if there is no restriction."""
     ranged: frozenset[Destination] = frozenset()

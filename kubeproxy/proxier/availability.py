@@ -3,7 +3,7 @@ not lead back to this proxy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
 from kubeproxy.model import Claim, Destination, Frontend, FrontendName, Protocol, ServiceName, Target
@@ -60,7 +60,7 @@ class Availability:
             before = self._resolved.get(frontend.name)
             self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
             self._resolved[frontend.name] = frontend
-            claimed = frozenset(d for d in _destinations(frontend) if d.address in resolution.host_addresses)
+            claimed = frozenset(d for d in frontend.destinations if d.address in resolution.host_addresses)
             external = {d for d in claimed if frontend.claims.get(d) is Claim.EXTERNAL}
             affected |= self.claims.claim(frontend.name, claimed, external=external)
         if names:
@@ -120,12 +120,11 @@ class Availability:
         if unavailable:
             frontend = replace(
                 frontend,
-                destinations=frontend.destinations - unavailable,
-                own_destinations=frontend.own_destinations - unavailable,
+                destinations={d: origin for d, origin in frontend.destinations.items() if d not in unavailable},
                 ranged=frontend.ranged - unavailable,
             )
         before = self.wanted.get(name)
-        self._loops.destinations_changed(_allocated(before) if before else frozenset(), _allocated(frontend))
+        self._loops.destinations_changed(_allocated(before) if before else set(), _allocated(frontend))
         if looping := self._loops.leading_back(frontend):
             self.left_out[name] = looping
             frontend = frontend.keeping(set(frontend.endpoints).difference(looping))
@@ -136,19 +135,11 @@ class Availability:
             self.changed[name] = None
 
 
-def _allocated(frontend: Frontend) -> frozenset[Destination]:
+def _allocated(frontend: Frontend) -> Set[Destination]:
     """Return the destinations that the cluster allocated: cluster IPs and node ports.
 
     An external address may name another tenant's pod, and that endpoint must stay. A dial to one is marked,
     so this node does not redirect it, and the hop limit ends a loop over several nodes."""
-    destinations = _destinations(frontend)
     if not frontend.claims:
-        return destinations
-    return frozenset(d for d in destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED)
-
-
-def _destinations(frontend: Frontend) -> frozenset[Destination]:
-    """Return all destinations of a frontend, from any source."""
-    if not frontend.own_destinations:
-        return frontend.destinations
-    return frontend.destinations | frontend.own_destinations
+        return frontend.destinations.keys()
+    return {d for d in frontend.destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED}

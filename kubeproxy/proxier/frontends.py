@@ -27,6 +27,7 @@ from kubeproxy.model import (
     Family,
     Frontend,
     FrontendName,
+    Origin,
     Scheduler,
     Scope,
     Service,
@@ -105,29 +106,29 @@ def _frontends(
     all_candidates = candidates(slices, port, family)
     choice = choose(all_candidates, facts)
     weights = {target: endpoint.weight for target, endpoint in all_candidates if endpoint.weight != 1}
-    nothing: frozenset[Destination] = frozenset()
-    internal_local = service.internal_policy is TrafficPolicy.LOCAL
-    external_local = service.external_policy is TrafficPolicy.LOCAL
-    taken_by = {
-        Scope.CLUSTER: (nothing if internal_local else internal) | (nothing if external_local else external),
-        Scope.LOCAL: internal if internal_local else nothing,
-        Scope.EXTERNAL: external if external_local else nothing,
-    }
+    taken_by: dict[Scope, dict[Destination, Origin]] = {scope: {} for scope in Scope}
+    if service.internal_policy is TrafficPolicy.LOCAL:
+        taken_by[Scope.LOCAL] |= dict.fromkeys(internal, Origin.ANYWHERE)
+    else:
+        taken_by[Scope.CLUSTER] |= dict.fromkeys(internal, Origin.ANYWHERE)
+    if service.external_policy is TrafficPolicy.LOCAL:
+        taken_by[Scope.EXTERNAL] |= dict.fromkeys(external, Origin.ANYWHERE)
+        taken_by[Scope.CLUSTER] |= dict.fromkeys(external, Origin.NODE)
+    else:
+        taken_by[Scope.CLUSTER] |= dict.fromkeys(external, Origin.ANYWHERE)
     for scope, destinations in taken_by.items():
-        own = external if scope is Scope.CLUSTER and external_local else nothing
-        if not (destinations or own):
+        if not destinations:
             continue
         endpoints = choice.cluster_wide if scope is Scope.CLUSTER else choice.local
-        ranged = balanced & (destinations | own)
+        ranged = balanced & destinations.keys()
         yield Frontend(
             name=FrontendName(ServicePortName(*service.name, port.name), family, scope),
             protocol=port.protocol,
             destinations=destinations,
-            own_destinations=own,
             source_ranges=ranges if ranged else frozenset(),
-            ranged=ranged if ranges else nothing,
+            ranged=ranged if ranges else frozenset(),
             endpoints=endpoints,
-            claims={d: claim for d, claim in claims.items() if d in destinations or d in own},
+            claims={d: claim for d, claim in claims.items() if d in destinations},
             created=service.created,
             neighbors=_neighbors(endpoints, choice),
             preserve=_preserved(endpoints, scope, choice, facts),

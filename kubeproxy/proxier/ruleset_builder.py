@@ -5,12 +5,11 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from kubeproxy.model import (
     NODE_PORTS,
-    Claim,
     Destination,
     Frontend,
     FrontendName,
@@ -32,24 +31,25 @@ from kubeproxy.proxier.slot_budget import SlotBudget
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The part of the rules that comes from one frontend."""
+    """A frontend in the rules."""
 
-    destinations: frozenset[Destination]
-    own_destinations: frozenset[Destination]
-    ranged: frozenset[Destination]
-    source_ranges: frozenset[str]
-    claims: Mapping[Destination, Claim]
-    created: int
+    frontend: Frontend
     proxy_port: ProxyPort
     verdict: Verdict | None
     """What happens to clients that the kernel does not lead to an endpoint; None if a worker serves them."""
     affinity_timeout_s: int | None = None
     """The timeout of its spread; None also without a spread."""
 
-    def traffic(self) -> Iterator[Traffic]:
-        """Yield what the frontend asks for."""
-        yield from (Traffic(destination) for destination in self.destinations)
-        yield from (Traffic(destination, Origin.NODE) for destination in self.own_destinations)
+    def has_rules_of(self, other: _Entry) -> bool:
+        """Return whether the rules differ from those of the other by the spread alone."""
+        mine, its = self.frontend, other.frontend
+        return (
+            (self.proxy_port, self.verdict, self.affinity_timeout_s)
+            == (other.proxy_port, other.verdict, other.affinity_timeout_s)
+            and (mine.destinations, mine.ranged, mine.source_ranges)
+            == (its.destinations, its.ranged, its.source_ranges)
+            and (mine.claims, mine.created) == (its.claims, its.created)
+        )
 
 
 class RuleSetBuilder:
@@ -68,7 +68,6 @@ class RuleSetBuilder:
         self._ejected: Ejected = {}
         self._budget = SlotBudget()
         # By frontend.
-        self._frontends: dict[FrontendName, Frontend] = {}
         self._entries: dict[FrontendName, _Entry] = {}
         self._spread_of: dict[FrontendName, Spread] = {}
         self._external: set[FrontendName] = set()
@@ -90,56 +89,43 @@ class RuleSetBuilder:
     def put(self, frontend: Frontend, port: int) -> None:
         """Add or change a frontend that serves on a proxy port."""
         name = frontend.name
-        self._frontends[name] = frontend
-        spread_before = self._spread_of.get(name)
+        before, spread_before = self._entries.get(name), self._spread_of.get(name)
         self._set_spread(frontend)
+        self._set_hairpins(frontend)
         spread = self._spread_of.get(name)
-        entry = _Entry(
-            destinations=frontend.destinations,
-            own_destinations=frontend.own_destinations,
-            ranged=frontend.ranged,
-            source_ranges=frontend.source_ranges,
-            claims=frontend.claims,
-            created=frontend.created,
+        entry = self._entries[name] = _Entry(
+            frontend=frontend,
             proxy_port=ProxyPort(frontend.protocol, port),
             verdict=self._verdict(frontend),
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
-        self._set_hairpins(frontend)
-        before = self._entries.get(name)
-        if entry == before and (spread is None) is (spread_before is None):
+        if before is not None and entry.has_rules_of(before) and (spread is None) is (spread_before is None):
             if spread is not spread_before:
                 self._respread(name)
             return
         self.generation += 1
-        asked = {
-            destination: Claimant(name, origin, Place.of(frontend, destination))
-            for origin, destinations in (
-                (Origin.ANYWHERE, entry.destinations),
-                (Origin.NODE, entry.own_destinations),
-            )
-            for destination in sorted(destinations)
-        }
         if before is not None:
-            self._forget(name, before, keep=asked.keys())
-        self._entries[name] = entry
+            self._forget(name, before, keep=frontend.destinations.keys())
         if name.scope is Scope.EXTERNAL:
             self._external.add(name)
         self._proxy_ports.add(entry.proxy_port)
         if entry.verdict is not None:
             self._without_endpoints[entry.verdict].add(entry.proxy_port)
-        for destination, claim in asked.items():
-            self.claims.put(destination, claim)
+        for destination, origin in sorted(frontend.destinations.items(), key=_anywhere_first):
+            self.claims.put(destination, Claimant(name, origin, Place.of(frontend, destination)))
             self._settle(destination)
 
     def lead(self, frontend: Frontend) -> None:
         """Lead the kernel path of a frontend to its present endpoints. What else has changed waits for `put`."""
-        before = self._frontends.get(frontend.name)
-        if before is not None and frontend.name in self._spread_of:
+        entry = self._entries.get(frontend.name)
+        if entry is not None and frontend.name in self._spread_of:
             now = replace(
-                before, endpoints=frontend.endpoints, neighbors=frontend.neighbors, balancing=frontend.balancing
+                entry.frontend,
+                endpoints=frontend.endpoints,
+                neighbors=frontend.neighbors,
+                balancing=frontend.balancing,
             )
-            self._frontends[frontend.name] = now
+            self._entries[frontend.name] = replace(entry, frontend=now)
             self._set_spread(now)
             self._set_hairpins(now)
             self._respread(frontend.name)
@@ -149,7 +135,6 @@ class RuleSetBuilder:
         entry = self._entries.pop(name, None)
         if entry is not None:
             self.generation += 1
-            del self._frontends[name]
             self._spread_of.pop(name, None)
             self.unled.pop(name, None)
             self._budget.release(name)
@@ -181,9 +166,9 @@ class RuleSetBuilder:
         """
         self._ejected = ejected
         for name in at:
-            if name in self._entries:
-                self._set_spread(self._frontends[name])
-                self._set_hairpins(self._frontends[name])
+            if (entry := self._entries.get(name)) is not None:
+                self._set_spread(entry.frontend)
+                self._set_hairpins(entry.frontend)
                 self._respread(name)
 
     @property
@@ -265,8 +250,8 @@ class RuleSetBuilder:
 
     def _choose_paths(self) -> None:
         """Decide the data path of every frontend again."""
-        for name, entry in list(self._entries.items()):
-            self.put(self._frontends[name], entry.proxy_port.port)
+        for entry in list(self._entries.values()):
+            self.put(entry.frontend, entry.proxy_port.port)
         for destination in self.claims:
             self._set_masquerade(destination)
 
@@ -316,7 +301,7 @@ class RuleSetBuilder:
         entry, spread = self._entries[name], self._spread_of.get(name)
         if spread is None:
             return
-        for traffic in entry.traffic():
+        for traffic in map(Traffic._make, entry.frontend.destinations.items()):
             if self.claims.holder(traffic) == name and self._spreads.get(traffic) is not spread:
                 self._spreads[traffic] = spread
                 self._unbalanced[traffic] = None
@@ -339,7 +324,7 @@ class RuleSetBuilder:
         holder = self.claims.holder(traffic)
         if traffic not in self._spreads or holder is None or holder.scope is Scope.EXTERNAL:
             return None
-        is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].claims
+        is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].frontend.claims
         if is_external or self._settings.data_path.masquerade_all:
             # Another node may be the client's way here, and the endpoint's answer would not take it.
             return Masquerade.ALWAYS
@@ -350,7 +335,7 @@ class RuleSetBuilder:
         self._proxy_ports.discard(entry.proxy_port)
         if entry.verdict is not None:
             self._without_endpoints[entry.verdict].discard(entry.proxy_port)
-        for destination in (entry.destinations | entry.own_destinations) - keep:
+        for destination in entry.frontend.destinations.keys() - keep:
             self.claims.withdraw(destination, name)
             self._settle(destination)
 
@@ -371,13 +356,17 @@ class RuleSetBuilder:
                 continue
             entry = self._entries[name]
             self._redirects[traffic] = entry.proxy_port.port
-            if destination in entry.ranged:
-                ranges |= entry.source_ranges
+            if destination in entry.frontend.ranged:
+                ranges |= entry.frontend.source_ranges
         if ranges:
             self._allowed_sources[destination] = ranges
         else:
             self._allowed_sources.pop(destination, None)
         self._set_masquerade(destination)
+
+
+def _anywhere_first(item: tuple[Destination, Origin]) -> tuple[int, Destination]:
+    return -item[1], item[0]
 
 
 def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ class SlotBudget:
         name = frontend.name
         namespace = name.service_port.namespace
         self.release(name)
-        addresses = len(frontend.destinations) + len(frontend.own_destinations)
+        addresses = len(frontend.destinations)
         wanted, had = addresses * len(frontend.endpoints), self._of_namespace[namespace]
         if had + wanted > (SLOTS_MAX - (self._total - had)) // 2:
             reason = self._refused[name] = (

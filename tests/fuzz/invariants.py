@@ -72,11 +72,11 @@ def resolvable(service: Service, slices: Iterable[EndpointSlice]) -> None:
     """Whatever endpoints come with it, a Service becomes frontends, and each frontend is sound."""
     found = list(slices)
     for frontend in resolve(service, found, NODE).frontends:
-        assert frontend.destinations or frontend.own_destinations
+        assert frontend.destinations
         for target in frontend.endpoints:
             canonical([target.address])
             port(target.port)
-        for destination in frontend.destinations | frontend.own_destinations:
+        for destination in frontend.destinations:
             canonical([destination.address])
             port(destination.port)
         assert frontend.preserve <= set(frontend.endpoints)

@@ -23,7 +23,7 @@ WEB_IPV4 = FrontendName(WEB, Family.IPV4)
 def frontend(name: FrontendName = WEB_IPV4, *, answered: bool = True) -> Frontend:
     """A frontend without addresses, which these tests do not need."""
     endpoints = (Target(Address("10.0.0.1"), 80),) if answered else ()
-    return Frontend(name, Protocol.TCP, frozenset(), endpoints=endpoints)
+    return Frontend(name, Protocol.TCP, {}, endpoints=endpoints)
 
 
 def listening(proxy_port: int | None, wanted: Frontend | None = None, **changes: object) -> FrontendState:

@@ -50,7 +50,7 @@ def frontend(
     return Frontend(
         name=frontend_name("web")._replace(scope=scope),
         protocol=Protocol.TCP,
-        destinations=frozenset(destinations),
+        destinations=dict.fromkeys(destinations, Origin.ANYWHERE),
         endpoints=endpoints,
         claims={EXTERNAL: Claim.EXTERNAL} if EXTERNAL in destinations else {},
     )
@@ -175,7 +175,7 @@ def test_masquerading_is_kube_proxys(
 
 
 def test_under_the_local_policy_outside_clients_keep_their_address() -> None:
-    own = replace(frontend(VIP), own_destinations=frozenset({EXTERNAL}))
+    own = replace(frontend(VIP), destinations={VIP: Origin.ANYWHERE, EXTERNAL: Origin.NODE})
     outside = frontend(EXTERNAL, scope=Scope.EXTERNAL, endpoints=THREE[:1])
     ruleset = rules(own, outside).ruleset()
     assert ruleset.spreads[Traffic(EXTERNAL)].targets == THREE[:1]

@@ -13,6 +13,7 @@ from kubeproxy.model import (
     Endpoint,
     Family,
     Frontend,
+    Origin,
     Protocol,
     Scope,
     Service,
@@ -70,6 +71,14 @@ def by_scope(of: Service, family: Family = V4, facts: NodeFacts = FACTS) -> dict
     return {f.name.scope: f for f in resolve(of, BOTH, facts).frontends if f.name.family is family}
 
 
+def everyone(destinations: frozenset[Destination]) -> dict[Destination, Origin]:
+    return dict.fromkeys(destinations, Origin.ANYWHERE)
+
+
+def on_node(destinations: frozenset[Destination]) -> dict[Destination, Origin]:
+    return dict.fromkeys(destinations, Origin.NODE)
+
+
 NODE_PORT = at(NODE_PORTS[V4], port=30080)
 EVERYWHERE, ON_US = targets("10.0.0.1:8080 10.0.0.2:8080"), targets("10.0.0.1:8080")
 
@@ -81,28 +90,24 @@ INSIDE = at("10.96.0.1")
 @pytest.mark.parametrize(
     ("internal_policy", "external_policy", "taken"),
     [
-        (CLUSTER, CLUSTER, {Scope.CLUSTER: (INSIDE | OUTSIDE, frozenset())}),
-        (CLUSTER, LOCAL, {Scope.CLUSTER: (INSIDE, OUTSIDE), Scope.EXTERNAL: (OUTSIDE, frozenset())}),
-        (LOCAL, CLUSTER, {Scope.CLUSTER: (OUTSIDE, frozenset()), Scope.LOCAL: (INSIDE, frozenset())}),
+        (CLUSTER, CLUSTER, {Scope.CLUSTER: everyone(INSIDE | OUTSIDE)}),
+        (CLUSTER, LOCAL, {Scope.CLUSTER: everyone(INSIDE) | on_node(OUTSIDE), Scope.EXTERNAL: everyone(OUTSIDE)}),
+        (LOCAL, CLUSTER, {Scope.CLUSTER: everyone(OUTSIDE), Scope.LOCAL: everyone(INSIDE)}),
         (
             LOCAL,
             LOCAL,
-            {
-                Scope.CLUSTER: (frozenset(), OUTSIDE),
-                Scope.LOCAL: (INSIDE, frozenset()),
-                Scope.EXTERNAL: (OUTSIDE, frozenset()),
-            },
+            {Scope.CLUSTER: on_node(OUTSIDE), Scope.LOCAL: everyone(INSIDE), Scope.EXTERNAL: everyone(OUTSIDE)},
         ),
     ],
 )
 def test_policies_divide_the_addresses(
     internal_policy: TrafficPolicy,
     external_policy: TrafficPolicy,
-    taken: dict[Scope, tuple[frozenset[Destination], frozenset[Destination]]],
+    taken: dict[Scope, dict[Destination, Origin]],
 ) -> None:
     of = service(internal_policy=internal_policy, external_policy=external_policy, **FULL)  # type: ignore[arg-type]
     found = by_scope(of)
-    assert {scope: (f.destinations, f.own_destinations) for scope, f in found.items()} == taken
+    assert {scope: f.destinations for scope, f in found.items()} == taken
     for scope, frontend in found.items():
         assert frontend.endpoints == (EVERYWHERE if scope is Scope.CLUSTER else ON_US)
 
@@ -119,11 +124,10 @@ def test_each_kind_of_external_address_follows_the_external_policy(
     kind: dict[str, str | int], destinations: frozenset[Destination]
 ) -> None:
     merged = by_scope(service(**kind))  # type: ignore[arg-type]
-    assert {scope: f.destinations for scope, f in merged.items()} == {Scope.CLUSTER: INSIDE | destinations}
+    assert {scope: f.destinations for scope, f in merged.items()} == {Scope.CLUSTER: everyone(INSIDE | destinations)}
     apart = by_scope(service(external_policy=LOCAL, **kind))  # type: ignore[arg-type]
-    assert apart[Scope.EXTERNAL].destinations == destinations
-    assert apart[Scope.CLUSTER].destinations == INSIDE
-    assert apart[Scope.CLUSTER].own_destinations == destinations
+    assert apart[Scope.EXTERNAL].destinations == everyone(destinations)
+    assert apart[Scope.CLUSTER].destinations == everyone(INSIDE) | on_node(destinations)
 
 
 def test_a_scope_without_destinations_has_no_frontend() -> None:
@@ -170,10 +174,10 @@ def test_the_same_number_for_both_protocols_makes_two_frontends_with_endpoints_o
     udp, tcp = resolve(both, slices, FACTS).frontends
     assert (udp.protocol, udp.endpoints) == (Protocol.UDP, targets("10.0.0.1:5353"))
     assert (tcp.protocol, tcp.endpoints) == (Protocol.TCP, targets("10.0.0.1:5354"))
-    assert udp.destinations == at("10.96.0.10", port=53, protocol=Protocol.UDP) | at(
+    assert udp.destinations.keys() == at("10.96.0.10", port=53, protocol=Protocol.UDP) | at(
         NODE_PORTS[V4], port=30053, protocol=Protocol.UDP
     )
-    assert not udp.destinations & tcp.destinations
+    assert udp.destinations.keys().isdisjoint(tcp.destinations)
 
 
 # No endpoints.
@@ -257,7 +261,7 @@ def test_source_ranges_of_the_right_family_hold_for_load_balancer_addresses_only
     ):
         for frontend in by_scope(of, family).values():
             assert (frontend.ranged, frontend.source_ranges) == (balanced, ranges)
-            assert balanced <= frontend.destinations | frontend.own_destinations
+            assert balanced <= frontend.destinations.keys()
 
 
 def test_without_ranges_nothing_is_ranged() -> None:
@@ -270,7 +274,7 @@ def test_ranges_of_the_other_family_alone_admit_no_client() -> None:
     of = service("10.96.0.1 fd00::1", balancer="203.0.113.1 2001:db8::5", ranges=("192.0.2.0/24",))
     v4, v6 = resolve(of, BOTH, FACTS).frontends
     assert v4.ranged == at("203.0.113.1")
-    assert v6.destinations == at("fd00::1")
+    assert v6.destinations == everyone(at("fd00::1"))
     assert not v6.source_ranges
     assert resolve(of, (), FACTS).unreachable == ("2001:db8::5",)
     assert not resolve(service(balancer="203.0.113.1"), (), FACTS).unreachable

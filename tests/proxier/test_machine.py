@@ -22,6 +22,7 @@ from kubeproxy.model import (
     Family,
     Frontend,
     FrontendName,
+    Origin,
     Protocol,
     Service,
     ServiceName,
@@ -131,7 +132,7 @@ class Model:
                     Frontend(
                         FrontendName(ServicePortName(*name, port.name), family),
                         port.protocol,
-                        frozenset(Destination(ip, port.protocol, port.port) for ip in ips),
+                        {Destination(ip, port.protocol, port.port): Origin.ANYWHERE for ip in ips},
                         endpoints=tuple(sorted(ready or leaving)),
                         affinity_timeout_s=service.affinity_timeout_s,
                     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import Address, Family, Frontend, Protocol
+from kubeproxy.model import Address, Family, Frontend, Origin, Protocol
 from kubeproxy.proxier.plan import ListenerState, Move, endpoints_of, next_move, plan
 from tests.proxier.builders import destination, frontend_name, targets
 from tests.support.doubles.data_plane import FakePortReserver
@@ -18,12 +18,12 @@ RULES = 7
 WEB = Frontend(
     name=frontend_name("web"),
     protocol=Protocol.TCP,
-    destinations=frozenset({destination("10.96.0.1:80")}),
+    destinations={destination("10.96.0.1:80"): Origin.ANYWHERE},
     endpoints=targets("10.0.0.1:8080 10.0.0.2:8080"),
 )
 EMPTY = replace(WEB, endpoints=())
 FEWER = replace(WEB, endpoints=targets("10.0.0.1:8080"))
-ELSEWHERE = replace(WEB, destinations=frozenset({destination("10.96.0.2:80")}))
+ELSEWHERE = replace(WEB, destinations={destination("10.96.0.2:80"): Origin.ANYWHERE})
 STICKY = replace(WEB, affinity_timeout_s=60)
 OTHER_PROTOCOL = replace(WEB, protocol=Protocol.UDP)
 

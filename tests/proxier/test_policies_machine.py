@@ -178,7 +178,7 @@ class PoliciesMachine(NodeMachine):
         for service in self.services.values():
             for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
                 wanted[frontend.name] = frontend
-                for destination in frontend.destinations | frontend.own_destinations:
+                for destination in frontend.destinations:
                     if not self.claimed(service, destination):
                         continue
                     taken = (destination.protocol, destination.port) in self.node.reserver.taken
@@ -207,7 +207,7 @@ class PoliciesMachine(NodeMachine):
         owners: dict[tuple[Protocol, Family, int], set[ServiceName]] = {}
         for service in self.services.values():
             for frontend in resolve(service, self.slices(service.name), self.facts).frontends:
-                for it in frontend.destinations | frontend.own_destinations:
+                for it in frontend.destinations:
                     if it.address in NODE_PORTS.values():
                         owners.setdefault((it.protocol, family_of(it.address), it.port), set()).add(service.name)
         return owners
@@ -219,7 +219,7 @@ class PoliciesMachine(NodeMachine):
             for service in self.services.values()
             if self.claimed(service, destination)
             and any(
-                destination in frontend.destinations | frontend.own_destinations
+                destination in frontend.destinations
                 for frontend in resolve(service, self.slices(service.name), self.facts).frontends
             )
         }
@@ -234,13 +234,10 @@ class PoliciesMachine(NodeMachine):
         for name, frontend in wanted.items():
             sent = self.node.data_plane.endpoints[name]
             assert (sent.endpoints, sent.preserve) == (frontend.endpoints, frontend.preserve)
-        asks = {
-            Origin.ANYWHERE: {n: f.destinations for n, f in wanted.items()},
-            Origin.NODE: {n: f.own_destinations for n, f in wanted.items()},
-        }
         for (destination, origin), port in kernel.redirects.items():
-            assert destination in asks[origin][ports[ProxyPort(destination.protocol, port)]]
-        for destination in {d for f in wanted.values() for d in f.destinations | f.own_destinations}:
+            name = ports[ProxyPort(destination.protocol, port)]
+            assert wanted[name].destinations[destination] is origin
+        for destination in {d for f in wanted.values() for d in f.destinations}:
             found = {
                 ports[ProxyPort(destination.protocol, kernel.redirects[traffic])].service_port
                 for traffic in (Traffic(destination, origin) for origin in Origin)
@@ -250,7 +247,7 @@ class PoliciesMachine(NodeMachine):
             for holder in found:
                 holders = [f for f in wanted.values() if f.name.service_port == holder]
                 assert (Traffic(destination, Origin.NODE) in kernel.redirects) == any(
-                    destination in f.own_destinations for f in holders
+                    f.destinations.get(destination) is Origin.NODE for f in holders
                 )
                 ranges = {f.source_ranges for f in holders if destination in f.ranged}
                 assert kernel.allowed_sources.get(destination, frozenset()) == (ranges or {frozenset()}).pop()

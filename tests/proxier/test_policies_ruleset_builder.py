@@ -41,8 +41,7 @@ def frontend(
     return Frontend(
         name=frontend_name(service)._replace(scope=scope),
         protocol=Protocol.TCP,
-        destinations=frozenset(destinations),
-        own_destinations=frozenset(own),
+        destinations={**dict.fromkeys(destinations, Origin.ANYWHERE), **dict.fromkeys(own, Origin.NODE)},
         ranged=frozenset(ranged),
         source_ranges=frozenset(ranges),
         endpoints=ENDPOINTS,

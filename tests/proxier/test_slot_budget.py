@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kubeproxy.model import Address, Destination, Frontend, Protocol, Target
+from kubeproxy.model import Address, Destination, Frontend, Origin, Protocol, Target
 from kubeproxy.proxier.slot_budget import SLOTS_MAX, SlotBudget
 from tests.proxier.builders import frontend_name
 from tests.proxier.test_data_path import frontend
@@ -15,7 +15,9 @@ def large(name: str, addresses: int, endpoints: int, *, namespace: str = "defaul
     return replace(
         frontend(),
         name=made._replace(service_port=made.service_port._replace(namespace=namespace)),
-        destinations=frozenset(Destination(Address(f"192.0.2.{it}"), Protocol.TCP, 80) for it in range(addresses)),
+        destinations={
+            Destination(Address(f"192.0.2.{it}"), Protocol.TCP, 80): Origin.ANYWHERE for it in range(addresses)
+        },
         endpoints=tuple(Target(Address(f"10.{it // 250}.{it % 250}.1"), 80) for it in range(endpoints)),
     )
 

@@ -17,7 +17,7 @@ def frontend(*targets: Target, weights: tuple[int, ...] = ()) -> Frontend:
     return Frontend(
         name=NAME,
         protocol=Protocol.TCP,
-        destinations=frozenset(),
+        destinations={},
         endpoints=targets,
         balancing=Balancing(weights=weights),
     )

@@ -12,7 +12,7 @@ from enum import StrEnum
 from msgspec import structs
 
 from kubeproxy.dataplane.interface import Counters, WorkerStatus
-from kubeproxy.model import NODE_PORTS, Destination, Target
+from kubeproxy.model import NODE_PORTS, Destination, Frontend, Origin, Target
 from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.model.snapshot import FrontendState
 from kubeproxy.observability.picture import ConfigurationState
@@ -138,8 +138,8 @@ class FrontendStatus:
             family=int(frontend.name.family),
             scope=frontend.name.scope,
             proxy_port=state.proxy_port,
-            addresses=tuple(map(destination_text, sorted(frontend.destinations))),
-            own_addresses=tuple(map(destination_text, sorted(frontend.own_destinations))),
+            addresses=_addresses(frontend, Origin.ANYWHERE),
+            own_addresses=_addresses(frontend, Origin.NODE),
             source_ranges=tuple(sorted(frontend.source_ranges)),
             affinity_s=frontend.affinity_timeout_s,
             scheduler=frontend.balancing.scheduler,
@@ -151,6 +151,10 @@ class FrontendStatus:
             targets=tuple(map(str, state.targets)),
             kernel_bytes=kernel_bytes,
         )
+
+
+def _addresses(frontend: Frontend, origin: Origin) -> tuple[str, ...]:
+    return tuple(destination_text(to) for to, its in sorted(frontend.destinations.items()) if its is origin)
 
 
 def destination_text(destination: Destination) -> str:

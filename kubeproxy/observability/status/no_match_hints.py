@@ -44,7 +44,7 @@ def _ports(row: Row) -> Iterator[str]:
     seen: dict[str, set[int]] = {}
     for view in row.frontends:
         frontend = view.frontend
-        numbers = {destination.port for destination in frontend.destinations | frontend.own_destinations}
+        numbers = {destination.port for destination in frontend.destinations}
         seen.setdefault(f"{frontend.name.service_port.port}|{frontend.protocol}", set()).update(numbers)
     for key, ports in list(seen.items())[:LISTED]:
         name, _, protocol = key.partition("|")

@@ -220,15 +220,13 @@ def has_port(view: FrontendState, port: str) -> bool:
     frontend = view.frontend
     if frontend.name.service_port.port == port:
         return True
-    return port.isdecimal() and any(
-        destination.port == int(port) for destination in frontend.destinations | frontend.own_destinations
-    )
+    return port.isdecimal() and any(destination.port == int(port) for destination in frontend.destinations)
 
 
 def has_address(view: FrontendState, wanted: str) -> bool:
     """Return whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
     frontend = view.frontend
-    for address, _, port in frontend.destinations | frontend.own_destinations:
+    for address, _, port in frontend.destinations:
         if wanted in (address, str(Target(address, port))):
             return True
     return any(wanted in (target.address, str(target)) for target in frontend.endpoints)
@@ -240,7 +238,7 @@ def _mentions(row: Row, search: str) -> bool:
         return False
     for view in row.frontends:
         frontend = view.frontend
-        for address, _, port in frontend.destinations | frontend.own_destinations:
+        for address, _, port in frontend.destinations:
             if search in f"{address}:{port}":
                 return True
         if any(search in str(target) for target in frontend.endpoints):

@@ -15,6 +15,7 @@ from kubeproxy.model import (
     Family,
     Frontend,
     FrontendName,
+    Origin,
     Protocol,
     ServiceName,
     ServicePortName,
@@ -46,7 +47,12 @@ def frontend(service: ServiceName, address: str, *endpoints: Target, node_port: 
     places = {Destination(Address(address), Protocol.TCP, 80)}
     if node_port:
         places.add(Destination(NODE_PORTS[Family.IPV4], Protocol.TCP, node_port))
-    return Frontend(name=name(service), protocol=Protocol.TCP, destinations=frozenset(places), endpoints=endpoints)
+    return Frontend(
+        name=name(service),
+        protocol=Protocol.TCP,
+        destinations=dict.fromkeys(places, Origin.ANYWHERE),
+        endpoints=endpoints,
+    )
 
 
 def health(
