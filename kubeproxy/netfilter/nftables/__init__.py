@@ -6,6 +6,7 @@ declarations     its maps, sets and base chains
 rules            the rules of both data paths; `rescue` are those for failed connections
 spreads          endpoints in numbered slots; `rebalancing` is a change of them alone (pure)
 elements         elements as values, in the syntax of nft and in that of the kernel
+affinity         session affinity: maps of clients, and the chains that use them; `affinity_lookup` finds one client
 adapter          keeps the kernel equal to a rule set
 execute          carries changes out: by netlink where only elements change, else by the program nft
 element_socket   changes elements of maps and sets by netlink, without a program
@@ -13,5 +14,4 @@ set_elements     the elements of the rescue, which are read and renewed all the 
 listing          the table from what nft prints
 table_names      the tables that there are; `watch` finds changes by other processes
 spread_counters  how many connections the kernel has led to endpoints
-affinity_lookup  the endpoint of a client by session affinity
 """

@@ -15,12 +15,12 @@ from kubeproxy.model import Address, Destination, Origin, Protocol, Scope, Targe
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.nftables import listing, transaction
+from kubeproxy.netfilter.nftables.affinity import clients_of
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
 from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound, TooLong, refused
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.nftables.spreads import clients_of
 from kubeproxy.netfilter.nftables.steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.table_names import tables
 from kubeproxy.netfilter.nftables.transaction import Table

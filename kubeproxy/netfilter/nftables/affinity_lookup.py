@@ -6,9 +6,9 @@ import re
 from typing import NamedTuple
 
 from kubeproxy.model import Address, Target, family_of
+from kubeproxy.netfilter.nftables.affinity import affinity_name, clients_map
 from kubeproxy.netfilter.nftables.declarations import TABLE
 from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound
-from kubeproxy.netfilter.nftables.rules import affinity_name, clients_map
 from kubeproxy.netfilter.ruleset import Spread
 
 

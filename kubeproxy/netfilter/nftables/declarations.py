@@ -94,10 +94,10 @@ def _by_destination(name: str, node_ports: str, value: str | None, *, counted: b
 def _by_traffic(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
     """Return the same for each origin."""
     kinds = _by_destination(name, node_ports, value, counted=counted)
-    return {_PREFIX[origin] + name: kind._replace(origin=origin) for origin in Origin for name, kind in kinds.items()}
+    return {PREFIX[origin] + name: kind._replace(origin=origin) for origin in Origin for name, kind in kinds.items()}
 
 
-_PREFIX = {Origin.NODE: "own_", Origin.ANYWHERE: ""}
+PREFIX = {Origin.NODE: "own_", Origin.ANYWHERE: ""}
 """By which the names of maps and sets for traffic of an origin begin."""
 
 
@@ -108,7 +108,7 @@ SPREADS: Mapping[str, Kind] = _by_traffic("spreads", "node_port_spreads", VERDIC
 """Destinations and the chains that choose one of their slots."""
 
 SLOTS: Mapping[str, Kind] = {
-    f"{_PREFIX[origin]}{node_port}{protocol.lower()}_slots{family.value}": Kind(
+    f"{PREFIX[origin]}{node_port}{protocol.lower()}_slots{family.value}": Kind(
         (*(() if node_port else (ADDRESS[family],)), "inet_service", _SLOT),
         value=ENDPOINT,
         family=family,
@@ -202,7 +202,7 @@ def chain_creation(chain: str, hook: tuple[str, str, int, str] | None) -> str:
 
 def place(destination: Destination, name: str, origin: Origin = Origin.ANYWHERE) -> str:
     """Return the map or set of this name that has a destination, for traffic of an origin."""
-    prefix = _PREFIX[origin]
+    prefix = PREFIX[origin]
     number = 6 if ":" in destination.address else 4
     if destination.address not in _ANY_ADDRESS:
         return f"{prefix}{name}{number}"

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kubeproxy.model import Destination, Origin, Traffic, family_of
+from kubeproxy.netfilter.nftables.affinity import affinity_verdicts, clients_in
 from kubeproxy.netfilter.nftables.declarations import SETS, place
 from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
 from kubeproxy.netfilter.nftables.rules import Rule, spread_chain, spread_rules
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,
-    affinity_verdicts,
     arranged,
     chains_for,
     slot_elements,
     spread_elements,
 )
 from kubeproxy.netfilter.nftables.steps import chain_steps, comments_of
-from kubeproxy.netfilter.nftables.transaction import Table, clients_in, verdict_elements
+from kubeproxy.netfilter.nftables.transaction import Table, verdict_elements
 from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 

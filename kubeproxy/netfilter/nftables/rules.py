@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from kubeproxy.model import MARK, Family, Origin, Scope, Traffic, family_of
+from kubeproxy.model import MARK, Family, Origin, Traffic
 from kubeproxy.netfilter.nftables import rescue
-from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, place
+from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, PREFIX, place
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, RuleSet, Spread
 
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
@@ -51,7 +51,7 @@ def _content_of(wanted: RuleSet) -> Content:
     masqueraded = {place(destination, "masquerades") for destination in wanted.masquerades}
     return Content(
         spreads=bool(wanted.spreads),
-        sticky=has_affinity(wanted),
+        sticky=any(spread.affinity_timeout_s is not None for spread in wanted.spreads.values()),
         rescued=wanted.rescue is not None,
         filled=frozenset(own | masqueraded),
         uplinks=wanted.uplinks,
@@ -66,12 +66,14 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     return {
         **(_diverting() if wanted.transparent else {}),
         "prerouting": tuple(
-            rule for family in Family for rule in _first_packets(content, family, remote[family], from_this_host=False)
+            rule
+            for family in Family
+            for rule in _FirstPackets(content, family, remote[family], from_this_host=False).rules()
         ),
         "output": tuple(
             rule
             for family in Family
-            for rule in _first_packets(content, family, wanted.bind.get(family), from_this_host=True)
+            for rule in _FirstPackets(content, family, wanted.bind.get(family), from_this_host=True).rules()
         ),
         # The only rule that packets of running connections meet; its first match ends it for them.
         "input": (
@@ -127,76 +129,98 @@ def _rescuing(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     return {chain: tuple(Rule(*each) for each in rules) for chain, rules in chains.items()}
 
 
-def _first_packets(content: Content, family: Family, to: str | None, *, from_this_host: bool) -> Iterator[Rule]:
-    """The rules for first packets in a hook: drop those not admitted, then lead the others by the first map that has
-    the destination, to an endpoint or to a proxy port."""
-    number, ip, loopback = family.value, IP[family], _LOOPBACK[family]
-    clients = f"{family} clients on {'this host' if from_this_host else 'other hosts'}"
-    own, others = ("", "") if from_this_host else (_from_own_pods(f"{ip} saddr", family, content.uplinks), "pods' ")
-    on_node = f"{ip} daddr @node_addresses{number} "
-    if not from_this_host:
-        # Without a redirect the kernel drops such a packet as a martian.
-        on_node += f"{ip} daddr != {loopback} "
+@dataclass(frozen=True, slots=True)
+class _FirstPackets:
+    """The rules for first packets of one family in a hook.
 
-    def rule(name: str, key: str, condition: str, why: str) -> Rule:
-        port = f"{key} map @{name}{number}"
-        action = f"redirect to :{port}" if to is None else f"dnat {ip} to {to} : {port}"
-        return Rule(f"meta nfproto ipv{number} {condition}meta l4proto {{ tcp, udp }} {action}", f"{clients}{why}")
+    They drop packets that are not admitted, then lead the others by the first map that has the destination, to an
+    endpoint or to a proxy port."""
 
-    def refusal(name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
+    content: Content
+    family: Family
+    to: str | None
+    """The address to which packets are redirected; None for that of the interface by which they come."""
+    from_this_host: bool
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the rules in their order."""
+        number, ip = self.family.value, IP[self.family]
+        address = f"{ip} daddr . meta l4proto . th dport"
+        yield Rule(
+            # A chain of type nat can drop, and it gets first packets only, so running connections cost nothing.
+            f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
+            f"{self._clients}, from ranges that are not admitted",
+        )
+        if self.from_this_host:
+            # Before the maps: a dial of the proxy that came back to it would be dialed again.
+            yield Rule(
+                f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return",
+                f"{self.family} dials of the proxy",
+            )
+        for at_node in (False, True):
+            for origin in Origin:
+                redirects = f"{PREFIX[origin]}{'node_ports' if at_node else 'redirects'}{number}"
+                if origin is Origin.ANYWHERE or redirects in self.content.filled:
+                    prefix = f"{PREFIX[origin]}{'node_port_' if at_node else ''}"
+                    key = "meta l4proto . th dport" if at_node else address
+                    condition, why = self._condition(origin, at_node=at_node), self._why(origin, at_node=at_node)
+                    yield from self._spread(prefix, key, condition, why)
+                    yield from self._refusal(prefix, key, condition, why)
+                    yield self._redirect(redirects, key, condition, why)
+
+    def _spread(self, prefix: str, key: str, condition: str, why: str) -> Iterator[Rule]:
+        if not self.content.spreads:
+            return
+        if self.from_this_host:
+            # A packet from or to a loopback address cannot leave this host; the redirect keeps it here.
+            ip, loopback = IP[self.family], _LOOPBACK[self.family]
+            condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
+        for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
+            if what == "spreads" or self.content.sticky:
+                # A jump: where no slot is found the redirect below applies.
+                vmap = f"{prefix}{what}{self.family.value}"
+                yield Rule(f"{condition}{key} vmap @{vmap}", f"{self._clients}{why}, {of_kind}")
+
+    def _refusal(self, prefix: str, key: str, condition: str, why: str) -> Iterator[Rule]:
         # To a client behind a port of a bridge the kernel sends a reset past NAT, so it has to come from the address
         # that the client has asked. This host's own clients are refused behind the redirect (chain guard): a verdict
         # here would be the sender's error.
-        if not from_this_host:
-            yield Rule(f"{condition}{key} @{name}{number} goto refuse", f"{clients}{why}, no endpoint")
+        if not self.from_this_host:
+            refusals = f"{prefix}refusals{self.family.value}"
+            yield Rule(f"{condition}{key} @{refusals} goto refuse", f"{self._clients}{why}, no endpoint")
 
-    def spread(prefix: str, name: str, key: str, condition: str, why: str) -> Iterator[Rule]:
-        if not content.spreads:
-            return
-        if from_this_host:
-            # A packet from or to a loopback address cannot leave this host; the redirect keeps it here.
-            condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
-        for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
-            if what == "spreads" or content.sticky:
-                # A jump: where no slot is found the redirect below applies.
-                yield Rule(f"{condition}{key} vmap @{prefix}{name}{what}{number}", f"{clients}{why}, {of_kind}")
+    def _redirect(self, redirects: str, key: str, condition: str, why: str) -> Rule:
+        port = f"{key} map @{redirects}"
+        action = f"redirect to :{port}" if self.to is None else f"dnat {IP[self.family]} to {self.to} : {port}"
+        matches = f"meta nfproto ipv{self.family.value} {condition}meta l4proto {{ tcp, udp }}"
+        return Rule(f"{matches} {action}", f"{self._clients}{why}")
 
-    address, port = f"{ip} daddr . meta l4proto . th dport", "meta l4proto . th dport"
-    yield Rule(
-        # A chain of type nat can drop, and it gets first packets only, so running connections cost nothing.
-        f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
-        f"{clients}, from ranges that are not admitted",
-    )
-    if from_this_host:
-        # Before the maps: a dial of the proxy that came back to it would be dialed again.
-        yield Rule(
-            f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return", f"{family} dials of the proxy"
-        )
-    if f"own_redirects{number}" in content.filled:
-        yield from spread("own_", "", address, own, f", {others}own way")
-        yield from refusal("own_refusals", address, own, f", {others}own way")
-        yield rule("own_redirects", address, own, f", {others}own way")
-    yield from spread("", "", address, "", "")
-    yield from refusal("refusals", address, "", "")
-    yield rule("redirects", address, "", "")
-    if f"own_node_ports{number}" in content.filled:
-        yield from spread("own_", "node_port_", port, own + on_node, f", {others}own way to node ports")
-        yield from refusal("own_node_port_refusals", port, own + on_node, f", {others}own way to node ports")
-        yield rule("own_node_ports", port, own + on_node, f", {others}own way to node ports")
-    yield from spread("", "node_port_", port, on_node, ", node ports")
-    yield from refusal("node_port_refusals", port, on_node, ", node ports")
-    yield rule("node_ports", port, on_node, ", node ports")
+    def _condition(self, origin: Origin, *, at_node: bool) -> str:
+        """Return the matches for packets of an origin, to an address of the node if they are for a node port."""
+        ip, of_pods = IP[self.family], origin is Origin.NODE and not self.from_this_host
+        condition = from_own_pods(f"{ip} saddr", self.family, self.content.uplinks) if of_pods else ""
+        if at_node:
+            condition += f"{ip} daddr @node_addresses{self.family.value} "
+            if not self.from_this_host:
+                # Without a redirect the kernel drops such a packet as a martian.
+                condition += f"{ip} daddr != {_LOOPBACK[self.family]} "
+        return condition
+
+    def _why(self, origin: Origin, *, at_node: bool) -> str:
+        if origin is Origin.ANYWHERE:
+            return ", node ports" if at_node else ""
+        own = "own way" if self.from_this_host else "pods' own way"
+        return f", {own} to node ports" if at_node else f", {own}"
+
+    @property
+    def _clients(self) -> str:
+        return f"{self.family} clients on {'this host' if self.from_this_host else 'other hosts'}"
 
 
-def _from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
+def from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
     """Return the condition for packets of this node's pods. `source`: the expression of the client's address."""
     elsewhere = "".join(f'iifname != "{name}" ' for name in sorted(uplinks))
     return f"{source} @internal_sources{family.value} {elsewhere}"
-
-
-def has_affinity(wanted: RuleSet) -> bool:
-    """Return whether the rules that remember clients are needed."""
-    return any(spread.affinity_timeout_s is not None for spread in wanted.spreads.values())
 
 
 def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
@@ -330,107 +354,15 @@ def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
     )
 
 
-_WORDS = re.compile(r"[^A-Za-z0-9./:-]")
-_LONGEST = 120
+UNUSUAL = re.compile(r"[^A-Za-z0-9./:-]")
+"""Characters that a comment or the name of an object shall not have."""
+LONGEST = 120
 """Characters of a name in a comment (nft's limit is 128) and in an object's name."""
 
 
 def comment_of(spread: Spread) -> str:
     """Return the name of a service port, as far as a comment can have it."""
-    return _WORDS.sub("?", spread.service_port)[:_LONGEST]
-
-
-def affinity_name(spread: Spread, family: Family) -> str:
-    """Return the common part of the names of a service port's chains and maps of clients, in one scope."""
-    name = spread.service_port.replace(":", "/")
-    if _WORDS.search(name) or len(name) > _LONGEST:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        name = f"{_WORDS.sub('_', name)[:_LONGEST]}_{digest}"
-    # No name of a Service or of a port has a dot.
-    scope = "" if spread.scope is Scope.CLUSTER else f".{spread.scope}"
-    return f"{family.value}-{name}{scope}"
-
-
-def affinity_chains(
-    spreads: Mapping[Traffic, Spread], *, rescued: bool, uplinks: frozenset[str] = frozenset()
-) -> dict[str, tuple[Rule, ...]]:
-    """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
-    that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
-    chains: dict[str, tuple[Rule, ...]] = {}
-    found = {it.name: it for it in affinities(spreads)}
-    # A chain is made after the one to which it may jump, which has the shorter name.
-    for name, family, ports, timeout_s, internal in sorted(found.values()):
-        ip = IP[family]
-        chains[f"sticky{name}"] = (
-            # The SYN of a client without an endpoint is copied once more by the chain that it comes to next.
-            *((Rule(*rescue.copying(family)),) if rescued else ()),
-            *(
-                Rule(
-                    f"meta l4proto {{ tcp, udp }} dnat {ip} to {ip} saddr map @{clients_map(name, port)} : {port}",
-                    f"to the client's endpoint at port {port}",
-                )
-                for port in ports
-            ),
-        )
-        # The kernel only renews the time of an element that is there.
-        chains[f"learn{name}"] = (
-            *(_own_clients(family, f"learn{internal}", uplinks) if internal in found else ()),
-            *(
-                Rule(
-                    f"th dport {port} update @{clients_map(name, port)} "
-                    f"{{ ct original {ip} saddr timeout {timeout_s}s : {ip} daddr }}",
-                    f"endpoints at port {port}, for {timeout_s} s",
-                )
-                for port in ports
-            ),
-        )
-    return chains
-
-
-def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
-    """Yield the rules that lead clients with their own way to a destination to the chain of that way."""
-    ip = IP[family]
-    own = _from_own_pods(f"ct original {ip} saddr", family, uplinks)
-    yield Rule(f"{own}goto {chain}", "pods have their own way")
-    yield Rule(f"fib saddr type local goto {chain}", "this host has its own way")
-
-
-class Affinity(NamedTuple):
-    """A service port with session affinity, in one family and scope."""
-
-    name: str
-    family: Family
-    ports: tuple[int, ...]
-    """Those of its endpoints."""
-    timeout_s: int
-    internal: str | None
-    """The name for clients on this node and pods, if these go to the same destinations by a way of their own."""
-
-
-def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:
-    """Yield the service ports with session affinity, each once."""
-    found: dict[tuple[str, Family], tuple[set[int], int, str | None]] = {}
-    seen: set[tuple[int, Family]] = set()
-    for (destination, _), spread in spreads.items():
-        family = family_of(destination.address)
-        if spread.affinity_timeout_s is None or (id(spread), family) in seen:
-            continue
-        seen.add((id(spread), family))
-        internal = (
-            affinity_name(replace(spread, scope=Scope.CLUSTER), family) if spread.scope is Scope.EXTERNAL else None
-        )
-        ports, *_ = found.setdefault(
-            (affinity_name(spread, family), family), (set(), spread.affinity_timeout_s, internal)
-        )
-        ports.update(target.port for target in spread.endpoints)
-    for (name, family), (ports, timeout_s, internal) in found.items():
-        if ports:
-            yield Affinity(name, family, tuple(sorted(ports)), timeout_s, internal)
-
-
-def clients_map(name: str, port: int) -> str:
-    """Return the map of a service port's clients, for its endpoints at one port."""
-    return f"clients{name}-{port}"
+    return UNUSUAL.sub("?", spread.service_port)[:LONGEST]
 
 
 _DYNAMIC = re.compile(r"(?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46]_[0-9]+|(?:sticky|learn)[46]-.+")

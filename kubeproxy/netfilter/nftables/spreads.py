@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from kubeproxy.model import Address, Destination, Target, Traffic, family_of
+from kubeproxy.model import Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import place
-from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
-from kubeproxy.netfilter.nftables.rules import affinities, affinity_name, clients_map, comment_of, spread_chain
+from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
+from kubeproxy.netfilter.nftables.rules import comment_of, spread_chain
 from kubeproxy.netfilter.ruleset import Spread
 
 
@@ -116,34 +116,3 @@ def _spread_entry(traffic: Traffic, slots: Slots) -> Entry | None:
     if not slots.targets:
         return None
     return Entry(destination_key(traffic.destination), spread_chain(traffic, len(slots.targets)), slots.comment)
-
-
-def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Destination], str]:
-    """Return the jumps for session affinity: the chain of each map and destination.
-
-    Traffic without a target has none, so its clients come to the redirect."""
-    sticky = [
-        (traffic, affinity_name(spread, family_of(traffic.destination.address)))
-        for traffic, spread in spreads.items()
-        if spread.affinity_timeout_s is not None and spread.targets
-    ]
-    verdicts: dict[tuple[str, Destination], str] = {}
-    # The map `learned` has one jump for both origins: that for clients from anywhere. Its chain leads clients on this
-    # node on to theirs.
-    for (destination, origin), name in sorted(sticky, key=by_origin):
-        verdicts[place(destination, "affinities", origin), destination] = f"sticky{name}"
-        verdicts[place(destination, "learned"), destination] = f"learn{name}"
-    return verdicts
-
-
-def clients_of(spreads: Mapping[Traffic, Spread]) -> dict[str, frozenset[Address]]:
-    """Return the maps of clients, and the addresses that these may lead to."""
-    found: dict[str, set[Address]] = {
-        clients_map(it.name, port): set() for it in affinities(spreads) for port in it.ports
-    }
-    for (destination, _), spread in spreads.items():
-        if spread.affinity_timeout_s is not None:
-            name = affinity_name(spread, family_of(destination.address))
-            for target in spread.targets:
-                found[clients_map(name, target.port)].add(target.address)
-    return {name: frozenset(addresses) for name, addresses in found.items()}

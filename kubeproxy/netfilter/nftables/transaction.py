@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kubeproxy.model import Address, Destination, Family, Traffic, family_of
 from kubeproxy.netfilter.cidr import disjoint, of_family
 from kubeproxy.netfilter.nftables import rescue
+from kubeproxy.netfilter.nftables.affinity import affinity_chains, affinity_verdicts, clients_in
 from kubeproxy.netfilter.nftables.declarations import (
     DIVERT,
     DIVERT_HOOK,
@@ -39,9 +40,6 @@ from kubeproxy.netfilter.nftables.elements import (
 )
 from kubeproxy.netfilter.nftables.rules import (
     Rule,
-    affinities,
-    affinity_chains,
-    clients_map,
     draws_slots,
     is_dynamic,
     masquerade_chain,
@@ -51,7 +49,6 @@ from kubeproxy.netfilter.nftables.rules import (
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,
-    affinity_verdicts,
     arrange,
     chains_of,
     slot_elements,
@@ -68,7 +65,7 @@ from kubeproxy.netfilter.nftables.steps import (
     set_steps,
     text_steps,
 )
-from kubeproxy.netfilter.ruleset import Reach, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 Verdicts = Mapping[tuple[str, Destination], str]
 """Maps and destinations, and the chains to which these jump."""
@@ -131,11 +128,6 @@ def _chains_of(wanted: RuleSet, slots: Mapping[Traffic, Slots]) -> dict[str, tup
         **affinity_chains(wanted.spreads, rescued=rescued, uplinks=wanted.uplinks),
         **rules_of(wanted),
     }
-
-
-def clients_in(spreads: Mapping[Traffic, Spread]) -> frozenset[str]:
-    """Return the maps of clients that spreads need."""
-    return frozenset(clients_map(it.name, port) for it in affinities(spreads) for port in it.ports)
 
 
 def _verdicts_of(wanted: RuleSet) -> dict[tuple[str, Destination], str]:

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from kubeproxy.model import Address, Family, Target
+from kubeproxy.netfilter.nftables.affinity import affinity_name, clients_map
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, TABLE
-from kubeproxy.netfilter.nftables.rules import affinity_name, clients_map
 from kubeproxy.netfilter.ruleset import Spread
 from tests.support.lab import Host
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Destination, Family, Origin, Protocol, Scope, Target, Traffic, family_of
 from kubeproxy.netfilter.nftables import rescue, transaction
+from kubeproxy.netfilter.nftables.affinity import affinity_chains
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
 from kubeproxy.netfilter.nftables.listing import parse
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
-from kubeproxy.netfilter.nftables.rules import affinity_chains, is_dynamic, rules_of
+from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
 from kubeproxy.netfilter.nftables.steps import DELETION, element_steps
 from kubeproxy.netfilter.nftables.transaction import Table, difference
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, ProxyPort, Rebalance, RuleSet, Spread
