@@ -71,7 +71,7 @@ GROUPS = (
     ("The daemon as a whole", ("degraded",)),
     (
         "The data plane",
-        ("worker_", "accept_paused", "memory", "dial", "ephemeral_ports", "udp_sessions", "descriptors"),
+        ("worker_", "moved", "accept_paused", "memory", "dial", "ephemeral_ports", "udp_sessions", "descriptors"),
     ),
     ("Packet filter and connection tracking", ("netfilter", "conntrack")),
     ("Where Services come from", ("source", "watch", "manifests", "services", "frontends")),

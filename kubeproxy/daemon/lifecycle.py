@@ -46,6 +46,7 @@ from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.protocol import Order
 from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.dataplane.in_process import LocalDataPlane
+from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
@@ -385,6 +386,10 @@ class Daemon(Owner):
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `Owner.bindings`."""
         return await self._data_plane.bindings()
+
+    async def adopt(self) -> Entrances:
+        """See `Owner.adopt`."""
+        return await self._data_plane.adopt()
 
     async def yield_all(self) -> None:
         """See `Owner.yield_all`."""

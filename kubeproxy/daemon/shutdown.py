@@ -99,8 +99,11 @@ class Shutdown:
         await self._drain_last(within_s)
 
     async def drain_after_takeover(self, grace_s: float) -> None:
-        """Drain after a takeover: the rules lead to another instance."""
+        """Move connections after a takeover, because the rules lead to another instance, and drain the others."""
         log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
+        if (successor := self._takeover.successor) is not None and successor.token:
+            moved, left = await self._data_plane.move(successor.successor, successor.token)
+            log.info("connections moved", moved=moved, left=left)
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()
         await self._drain_last(grace_s)

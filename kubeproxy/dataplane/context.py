@@ -93,6 +93,8 @@ class Context:
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
         """Connections and datagrams that had passed too many proxies."""
+        self.adopted = 0
+        """Connections and UDP sessions that another process has begun."""
         self.connection_log = ConnectionLog()
         self.shared_rows: SharedRows | None = None
         """Where the workers count together what is open; None: this process is the only one."""

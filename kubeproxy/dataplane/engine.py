@@ -7,13 +7,15 @@ import os
 import random
 import socket
 import time
+import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from kubeproxy.dataplane.balancing.affinity import pieces
+from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.balancing.ejections import Ejection
 from kubeproxy.dataplane.budgets.fd_budget import Tenant
-from kubeproxy.dataplane.context import Context
+from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.interface import (
     NOTHING,
     PREVIEWS_MAX,
@@ -24,11 +26,38 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
+from kubeproxy.dataplane.tcp.state import ConnectionState
 from kubeproxy.dataplane.udp.sessions import DatagramListener, Sessions
 from kubeproxy.model import Address, FrontendName, Protocol, Target
+
+
+class Frozen(typing.Protocol):
+    """What has left its process, or has come from another one, and is still: its state, and what it owns."""
+
+    @property
+    def state(self) -> ConnectionState:
+        """What the process knows of it."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Its descriptors."""
+
+    def thaw(self) -> Movable | None:
+        """Go on with it here; None if that is not possible, and it has ended."""
+
+    def close(self) -> None:
+        """Forget it here, because another process goes on with it."""
+
+
+class Movable(typing.Protocol):
+    """What another process can go on with."""
+
+    def freeze(self) -> Frozen | None:
+        """Stop it and return it; None if it has ended."""
 
 
 class Engine:
@@ -216,6 +245,41 @@ class Engine:
                 yield from pieces(name, listener.balancer.bindings(self._context.reactor.clock(), since=since))
             yield None
 
+    def movable(self) -> tuple[Movable, ...]:
+        """Return what another process could go on with now; a dial can move once it is a connection."""
+        return tuple(live for live in self._context.live if isinstance(live, Connection))
+
+    @property
+    def open(self) -> int:
+        """Open connections and dials."""
+        return len(self._context.live)
+
+    @property
+    def room(self) -> int:
+        """How many descriptors of another process's connections there is room for: a part is left to new clients."""
+        budget = self._context.budget
+        return max(0, 7 * budget.limit // 8 - budget.used)
+
+    def claim(self, state: ConnectionState, descriptors: Sequence[int]) -> Frozen | None:
+        """Return another process's connection, ready to go on here; None if there is no room for it.
+
+        Its frontend need not be served here."""
+        listener = None if state.frontend is None else self._listeners.get(state.frontend)
+        if isinstance(listener, Listener):
+            counters, balancer = listener.counters, listener.balancer
+        else:
+            counters, balancer = FrontendCounters(), Balancer(rng=self._rng)
+            counters.frontend = state.frontend
+        frozen = FrozenConnection.claim(self._context, counters, balancer, state, descriptors)
+        if frozen is not None:
+            self._context.touched.add(counters)
+        return frozen
+
+    def adopt(self, frozen: Frozen) -> None:
+        """Go on with what `claim` has returned."""
+        self._context.adopted += 1
+        frozen.thaw()
+
     def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
         """Count the open connections, dials and UDP sessions to each of the addresses into `counts`.
 
@@ -266,6 +330,7 @@ class Engine:
             memory_shortages=context.memory.shortages,
             ports_exhausted=context.ports_exhausted,
             looped=context.looped,
+            adopted=context.adopted,
         )
 
     def take_ended(self) -> list[Ended]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
-from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, Entrances, WorkerStatus
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
@@ -114,6 +114,14 @@ class LocalDataPlane:
     def open_connections(self) -> int:
         """Open connections and dials in progress."""
         return len(self._context.live)
+
+    async def adopt(self) -> Entrances:
+        """Return none: connections move between workers only."""
+        return Entrances()
+
+    async def move(self, successor: str, token: str) -> tuple[int, int]:
+        """Move nothing."""
+        return 0, self.open_connections
 
     async def drain(self, grace_s: float) -> int:
         """See `DataPlane.drain`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from socket import socket
 from typing import Protocol
 
 from msgspec import Struct
@@ -96,6 +98,8 @@ class WorkerStatus(Struct, frozen=True):
     """Dials that failed because all of this host's ports towards the endpoint were in use."""
     looped: int = 0
     """Connections and datagrams that had passed too many proxies."""
+    adopted: int = 0
+    """Connections and UDP sessions that another instance has begun, and that have moved here."""
 
 
 class EjectedEndpoint(Struct, frozen=True):
@@ -184,6 +188,23 @@ class DataPlaneReadings(Protocol):
         """Return a lasting problem, such as a worker that keeps dying. Return None if there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entrances:
+    """Where workers take over connections of another instance. Whoever has it passes the sockets on, and closes it."""
+
+    sockets: Sequence[socket] = ()
+    """One to each worker."""
+    workers: tuple[int, ...] = ()
+    """The numbers of these workers."""
+    count: int = 0
+    """Workers among which UDP clients are divided; some may not be in service."""
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self.sockets:
+            sock.close()
+
+
 class DataPlane(DataPlaneReadings, Protocol):
     """A running data plane."""
 
@@ -215,6 +236,15 @@ class DataPlane(DataPlaneReadings, Protocol):
 
     async def retire(self) -> None:
         """Stop accepting everywhere: clients already queued are accepted, and open connections go on."""
+
+    async def adopt(self) -> Entrances:
+        """Let a worker of another instance send its connections to ours."""
+
+    async def move(self, successor: str, token: str) -> tuple[int, int]:
+        """Move the connections to the instance at a control socket, as far as it takes them.
+
+        Return the numbers moved, and left. What begins later, or cannot move yet, follows while this process lives.
+        `token` is the successor's."""
 
     async def drain(self, grace_s: float) -> int:
         """Wait until the connections open now have ended, at most `grace_s` seconds, and return the number left.

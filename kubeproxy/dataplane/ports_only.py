@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, Entrances, WorkerStatus
 from kubeproxy.dataplane.messages import Message, RestoreBindings
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.model import Address, FrontendName, Protocol, Target
@@ -70,6 +70,14 @@ class PortsOnly:
 
     async def retire(self) -> None:
         """See `DataPlane.retire`."""
+
+    async def adopt(self) -> Entrances:
+        """Return none: nothing is served."""
+        return Entrances()
+
+    async def move(self, successor: str, token: str) -> tuple[int, int]:
+        """See `DataPlane.move`."""
+        return 0, 0
 
     async def drain(self, grace_s: float) -> int:
         """See `DataPlane.drain`."""

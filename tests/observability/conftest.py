@@ -69,6 +69,7 @@ def worker_status(
     memory_shortages: int = 0,
     ports_exhausted: int = 0,
     looped: int = 0,
+    adopted: int = 0,
     lag_s: float = 0.0,
     dials: Sequence[int] = (),
     dial_seconds: float = 0.0,
@@ -90,6 +91,7 @@ def worker_status(
         memory_shortages=memory_shortages,
         ports_exhausted=ports_exhausted,
         looped=looped,
+        adopted=adopted,
     )
 
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import structlog
 
-from kubeproxy.daemon.takeover.protocol import receive, send
+from kubeproxy.daemon.takeover.protocol import receive, send, send_first
 from kubeproxy.dataplane.balancing.affinity import AFFINITY_ENTRIES
+from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
+    MOVES,
     PROTOCOL,
     Bindings,
     Done,
+    Move,
+    Moved,
     OrphanHello,
     Recall,
     Retire,
@@ -27,6 +32,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 
 log = structlog.get_logger(__name__)
 
+MOVE_S = 10.0
+"""How long a worker may take to move its connections before it is told to retire. It goes on moving then."""
 RECALL_S = 5.0
 """How long a worker may take to answer `Recall`."""
 
@@ -34,8 +41,20 @@ RECALL_S = 5.0
 class OrphanedWorker:
     """The connection to one orphaned worker."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: OrphanHello) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        hello: OrphanHello,
+        *,
+        known: bool,
+    ) -> None:
+        """`known`: a worker of our predecessor, or of this process before a re-exec."""
         self.pid = hello.pid
+        self.can_move = known and hello.moves == MOVES
+        """Whether its connections may come to our workers."""
+        self._sock = sock
         self._same_protocol = hello.protocol == PROTOCOL
         if not self._same_protocol:
             log.warning("orphaned worker: other takeover protocol", pid=self.pid, its=hello.protocol, ours=PROTOCOL)
@@ -44,6 +63,8 @@ class OrphanedWorker:
         self._bindings: list[RestoreBindings] = []
         self._answered = asyncio.Event()
         """Set when an answer is complete, or the connection has ended."""
+        self._moved = asyncio.Event()
+        """Set when it has moved what it could, or the connection has ended."""
         self._room = 0
         """How many clients more the current answer may name."""
 
@@ -53,11 +74,16 @@ class OrphanedWorker:
             while (message := await receive(self._reader, FROM_ORPHANS)) is not None:
                 if isinstance(message, Done):
                     self._answered.set()
+                elif isinstance(message, Moved):
+                    if not self._moved.is_set():
+                        log.info("connections moved here", pid=self.pid, moved=message.moved, left=message.left)
+                    self._moved.set()
                 elif isinstance(message, Bindings) and self._room > 0:
                     self._room -= len(message.bound.bindings)
                     self._bindings.append(message.bound)
         finally:
             self._answered.set()
+            self._moved.set()
 
     async def recall(self) -> list[RestoreBindings]:
         """Return the clients of session affinity, as far as the answer comes in time. A worker of another protocol
@@ -72,6 +98,16 @@ class OrphanedWorker:
                     await self._answered.wait()
             self._room = 0
         return self._bindings
+
+    async def move(self, entrances: Entrances) -> None:
+        """Have it move its connections through these sockets; return when it has moved what it could, or has ended."""
+        request = Move(entrances.workers, entrances.count)
+        self._moved.clear()
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(MOVE_S):
+                # Nothing else is to be sent: it has answered the last request.
+                send_first(self._sock, request, [sock.fileno() for sock in entrances.sockets])
+                await self._moved.wait()
 
     async def retire(self) -> None:
         """Have it stop: the rules lead to us. Every protocol version understands this."""

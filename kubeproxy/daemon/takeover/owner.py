@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from kubeproxy.daemon.takeover.protocol import Order
 from kubeproxy.daemon.takeover.serves_enough import Offer
+from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 
 HOLD_S: Final = 60.0
@@ -28,6 +29,9 @@ class Owner(Protocol):
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """Return the clients of session affinity."""
+
+    async def adopt(self) -> Entrances:
+        """Let a worker of another instance send its connections to ours."""
 
     async def yield_all(self) -> None:
         """Release what only one process can have; the rules are another's."""

@@ -152,9 +152,10 @@ class Predecessor:
         """Have it maintain the rules again, because we could not."""
         await self._ask(Resume())
 
-    async def take(self) -> str | None:
-        """Have it release the ports and its name, because the rules are ours. Return why it refuses, or None."""
-        return await self._ask(Take())
+    async def take(self, take: Take) -> str | None:
+        """Have it release the ports and its name, and move its connections, because the rules are ours. Return why it
+        refuses, or None."""
+        return await self._ask(take)
 
     async def stop(self) -> float:
         """Have it stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError if it does

@@ -131,8 +131,13 @@ class Resume(TakeoverMessage, frozen=True):
     """Maintain the rules again."""
 
 
-class Take(TakeoverMessage, frozen=True):
-    """The rules lead to the new instance: release the ports and the name, and drain."""
+class Take(TakeoverMessage, frozen=True, omit_defaults=True):
+    """The rules lead to the new instance: release the ports and the name, move the connections, and drain the rest."""
+
+    successor: str = ""
+    """The control socket of the new instance, to which workers turn; empty: no connection can move."""
+    token: str = ""
+    """What they show there: whoever has it has it from the owner."""
 
 
 class Refused(TakeoverMessage, frozen=True):
@@ -177,7 +182,8 @@ async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]
 
 
 def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Sequence[int] = ()) -> None:
-    """Send over a non-blocking socket that has no stream yet. OSError when the connection has ended."""
+    """Send over a non-blocking socket that has no stream yet, or whose stream has nothing to send. OSError when the
+    connection has ended."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     # A line is shorter than what an empty socket takes at once.
     sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)

@@ -149,11 +149,12 @@ class RuleTransfer(Netfilter, Conntrack):
         It refuses while rules lead to it. If it uses the other adapter, its rules are still there and are removed
         first.
         """
-        if await predecessor.take() is None:
+        take = self._takeover.server.take
+        if await predecessor.take(take) is None:
             return None
         try:
             for removed in await cleanup_all(keep=self._netfilter.name):
                 log.info("removed rules of the predecessor", what=removed)
         except KernelError as error:
             log.warning("cannot remove rules of predecessor", reason=str(error))
-        return await predecessor.take()
+        return await predecessor.take(take)

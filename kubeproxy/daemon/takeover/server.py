@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import math
 import os
 import socket
@@ -102,12 +103,20 @@ class TakeoverServer:
         """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
         self.stop_requested = asyncio.Event()
         """Set when an instance of another protocol version waits for this process to stop."""
+        self._token = os.urandom(16).hex()
+        self.successor: Take | None = None
+        """The request by which we have handed over."""
         self._in_force = self._yielding = False
         self._orphans: set[OrphanedWorker] = set()
         self._refusals = 0
         self._refusal_logged_at = -math.inf
 
     # State
+
+    @property
+    def take(self) -> Take:
+        """The request by which a predecessor hands over to us."""
+        return Take(successor=self._control.name, token=self._token)
 
     def listen(self) -> None:
         """Bind the name. New instances get `Busy` until `answer`."""
@@ -130,7 +139,16 @@ class TakeoverServer:
         """Retire the orphaned workers, also those that connect later, because our rules lead clients to us."""
         self._in_force = True
         for orphan in self._orphans:
-            self._tasks.start(orphan.retire(), name="takeover: retire")
+            self._tasks.start(self._relieve(orphan), name="takeover: relieve")
+
+    async def _relieve(self, orphan: OrphanedWorker) -> None:
+        """Have an orphaned worker move its connections to our workers, if it is known, and retire."""
+        if orphan.can_move and (entrances := await self._owner.adopt()).sockets:
+            try:
+                await orphan.move(entrances)
+            finally:
+                entrances.close()
+        await orphan.retire()
 
     @property
     def orphans(self) -> int:
@@ -219,9 +237,10 @@ class TakeoverServer:
                     return
             self._unproven.pop(sock, None)
             if isinstance(hello, OrphanHello):
-                is_here = pid_of(sock) == hello.pid
-                await self._serve_orphan(OrphanedWorker(reader, writer, hello))
-                if is_here:
+                pid = pid_of(sock)
+                known = is_child(pid) or hmac.compare_digest(hello.token.encode(), self._token.encode())
+                await self._serve_orphan(OrphanedWorker(sock, reader, writer, hello, known=known))
+                if pid == hello.pid:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
             elif isinstance(hello, Order):
                 reason = await self._owner.obey(hello)
@@ -282,7 +301,7 @@ class TakeoverServer:
         try:
             with contextlib.suppress(OSError):
                 if self._in_force:
-                    await orphan.retire()
+                    self._tasks.start(self._relieve(orphan), name="takeover: relieve")
                 await orphan.serve()
         finally:
             self._orphans.remove(orphan)
@@ -350,6 +369,7 @@ class TakeoverServer:
                 if (reason := await self._obstacle()) is not None:
                     return reason
                 hold.end()
+                self.successor = request
                 self.release()
                 await self._owner.yield_all()
                 self.superseded.set()
@@ -382,6 +402,15 @@ class TakeoverServer:
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)
+
+
+def is_child(pid: int) -> bool:
+    """Return whether a process is a child of this one: after a re-exec the workers are."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, OverflowError):
+        return False
+    return pid > 0
 
 
 async def _reap(pid: int) -> None:

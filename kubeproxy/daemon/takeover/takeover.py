@@ -149,7 +149,7 @@ class Takeover:
             return False
         if owner.same_protocol:
             await owner.hold()
-            await owner.take()
+            await owner.take(self.server.take)
             log.info("silent kubeproxy has yielded", pid=owner.pid)
         owner.close()
         await self._owner.hold(False)

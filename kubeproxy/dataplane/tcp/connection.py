@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from kubeproxy.dataplane.budgets.pipe_pool import Pipe
 from kubeproxy.dataplane.sockets.fd_calls import keep_alive, reset_on_close
 from kubeproxy.dataplane.tcp.flow import NO_MEMORY, READABLE, Flow
-from kubeproxy.dataplane.tcp.frozen import ConnectionState, FrozenConnection
+from kubeproxy.dataplane.tcp.state import ConnectionState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from kubeproxy.dataplane.balancing.balancer import Balancer
     from kubeproxy.dataplane.connection_log import Entry
@@ -157,38 +159,6 @@ class Connection:
         context.reactor.remove(self._endpoint)
         return FrozenConnection(context, self._counters, self._balancer, state, descriptors)
 
-    @classmethod
-    def thaw(cls, frozen: FrozenConnection) -> Connection:
-        """Go on with a connection that was frozen, in this process or in another one.
-
-        OSError when the reactor has no room: then nothing has changed."""
-        context, state = frozen.context, frozen.state
-        client, endpoint, *pipes = frozen.descriptors
-        reactor, now = context.reactor, context.reactor.now
-        reactor.add(client, _ignore)
-        try:
-            reactor.add(endpoint, _ignore)
-        except OSError:
-            reactor.remove(client)
-            raise
-        frozen.balancer.opened(state.target)
-        self = cls(
-            context,
-            frozen.counters,
-            frozen.balancer,
-            client=client,
-            endpoint=endpoint,
-            target=state.target,
-            since=now - state.age_s,
-            entry=state.entry if context.tune.access_log else None,
-        )
-        self.kept_alive = state.kept_alive
-        self.up.go_on(state.up, pipes[:2] if state.up.piped else ())
-        self.down.go_on(state.down, pipes[-2:] if state.down.piped else ())
-        if state.quiet_s:
-            self.quiet = self.moved, now - state.quiet_s
-        return self
-
     def _leave(self) -> None:
         self._context.live.discard(self)
         self._counters.active -= 1
@@ -210,6 +180,92 @@ class Connection:
             context.connection_log.add(
                 self._entry.ended(reason, duration_s=duration_s, bytes_in=up.count, bytes_out=down.count)
             )
+
+
+class FrozenConnection:
+    """A state with its descriptors, and the claims on them."""
+
+    __slots__ = ("_balancer", "_context", "_counters", "descriptors", "state")
+
+    def __init__(
+        self,
+        context: Context,
+        counters: FrontendCounters,
+        balancer: Balancer,
+        state: ConnectionState,
+        descriptors: Sequence[int],
+    ) -> None:
+        """The claims are made: see `claim`, where another process had made them."""
+        self._context = context
+        self._counters = counters
+        self._balancer = balancer
+        self.state = state
+        self.descriptors = tuple(descriptors)
+
+    @classmethod
+    def claim(
+        cls,
+        context: Context,
+        counters: FrontendCounters,
+        balancer: Balancer,
+        state: ConnectionState,
+        descriptors: Sequence[int],
+    ) -> FrozenConnection | None:
+        """Claim the descriptors of another process's connection; None if the budget has no room for them.
+
+        A connection that exists is not measured by what is fair among new ones."""
+        budget = context.budget
+        if len(descriptors) != state.descriptors or budget.used + len(descriptors) > budget.limit:
+            return None
+        for _ in descriptors[2::2]:
+            context.pipes.adopt()
+        budget.take_back(2, counters.share)
+        return cls(context, counters, balancer, state, descriptors)
+
+    def close(self) -> None:
+        """Close the descriptors and return the claims. The other process's connection does not notice."""
+        for descriptor in self.descriptors[:2]:
+            os.close(descriptor)
+        pipes = self.descriptors[2:]
+        for at in range(0, len(pipes), 2):
+            self._context.pipes.give(Pipe(*pipes[at : at + 2]), empty=False)
+        self._context.budget.give(2, self._counters.share)
+
+    def thaw(self) -> Connection | None:
+        """Go on with the connection. None if this process has no room for it: then both sides get a reset."""
+        context, state = self._context, self.state
+        client, endpoint, *pipes = self.descriptors
+        reactor, now = context.reactor, context.reactor.now
+        try:
+            reactor.add(client, _ignore)
+            reactor.add(endpoint, _ignore)
+        except (OSError, MemoryError):
+            reactor.remove(client)
+            self.abort()
+            return None
+        self._balancer.opened(state.target)
+        connection = Connection(
+            context,
+            self._counters,
+            self._balancer,
+            client=client,
+            endpoint=endpoint,
+            target=state.target,
+            since=now - state.age_s,
+            entry=state.entry if context.tune.access_log else None,
+        )
+        connection.kept_alive = state.kept_alive
+        connection.up.go_on(state.up, pipes[:2] if state.up.piped else ())
+        connection.down.go_on(state.down, pipes[-2:] if state.down.piped else ())
+        if state.quiet_s:
+            connection.quiet = connection.moved, now - state.quiet_s
+        return connection
+
+    def abort(self) -> None:
+        """End the connection: both sides get a reset."""
+        for descriptor in self.descriptors[:2]:
+            reset_on_close(descriptor)
+        self.close()
 
 
 def _ignore(what: int) -> None:

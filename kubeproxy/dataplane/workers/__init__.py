@@ -7,5 +7,6 @@ frontend_sockets    the sockets of a frontend for all workers; `batch` is what g
 columns             the table in which workers count together what is open
 channel             frames and descriptors between both sides; `protocol` are the messages (pure)
 main                a worker's program
+mover               hands a worker's connections to another instance; `adopter` takes them; `moving` are the messages
 orphan              a worker without its control process; `takeover_messages` are those to the owner
 """

@@ -35,6 +35,16 @@ class Channel(Generic[F]):
         """Whether bytes wait to be sent."""
         return bool(self._outgoing)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has closed, and nothing that it has sent is left."""
+        try:
+            return not self._decoder.left and not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
         """Send or queue a frame; the caller may close the descriptors then.
 

@@ -27,9 +27,12 @@ from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.tcp.flow import send_backlogs
+from kubeproxy.dataplane.workers.adopter import Adopter
 from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.mover import Mover
 from kubeproxy.dataplane.workers.orphan import Orphan
 from kubeproxy.dataplane.workers.protocol import (
+    Adopt,
     Apply,
     BindingsReply,
     ClosePrevious,
@@ -42,6 +45,8 @@ from kubeproxy.dataplane.workers.protocol import (
     Exit,
     GarbledError,
     Heartbeat,
+    MoveReply,
+    MoveTo,
     OpenReply,
     OpenToReply,
     OpenToRequest,
@@ -54,6 +59,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Topic,
     WorkerStatusReply,
 )
+from kubeproxy.dataplane.workers.takeover_messages import Move
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.runtime import privileges, sandbox
 
@@ -65,6 +71,8 @@ COUNTERS_PER_FRAME = 128
 """Frontends with counters in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
 """How often a drain checks for its end, and a channel without memory tries again."""
+FIND_S = 5.0
+"""How long a worker looks for the successor of its control process, which has announced it."""
 STATUS_S = 1.0
 """How often the worker sends its open connections unrequested, which also shows that it is alive."""
 
@@ -97,6 +105,14 @@ class Worker:
         self._arriving: deque[int] = deque()
         """Sockets of the messages in progress."""
         self._leaving = False
+        self._orphan: Orphan | None = None
+        """The connection to the owner of the node, when that is another instance."""
+        self._mover: Mover | None = None
+        self._move_number: int | None = None
+        """Of the `MoveTo` that has no reply yet."""
+        self._relieved = False
+        """Whether the owner lets this worker go, or there is none: then only its own control process keeps it."""
+        self._adopters: set[Adopter] = set()
         self._bindings_sent_at = self._reactor.now
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
         self._reactor.after(STATUS_S, self._send_status)
@@ -196,14 +212,48 @@ class Worker:
         if not self._engine.frontends and not self._work:
             self._reactor.stop()
             return
-        Orphan(
+        if self._relieved:
+            self._leave()
+        elif self._orphan is None:
+            self._look_for_owner(self._owner_prefix, self._context.tune.orphan_grace_s)
+
+    def _look_for_owner(self, prefix: str, grace_s: float, *, token: str = "") -> None:
+        self._orphan = Orphan(
             self._reactor,
-            owner_prefix=self._owner_prefix,
+            owner_prefix=prefix,
             run=self._run,
-            grace_s=self._context.tune.orphan_grace_s,
+            token=token,
+            grace_s=grace_s,
             bindings=self._engine.bindings,
-            retire=self._leave,
+            move=self._move_to,
+            retire=self._relieve,
         )
+
+    def _relieve(self) -> None:
+        """Go, unless a control process still has this worker drain."""
+        self._relieved = True
+        if self._channel is None:
+            self._leave()
+        elif self._mover is None:
+            self._report_moved(0, self._open)
+
+    def _move_to(self, request: Move, descriptors: Sequence[int]) -> None:
+        """Move to the workers of the owner, whose sockets these are."""
+        if len(descriptors) != len(request.workers):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        if self._mover is None:
+            self._mover = Mover(self._reactor, self._engine, self._report_moved)
+        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        self._mover.add(list(zip(request.workers, sockets, strict=True)))
+
+    def _report_moved(self, moved: int, left: int) -> None:
+        if self._move_number is not None:
+            self._answer(MoveReply(self._move_number, self._open, moved, left))
+            self._move_number = None
+        if self._orphan is not None and self._mover is not None:
+            self._orphan.moved(moved, left)
 
     # Requests.
 
@@ -230,6 +280,11 @@ class Worker:
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
                 self._drain(number, grace_s)
+            case MoveTo(number, successor, token):
+                self._move_number = number
+                self._look_for_owner(successor, FIND_S, token=token)
+            case Adopt(number):
+                return self._adopt(number)
             case _:
                 return self._reply(request)
         return iter(())
@@ -333,6 +388,19 @@ class Worker:
                 self._answer(DrainReply(number, self._open, left))
 
         look()
+
+    def _adopt(self, number: int) -> Iterator[bool]:
+        if not self._arriving:
+            raise GarbledError("no channel to take connections over from")
+        adopter = Adopter(
+            self._reactor,
+            self._engine,
+            socket.socket(fileno=self._arriving.popleft()),
+            on_end=lambda: self._adopters.discard(adopter),
+        )
+        self._adopters.add(adopter)
+        self._answer(DoneReply(number, self._open))
+        yield from ()
 
     # Sockets.
 

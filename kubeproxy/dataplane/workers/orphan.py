@@ -9,7 +9,12 @@ ask for session affinity::
     owner    {"type": "recall"}                              any number of times, with equal protocol versions
     worker   {"type": "bindings", "bound": [...]}            any number
     worker   {"type": "done", "request": "recall"}
+    owner    {"type": "move", "workers": [0, 1], "count": 2}   and a socket to each; only if the owner knows the worker
+    worker   {"type": "moved", "moved": 20, "left": 0}
     owner    {"type": "retire"}
+
+A worker whose control process lives does the same when that process has handed over to another one
+(`protocol.MoveTo`): then it knows the owner's name, and has a token from it.
 
 Without an owner the worker retires after its grace period.
 """
@@ -20,16 +25,21 @@ import array
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.protocol import DESCRIPTORS_LIMIT
 from kubeproxy.dataplane.workers.takeover_messages import (
     FOR_ORPHANS,
     LINE_BYTES,
+    MOVES,
     PROTOCOL,
     Bindings,
     Done,
+    Move,
+    Moved,
     OrphanHello,
     Recall,
     Retire,
@@ -55,21 +65,24 @@ class Orphan:
         *,
         owner_prefix: str,
         run: str,
+        token: str = "",
         grace_s: float,
         bindings: Callable[[], Iterable[RestoreBindings | None]],
+        move: Callable[[Move, Sequence[int]], None],
         retire: Callable[[], None],
     ) -> None:
         """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is none. `bindings`: the
-        clients of session affinity, in parts."""
+        clients of session affinity, in parts. `move` is called with the owner's request and its descriptors."""
         self._reactor = reactor
         self._prefix = owner_prefix
         self._tried: set[str] = set()
         """Names that the worker has connected to."""
         self._turn = 0
         self._challenge: peer_capability.Challenge | None = None
-        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run))
+        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run, MOVES, token))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
+        self._move = move
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
         self._received = b""
@@ -147,11 +160,13 @@ class Orphan:
         if what & select.EPOLLOUT:
             self._send()
         try:
-            data = self._owner.recv(LINE_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._owner, LINE_BYTES, DESCRIPTORS_LIMIT, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, descriptors = b"", []
         *lines, self._received = (self._received + data).split(b"\n")
         requests = list(map(_decode, lines))
         proven = self._challenge is not None and self._challenge.answered
@@ -159,9 +174,19 @@ class Orphan:
             self._disconnect()
         elif any(isinstance(request, Retire) for request in requests):
             self._end()
+        elif moves := [request for request in requests if isinstance(request, Move)]:
+            self._move(moves[0], descriptors)
+            descriptors = []
         elif any(isinstance(request, Recall) for request in requests):
             self._lines = _answer(self._bindings())
             self._send()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def moved(self, moved: int, left: int) -> None:
+        """Tell the owner that all that can move has moved."""
+        self._lines = chain(self._lines, [encode(Moved(moved, left))])
+        self._send()
 
     def _send(self) -> None:
         """Send as much as fits; the rest when there is room."""
@@ -192,7 +217,7 @@ def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
     yield encode(Done("recall"))
 
 
-def _decode(line: bytes) -> Retire | Recall | None:
+def _decode(line: bytes) -> Retire | Recall | Move | None:
     """Return the owner's request, or None for another text, which is ignored."""
     try:
         return decode(line, FOR_ORPHANS)

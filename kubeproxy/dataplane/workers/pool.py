@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,7 +13,15 @@ from itertools import product
 from msgspec.structs import astuple, replace
 
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.interface import NOTHING, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.interface import (
+    NOTHING,
+    BalancePreview,
+    Counters,
+    EjectedEndpoint,
+    Ended,
+    Entrances,
+    WorkerStatus,
+)
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
@@ -20,12 +29,15 @@ from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
 from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import (
+    Adopt,
     ClosePrevious,
     DoneReply,
     Drain,
     DrainReply,
     EjectedReply,
     EndedReply,
+    MoveReply,
+    MoveTo,
     OpenReply,
     OpenToReply,
     OpenToRequest,
@@ -411,6 +423,22 @@ class WorkerDataPlane:
         for sockets in self._frontends.values():
             sockets.close()
         self._frontends.clear()
+
+    async def adopt(self) -> Entrances:
+        """See `DataPlane.adopt`."""
+        sockets: dict[int, socket.socket] = {}
+        for number, worker in sorted(self._workers.items()):
+            if worker.in_service:
+                sockets[number], inside = socket.socketpair()
+                with inside:
+                    worker.request(Adopt, [inside])
+        return Entrances(tuple(sockets.values()), tuple(sockets), self._count)
+
+    async def move(self, successor: str, token: str) -> tuple[int, int]:
+        """See `DataPlane.move`."""
+        replies = await self._supervisor.request_all(lambda number: MoveTo(number, successor, token))
+        moves = [reply for reply in replies if isinstance(reply, MoveReply)]
+        return sum(move.moved for move in moves), sum(move.left for move in moves)
 
     async def drain(self, grace_s: float) -> int:
         """See `DataPlane.drain`."""

@@ -18,6 +18,8 @@ from kubeproxy.dataplane.workers.protocol import (
     DrainReply,
     GarbledError,
     Heartbeat,
+    MoveReply,
+    MoveTo,
     Reply,
     Report,
     Request,
@@ -93,7 +95,7 @@ class WorkerProcess:
         future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)
-        pending = _Pending(future, patient=isinstance(request, Drain))
+        pending = _Pending(future, patient=isinstance(request, Drain | MoveTo))
         if self._channel is None:
             pending.resolve(None)
             return future
@@ -191,7 +193,7 @@ class WorkerProcess:
         if isinstance(report, BindingsReply) and report.bindings is not None:
             self.bindings.append(report.bindings)
             return
-        if not isinstance(report, DrainReply):  # all others come in the order of the requests
+        if not isinstance(report, DrainReply | MoveReply):  # all others come in the order of the requests
             for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
                 del self._forgotten[name]
         if (pending := self._pending.pop(report.number, None)) is not None:

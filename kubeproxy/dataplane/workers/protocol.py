@@ -2,7 +2,8 @@
 
 A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
 request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of
-the requests, except to `Drain`: its reply waits for connections. An unrequested `Heartbeat` has no number.
+the requests, except to `Drain` and `MoveTo`, whose replies wait for connections. An unrequested `Heartbeat` has no
+number.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec import Struct
 
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Message, RestoreBindings
+from kubeproxy.dataplane.workers.moving import Load, Receipt
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model.errors import KubeproxyError
 
@@ -100,6 +102,24 @@ class Drain(Struct, frozen=True, tag=True, array_like=True):
 
     number: int
     grace_s: float
+
+
+class MoveTo(Struct, frozen=True, tag=True, array_like=True):
+    """Move all connections to the workers of the instance at that control socket; `MoveReply`.
+
+    What begins later, or could not move yet, follows by itself as soon as it can."""
+
+    number: int
+    successor: str
+    """The name of the control socket."""
+    token: str
+    """Shows the successor that it has been announced."""
+
+
+class Adopt(Struct, frozen=True, tag=True, array_like=True):
+    """Take over the connections that come through this channel, a descriptor; `DoneReply`."""
+
+    number: int
 
 
 class Exit(Struct, frozen=True, tag=True, array_like=True):
@@ -197,13 +217,22 @@ class DrainReply(Struct, frozen=True, tag=True, array_like=True):
     left: int
 
 
+class MoveReply(Struct, frozen=True, tag=True, array_like=True):
+    """All that can move has moved, or the successor cannot be reached: the numbers moved, and left here."""
+
+    number: int
+    open: int
+    moved: int
+    left: int
+
+
 class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
     """Sent regularly without a request: the open connections, and that the worker is alive."""
 
     open: int
 
 
-Request = Apply | ClosePrevious | Query | PreviewRequest | OpenToRequest | StopAccepting | Drain | Exit
+Request = Apply | ClosePrevious | Query | PreviewRequest | OpenToRequest | StopAccepting | Drain | MoveTo | Adopt | Exit
 Reply = (
     DoneReply
     | CountersReply
@@ -215,11 +244,12 @@ Reply = (
     | OpenReply
     | BindingsReply
     | DrainReply
+    | MoveReply
 )
 Report = Reply | Heartbeat
-Frame = Request | Report
+Frame = Request | Report | Load | Receipt
 
-F = TypeVar("F", Request, Report)
+F = TypeVar("F", Request, Report, Load, Receipt)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -247,6 +277,11 @@ class Decoder(Generic[F]):
     def room(self) -> memoryview:
         """The memory for the next bytes; never empty when `frames` is exhausted."""
         return memoryview(self._buffer)[self._end :]
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not decoded."""
+        return self._end - self._start
 
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
         """Yield the frames that are complete with `arrived` more bytes in `room`.

@@ -17,6 +17,9 @@ from kubeproxy.dataplane.messages import RestoreBindings
 PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
 messages changes; `RestoreBindings` and what it holds are part of a message."""
+MOVES: Final = 1
+"""The version of what moves with a connection (`moving`). Raise it when `ConnectionState` changes:
+between two versions nothing moves, and the connections drain."""
 LINE_BYTES: Final = 4096
 """The longest line."""
 
@@ -27,7 +30,7 @@ class TakeoverMessage(msgspec.Struct, frozen=True, tag_field="type", tag=str.low
     """One line."""
 
 
-class OrphanHello(TakeoverMessage, frozen=True, tag="orphan"):
+class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"):
     """The first message of an orphaned worker, sent with a `peer_capability.Challenge`. Frozen."""
 
     protocol: int
@@ -35,10 +38,30 @@ class OrphanHello(TakeoverMessage, frozen=True, tag="orphan"):
     """Its process number in its own PID namespace."""
     run: str
     """The run that it belonged to."""
+    moves: int = 0
+    """The version of `Move` that it understands."""
+    token: str = ""
+    """The token of the owner's `Take`, by which the worker's own control process has announced it."""
 
 
 class Retire(TakeoverMessage, frozen=True):
     """The rules lead to the owner: the worker stops accepting, drains and ends. Frozen."""
+
+
+class Move(TakeoverMessage, frozen=True):
+    """Move all connections to the owner's workers: sent with a socket to each of them, in this order."""
+
+    workers: tuple[int, ...]
+    """Their numbers."""
+    count: int
+    """The workers of the owner, which assign UDP clients by it."""
+
+
+class Moved(TakeoverMessage, frozen=True):
+    """All that can move has moved."""
+
+    moved: int
+    left: int
 
 
 class Recall(TakeoverMessage, frozen=True):
@@ -57,8 +80,8 @@ class Done(TakeoverMessage, frozen=True):
     request: str
 
 
-FOR_ORPHANS: Final[msgspec.json.Decoder[Retire | Recall]] = msgspec.json.Decoder(Retire | Recall)
-FROM_ORPHANS: Final[msgspec.json.Decoder[Bindings | Done]] = msgspec.json.Decoder(Bindings | Done)
+FOR_ORPHANS: Final[msgspec.json.Decoder[Retire | Recall | Move]] = msgspec.json.Decoder(Retire | Recall | Move)
+FROM_ORPHANS: Final[msgspec.json.Decoder[Bindings | Done | Moved]] = msgspec.json.Decoder(Bindings | Done | Moved)
 
 
 def encode(message: TakeoverMessage) -> bytes:

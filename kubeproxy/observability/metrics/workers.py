@@ -44,6 +44,8 @@ class Workers(Collector):
         """Dials that failed because all ports of this host towards the endpoint were in use."""
         self.looped = 0
         """Connections and datagrams refused because they loop through proxies."""
+        self.adopted = 0
+        """Connections and UDP sessions that have moved here from another instance."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0) -> None:
         """Record the present status of all workers. For the event loop's thread."""
@@ -58,6 +60,7 @@ class Workers(Collector):
             self.memory_shortages += status.memory_shortages - (before.memory_shortages if before else 0)
             self.ports_exhausted += status.ports_exhausted - (before.ports_exhausted if before else 0)
             self.looped += status.looped - (before.looped if before else 0)
+            self.adopted += status.adopted - (before.adopted if before else 0)
             self._numbers.add(status.number)
             lives[life] = status
         self._now, self._last = worker_status, lives
@@ -94,6 +97,11 @@ class Workers(Collector):
             "kubeproxy_access_log_skipped_connections_total",
             "Connections missing in the access log, because too many ended at once",
             self.log_skipped,
+        )
+        yield CounterMetricFamily(
+            "kubeproxy_moved_connections_total",
+            "Connections and UDP sessions taken over from another instance of kubeproxy, at a takeover or a re-exec",
+            self.adopted,
         )
         yield HistogramMetricFamily(
             "kubeproxy_dial_duration_seconds",

@@ -30,6 +30,7 @@ from kubeproxy.daemon.takeover.protocol import (
     Hello,
     Order,
     Prove,
+    Take,
     receive_first,
     send,
     send_first,
@@ -40,6 +41,7 @@ from kubeproxy.daemon.takeover.search import RETRY_S
 from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
+from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import Binding, RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Done, OrphanHello, decode, encode
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
@@ -86,6 +88,9 @@ class Story(Owner):
         if self.ponders:
             await asyncio.Event().wait()
         return self.bound
+
+    async def adopt(self) -> Entrances:
+        return Entrances()
 
     async def yield_all(self) -> None:
         if self.obstacle is not None:
@@ -160,7 +165,7 @@ async def test_a_new_instance_takes_over_and_is_found_by_the_next(name: str) -> 
         assert predecessor is not None
         assert predecessor.pid == os.getpid()
         await predecessor.hold()
-        await predecessor.take()
+        await predecessor.take(Take())
         assert story.words == ["share", "hold", "yield"]
         second.server.own()
         predecessor.close()
@@ -191,7 +196,7 @@ async def test_a_new_instance_owns_the_node_after_the_predecessors_death(name: s
             assert found is not None
             found.close()
         await predecessor.hold()  # it is gone, which is no obstacle
-        await predecessor.take()
+        await predecessor.take(Take())
         predecessor.close()
 
 
@@ -205,7 +210,7 @@ def test_a_dead_predecessor_is_no_obstacle_on_uvloop(name: str) -> None:
             await until(lambda: predecessor.gone)
             for _ in range(2):
                 await predecessor.hold()
-                await predecessor.take()
+                await predecessor.take(Take())
             predecessor.close()
             await predecessor.resume()
 
@@ -227,7 +232,7 @@ async def test_two_new_instances_take_turns(name: str) -> None:
             third = group.create_task(come_third())
             await asyncio.sleep(0)
             assert not third.done()
-            await predecessor.take()
+            await predecessor.take(Take())
             second.server.own()
             predecessor.close()
     assert story.words == ["share", "yield"]
@@ -257,7 +262,7 @@ async def test_of_several_simultaneous_instances_one_owns_and_the_others_follow(
             predecessor = await one.begin()
             one.server.answer()
             if predecessor is not None:
-                await predecessor.take()
+                await predecessor.take(Take())
                 one.server.own()
                 predecessor.close()
 
@@ -311,10 +316,10 @@ async def test_an_owner_refuses_take_while_rules_lead_to_it(name: str) -> None:
         await predecessor.hold()
         for reason in (True, KernelError("no netlink")):
             story.leads = reason
-            assert await predecessor.take() is not None
+            assert await predecessor.take(Take()) is not None
         assert not owner.server.superseded.is_set()
         story.leads = False
-        assert await predecessor.take() is None
+        assert await predecessor.take(Take()) is None
         assert owner.server.superseded.is_set()
         assert story.words == ["share", "hold", "yield"]
         predecessor.close()
@@ -495,7 +500,7 @@ async def test_a_shutdown_waits_while_a_new_instance_turns_the_rules(name: str) 
         leaving = asyncio.ensure_future(owner.server.between())
         await asyncio.sleep(0.05)
         assert not leaving.done()
-        await predecessor.take()
+        await predecessor.take(Take())
         async with asyncio.timeout(1):
             await leaving
         predecessor.close()
@@ -657,7 +662,7 @@ async def test_an_owner_with_a_slow_data_plane_answers_in_time(name: str, monkey
         assert found is not None
         assert await new.recall() == []
         await found.hold()
-        await found.take()
+        await found.take(Take())
         assert not found.silent
         assert story.words == ["share", "recall", "hold", "yield"]
         found.close()
@@ -845,7 +850,7 @@ async def test_a_request_of_the_wrong_protocol_version_is_not_obeyed(name: str, 
             with pytest.raises(OSError):
                 await new.stop()
         else:
-            await new.take()
+            await new.take(Take())
         new.close()
         assert not owner.server.stop_requested.is_set()
         assert not owner.server.superseded.is_set()
@@ -870,6 +875,6 @@ async def test_a_late_answer_is_ignored(name: str, monkeypatch: pytest.MonkeyPat
             hasty.setattr(takeover_predecessor, "ANSWER_S", 0.1)
             assert await new.recall() == [piece]
         await found.hold()
-        await found.take()
+        await found.take(Take())
         assert owner.requests == ["hello", "recall", "hold", "take"]
         found.close()

@@ -25,10 +25,10 @@ from kubeproxy.dataplane.connection_log import Entry
 from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import EDGE, Reactor
 from kubeproxy.dataplane.messages import Tune
-from kubeproxy.dataplane.tcp.connection import Connection
+from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
 from kubeproxy.dataplane.tcp.flow import send_backlogs
-from kubeproxy.dataplane.tcp.frozen import ConnectionState, FrozenConnection
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
+from kubeproxy.dataplane.tcp.state import ConnectionState
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import LOOPBACK, frontend
 from tests.support.clock import Clock
@@ -197,7 +197,7 @@ class Stage:
         claimed = FrozenConnection.claim(there.context, there.counters, there.balancer, state, copies)
         assert claimed is not None
         frozen.close()
-        Connection.thaw(claimed)
+        claimed.thaw()
         self.at = 1 - self.at
         self.used_nothing(self.places[1 - self.at])
 
@@ -205,7 +205,7 @@ class Stage:
         """Freeze it, and go on in the same place: the other process had no room."""
         frozen = self.freeze()
         if frozen is not None:
-            Connection.thaw(frozen)
+            frozen.thaw()
 
     def turn(self) -> None:
         self.place.reactor.turn()
@@ -311,7 +311,7 @@ def test_the_backlog_moves_with_it() -> None:
         assert frozen is not None
         assert frozen.state.up.backlog
         assert not frozen.state.up.piped
-        Connection.thaw(frozen)
+        frozen.thaw()
         it.move()
         it.client.finish()
         run_until(it, lambda: it.endpoint.heard_all)
@@ -352,7 +352,7 @@ def test_the_bytes_in_a_pipe_move_with_it() -> None:
         assert frozen is not None
         assert frozen.state.up.piped
         assert len(frozen.descriptors) == frozen.state.descriptors == 4
-        Connection.thaw(frozen)
+        frozen.thaw()
         it.move()
         assert it.place.context.pipes.in_use == 1
         it.client.finish()
@@ -410,4 +410,4 @@ def test_no_room_claims_nothing() -> None:
         )
         assert full.context.budget.used == 0
         full.close()
-        Connection.thaw(frozen)
+        frozen.thaw()

@@ -22,6 +22,7 @@ from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
+    MOVES,
     PROTOCOL,
     Bindings,
     Done,
@@ -198,7 +199,7 @@ async def test_an_owner_retires_them(owner: Owner) -> None:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         assert sorted(owner.came, key=lambda came: left.pids.index(came.pid)) == [
-            OrphanHello(PROTOCOL, pid, "that run") for pid in left.pids
+            OrphanHello(PROTOCOL, pid, "that run", MOVES) for pid in left.pids
         ]
         others = await connected(left.address)
         owner.send(b'{"type": "another"}\n{"type": "ret')

@@ -55,22 +55,21 @@ def test_sums_outlive_the_workers() -> None:
     )
     workers.see(
         [
-            worker_status(0, accept_paused=4, dials=(4, 1), dial_seconds=0.75),
+            worker_status(0, accept_paused=4, adopted=5, dials=(4, 1), dial_seconds=0.75),
             worker_status(1, accept_paused=1, dials=(1,)),
         ]
     )
     assert workers.accept_paused == 5
-    workers.see(
-        [worker_status(0, pid=2000, began=9.0, accept_paused=1, log_skipped=7, dials=(0, 0, 2), dial_seconds=0.25)]
-    )
+    workers.see([worker_status(0, pid=2000, began=9.0, accept_paused=1, log_skipped=7, adopted=2, dials=(0, 0, 2))])
     found = values(workers)
     assert found["accept_paused_total"] == 6
+    assert found["moved_connections_total"] == 7
     assert found["access_log_skipped_connections_total"] == 7
     assert found["dial_duration_seconds_bucket le=0.0005"] == 5
     assert found["dial_duration_seconds_bucket le=0.001"] == 6
     assert found["dial_duration_seconds_bucket le=0.0025"] == 8
     assert found["dial_duration_seconds_bucket le=+Inf"] == found["dial_duration_seconds_count"] == 8
-    assert found["dial_duration_seconds_sum"] == 1.0
+    assert found["dial_duration_seconds_sum"] == 0.75
 
 
 def test_loop_lag_is_the_value_of_the_worker() -> None:

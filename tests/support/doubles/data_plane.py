@@ -8,7 +8,15 @@ import errno
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from kubeproxy.dataplane.interface import PREVIEWS_MAX, BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
+from kubeproxy.dataplane.interface import (
+    PREVIEWS_MAX,
+    BalancePreview,
+    Counters,
+    EjectedEndpoint,
+    Ended,
+    Entrances,
+    WorkerStatus,
+)
 from kubeproxy.dataplane.messages import (
     Listen,
     MarkEndpoint,
@@ -125,6 +133,14 @@ class FakeDataPlane:
 
     async def retire(self) -> None:
         """Does nothing: there are no clients to refuse."""
+
+    async def adopt(self) -> Entrances:
+        """Return none: nothing is served."""
+        return Entrances()
+
+    async def move(self, successor: str, token: str) -> tuple[int, int]:
+        """See `DataPlane.move`."""
+        return 0, 0
 
     async def drain(self, grace_s: float) -> int:
         """Zero: there are no connections."""

@@ -60,14 +60,16 @@ def linger(seconds: float = 1.0) -> None:
 @each_path
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_takeover(stage: Stage, netfilter: str, workers: str) -> None:
-    """A new instance takes over rules, node ports, health and metrics ports."""
-    first = serve(stage, f"--workers={workers}", netfilter=netfilter)
+    """A new instance takes over rules, node ports, health and metrics ports, and between workers the connections."""
+    first = serve(stage, f"--workers={workers}", "--shutdown-grace=90s", netfilter=netfilter)
     port = kernel_state.redirects(stage.node)[VIP, 80]
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         second = stage.daemon(QUICK, GRACE, f"--workers={workers}", netfilter=netfilter)
         until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the new instance")
         until(lambda: "new instance has taken over" in first.log(), "the first instance has handed over")
+        if workers != "0":
+            assert first.wait(40) == 0, "it waits for no connection, however long its grace period is"
         linger()
     unhurt(crowd)
     crowd.show(f"takeover ({netfilter}, {workers} workers)")
@@ -215,20 +217,20 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
 
 @each_path
 def test_re_exec(stage: Stage, netfilter: str) -> None:
-    """New code with the same process id."""
-    daemon = serve(stage, "--workers=2", netfilter=netfilter)
+    """New code with the same process id: the connections move to its workers, and those of the old code end."""
+    daemon = serve(stage, "--workers=2", "--shutdown-grace=90s", netfilter=netfilter)
     pid = daemon.process.pid
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         daemon.process.send_signal(signal.SIGUSR2)
         until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
         until(lambda: "orphaned worker serves on" in daemon.log(), "orphans have reported")
-        linger(2.0)
+        until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
+        linger()
     unhurt(crowd)
     crowd.show(f"re-exec ({netfilter})")
     assert daemon.process.pid == pid
     assert daemon.process.poll() is None
-    until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
     until(
         lambda: "defunct" not in stage.node.run(["ps", "--ppid", str(pid), "-o", "args="]).stdout, "no zombie remains"
     )

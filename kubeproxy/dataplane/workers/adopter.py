@@ -1,0 +1,78 @@
+"""Takes over connections from a worker of another instance."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from kubeproxy.dataplane.engine import Engine, Frozen
+from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.moving import Load, Receipt
+from kubeproxy.dataplane.workers.protocol import GarbledError
+
+
+class Adopter:
+    """One channel, until the other worker closes it."""
+
+    def __init__(self, reactor: Reactor, engine: Engine, sock: socket.socket, on_end: Callable[[], None]) -> None:
+        """`on_end` is called when the channel is closed."""
+        self._reactor = reactor
+        self._engine = engine
+        self._channel: Channel[Load] = Channel(sock, Load)
+        self._on_end = on_end
+        reactor.add(sock.fileno(), self._on_event, LEVEL)
+        with contextlib.suppress(OSError):  # it has ended already, and its last load may be here
+            self._channel.send(Receipt(0, engine.room))
+
+    def _on_event(self, what: int) -> None:
+        try:
+            for load, descriptors in self._channel.receive():
+                self._take(load, descriptors)
+        except (GarbledError, EOFError, OSError, MemoryError):
+            self._end()
+
+    def _take(self, load: Load, descriptors: Sequence[int]) -> None:
+        """Take a load over: claim what it needs, send the receipt, and only then touch it."""
+        claimed: list[Frozen] = []
+        refused: list[int] = []
+        at = 0
+        if sum(state.descriptors for state in load.connections) != len(descriptors):
+            _close(descriptors)
+            raise GarbledError("other descriptors than the load needs")
+        for place, state in enumerate(load.connections):
+            own = descriptors[at : at + state.descriptors]
+            at += state.descriptors
+            if (frozen := self._engine.claim(state, own)) is not None:
+                claimed.append(frozen)
+            else:
+                refused.append(place)
+                _close(own)
+        if not self._commits(Receipt(load.number, self._engine.room, tuple(refused))):
+            for frozen in claimed:
+                frozen.close()
+            raise EOFError
+        for frozen in claimed:
+            self._engine.adopt(frozen)
+
+    def _commits(self, receipt: Receipt) -> bool:
+        """Send a receipt; whether this process is the one that goes on: the receipt is in the kernel, or the sender has
+        died. A sender that gives up reads no more, and leaves a byte behind the load."""
+        try:
+            self._channel.send(receipt)
+        except OSError:
+            return self._channel.ended
+        return not self._channel.congested
+
+    def _end(self) -> None:
+        if self._channel.sock.fileno() >= 0:
+            self._reactor.remove(self._channel.sock.fileno())
+            self._channel.close()
+            self._on_end()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

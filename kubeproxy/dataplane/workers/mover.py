@@ -1,0 +1,215 @@
+"""Hands the connections of this worker to the workers of another instance, over the channels that it was given.
+
+From then on whatever this worker serves leaves as soon as it can: a connection at once, a dial when an endpoint has
+answered. What the other instance does not take, because it has no room or has ended, is served here to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kubeproxy.dataplane.engine import Engine, Frozen, Movable
+from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.moving import LOAD_BYTES, LOAD_DESCRIPTORS, Load, Receipt
+from kubeproxy.dataplane.workers.protocol import GarbledError
+
+LOOK_S = 0.05
+"""How often the worker looks for connections that can leave by now."""
+ANSWER_S = 5.0
+"""A receiver that has not answered after so long hangs: its channel is given up, and the load stays here."""
+FULL_S = 1.0
+"""How often a receiver without room is asked again."""
+
+
+class Way:
+    """The channel to one worker of the other instance, and the load that is under way."""
+
+    def __init__(self, reactor: Reactor, sock: socket.socket, number: int, on_free: Callable[[], None]) -> None:
+        """`number`: of that worker. `on_free` is called when a load has been taken, or is back."""
+        self.number = number
+        self.room = 0
+        self.alive = True
+        self.moved = 0
+        self.returned: list[Movable] = []
+        """What the receiver has refused, and is served here again; the reader clears it."""
+        self._reactor = reactor
+        self._channel: Channel[Receipt] = Channel(sock, Receipt)
+        self._on_free = on_free
+        self._sent = 0
+        """The number of the last load."""
+        self._load: list[Frozen] = []
+        self._waits = True
+        """For a receipt: at first for the one with the room."""
+        self._watched = LEVEL
+        reactor.add(sock.fileno(), self._on_event, LEVEL)
+        self._expect()
+
+    @property
+    def free(self) -> bool:
+        """Whether the next load may be sent."""
+        return self.alive and not self._waits
+
+    def send(self, load: list[Frozen]) -> None:
+        """Send a load; without connections it asks for the room."""
+        self._sent += 1
+        self._waits, self._load = True, load
+        descriptors = [descriptor for each in load for descriptor in each.descriptors]
+        try:
+            self._channel.send(Load(self._sent, tuple(each.state for each in load)), descriptors)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ETOOMANYREFS:
+                self._lose()
+                return
+            # No memory, or too many descriptors under way of all processes of this user: nothing was sent.
+            self._waits, self.room, self._load = False, 0, []
+            for each in load:
+                each.thaw()
+            return
+        self._watch()
+        self._expect()
+
+    def _expect(self) -> None:
+        number = self._sent
+
+        def look() -> None:
+            if self.alive and self._waits and self._sent == number:
+                # The receiver cannot send the receipt any more; one that it has sent is still read.
+                self._channel.sock.shutdown(socket.SHUT_RD)
+
+        self._reactor.after(ANSWER_S, look)
+
+    def _watch(self) -> None:
+        events = LEVEL | (select.EPOLLOUT if self._channel.congested else 0)
+        if events != self._watched:
+            self._watched = events
+            self._reactor.watch(self._channel.sock.fileno(), events)
+
+    def _on_event(self, what: int) -> None:
+        if not self.alive:
+            return
+        try:
+            if what & select.EPOLLOUT:
+                self._channel.flush()
+                self._watch()
+            if what & ~select.EPOLLOUT:
+                for receipt, _ in self._channel.receive():
+                    self._take(receipt)
+        except (GarbledError, EOFError, OSError):
+            self._lose()
+
+    def _take(self, receipt: Receipt) -> None:
+        if not self._waits or receipt.number != self._sent:
+            raise GarbledError(f"a receipt for load {receipt.number} instead of {self._sent}")
+        self._waits, self.room = False, receipt.room
+        refused = set(receipt.refused)
+        for place, frozen in enumerate(self._load):
+            if place not in refused:
+                frozen.close()
+                self.moved += 1
+        self._take_back(refused)
+        self._on_free()
+
+    def _take_back(self, places: Sequence[int] | set[int] | range) -> None:
+        """Go on here with the connections at these places of the load."""
+        load, self._load = self._load, []
+        self.returned += [live for place in places if place < len(load) and (live := load[place].thaw()) is not None]
+
+    def _lose(self) -> None:
+        """Give the channel up, and go on here with the load that has no receipt."""
+        self.alive = False
+        self._reactor.remove(self._channel.sock.fileno())
+        with contextlib.suppress(OSError):
+            self._channel.sock.shutdown(socket.SHUT_RD)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Leave a byte behind the load, so that a receiver that comes late does not take this process for dead."""
+        try:
+            if self._load and not self._channel.congested:  # otherwise the load is not complete there
+                self._channel.sock.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            self._reactor.after(LOOK_S, self._withdraw)
+            return
+        except OSError:
+            pass  # the receiver has closed, and will not come
+        self._channel.close()
+        self._take_back(range(len(self._load)))
+        self._on_free()
+
+
+class Mover:
+    """Moves what the engine serves, until the process ends."""
+
+    def __init__(self, reactor: Reactor, engine: Engine, on_idle: Callable[[int, int], None]) -> None:
+        """`on_idle` is called whenever nothing can leave now that could before, with how many have moved, and how many
+        are left."""
+        self._reactor = reactor
+        self._engine = engine
+        self._on_idle = on_idle
+        self._ways: list[Way] = []
+        self._next = 0
+        self._candidates: deque[Movable] = deque()
+        self._refused: set[Movable] = set()
+        """What no receiver takes."""
+        self._moved = 0
+        self._idle = False
+        self._scheduled = False
+        self._asked_at = reactor.now
+
+    def add(self, channels: Sequence[tuple[int, socket.socket]]) -> None:
+        """Move to these workers, too; each has its number."""
+        self._ways += [Way(self._reactor, sock, number, self._again) for number, sock in channels]
+        self._idle = False
+        self._look()
+
+    def _again(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.again(self._step)
+
+    def _look(self) -> None:
+        if self._ways:
+            self._reactor.after(LOOK_S, self._look)
+        self._again()
+
+    def _step(self) -> None:
+        """Send a load on each way that is free."""
+        self._scheduled = False
+        for way in self._ways:
+            self._refused.update(way.returned)
+            way.returned.clear()
+            self._moved += way.moved
+            way.moved = 0
+        self._ways = [way for way in self._ways if way.alive]
+        if not self._candidates:
+            self._candidates.extend(each for each in self._engine.movable() if each not in self._refused)
+        for way in self._ways:
+            if way.free and self._candidates and self._send(way):
+                self._idle = False
+        if not self._idle and all(way.free for way in self._ways):
+            self._idle = True
+            self._refused.intersection_update(self._engine.movable())
+            self._on_idle(self._moved, self._engine.open)
+
+    def _send(self, way: Way) -> bool:
+        """Send a load; whether there was anything to send."""
+        load: list[Frozen] = []
+        descriptors = size = 0
+        limit = min(LOAD_DESCRIPTORS, way.room)
+        while self._candidates and descriptors + 6 <= limit and size < LOAD_BYTES:
+            frozen = self._candidates.popleft().freeze()
+            if frozen is not None:
+                load.append(frozen)
+                descriptors += len(frozen.descriptors)
+                size += frozen.state.size
+        if not load and self._reactor.now < self._asked_at + FULL_S:
+            return False
+        self._asked_at = self._reactor.now
+        way.send(load)
+        return bool(load)

@@ -1,0 +1,41 @@
+"""Protocol by which a worker hands its connections to a worker of another instance. Pure.
+
+The sender is the worker that leaves. It sends a `Load`, with the descriptors beside it, and waits for the `Receipt`
+before it sends the next one. So at most one load is under way between two workers, and a connection is still for as
+long as one load takes. The receipt decides: the receiver touches nothing before it is sent, and the sender closes
+nothing before it has arrived. If it never arrives, the sender goes on with all of the load.
+
+The channel is that between a worker and its control process (`channel`). What a load holds is of one version,
+`takeover_messages.MOVES`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from kubeproxy.dataplane.tcp.state import ConnectionState
+
+LOAD_DESCRIPTORS: Final = 128
+"""At most so many travel at once; the kernel passes no more than 253."""
+LOAD_BYTES: Final = 256 << 10
+"""Of backlogs; one more connection may exceed it."""
+
+
+class Load(Struct, frozen=True, tag=True, array_like=True):
+    """Connections to take over, each with its descriptors in the order of `ConnectionState`. Without any it asks for
+    the room."""
+
+    number: int
+    connections: tuple[ConnectionState, ...] = ()
+
+
+class Receipt(Struct, frozen=True, tag=True, array_like=True):
+    """The load of that number is taken over, but for the connections at the places in `refused`. Number 0 is sent
+    first, without a load."""
+
+    number: int
+    room: int
+    """How many descriptors more the receiver takes."""
+    refused: tuple[int, ...] = ()
