@@ -64,27 +64,29 @@ class Message:
     line: int
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    """The package's files, each with its syntax tree."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def _calls() -> tuple[tuple[str, LogCall], ...]:
+    """Return the log calls of all files of the package, each with its file."""
+    return tuple(
+        (str(path.relative_to(PACKAGE)), call)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for call in log_calls(ast.parse(path.read_text(encoding="utf-8")))
+    )
 
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """All log calls with a constant text."""
-    found = (
-        Message(it.level, text, it.fields, file, it.line)
-        for file, tree in sources()
-        for it in log_calls(tree)
-        for text in it.texts
+    """Return all log calls with a constant text."""
+    return tuple(
+        sorted(
+            Message(call.level, text, call.fields, file, call.line) for file, call in _calls() for text in call.texts
+        )
     )
-    return tuple(sorted(found))
 
 
 def computed() -> list[str]:
-    """File and line of each log call without a constant text."""
-    return [f"{file}:{it.line}" for file, tree in sources() for it in log_calls(tree) if not it.texts]
+    """Return the file and line of each log call without a constant text."""
+    return [f"{file}:{call.line}" for file, call in _calls() if not call.texts]
 
 
 def render() -> str:

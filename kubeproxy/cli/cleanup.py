@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kubeproxy.config.schema import Logging
+from kubeproxy.config.kube_proxy_settings import Logging
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.runtime.output import echo
 

@@ -48,12 +48,12 @@ class Check(msgspec.Struct, kw_only=True):
     client: str
     """``node`` or ``pod``."""
     expected: str
-    """What the daemon's trace says; empty if it says nothing."""
+    """The answer of the daemon's trace. It is empty if there is none."""
     seen: str
     ms: float
     """How long that took, in milliseconds."""
     endpoints: str
-    """How many of its endpoints answer this node directly: ``2/3``; empty for a health server."""
+    """How many of the Service's endpoints answer this node directly, like ``2/3``. It is empty for a health server."""
     verdict: str
     """``ok``; ``endpoints``: the Service cannot be served, none answers; ``FAILED``."""
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from kubeproxy.config.address_types import HealthzAddress, MetricsAddress
 from kubeproxy.config.load import read_partly
 from kubeproxy.config.schema import Configuration
-from kubeproxy.config.value_types import HealthzAddress, MetricsAddress
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.printable import printable
 from kubeproxy.netfilter.conntrack import usage
@@ -144,7 +144,7 @@ def _bound(config: str) -> MetricsAddress:
 
 
 def health_address(config: str) -> str:
-    """Return where this node finds the daemon's health server, as HOST:PORT; empty if there is none."""
+    """Return where this node finds the daemon's health server, as HOST:PORT, or an empty text if there is none."""
     default = Configuration().healthz_bind_address
     bound: HealthzAddress = _settings(config)[0].get("healthzBindAddress", default)
     return str(Daemon(bound.loopback, bound.port)) if bound.served else ""

@@ -1,7 +1,8 @@
 """The configuration: kube-proxy's KubeProxyConfiguration v1alpha1 and kube-proxy's flags.
 
-value_types   values with their own notation: durations, port ranges, addresses
-schema        every field with type, default, meaning, flag and effect of a change
+value_types   values with their own notation: durations, port ranges; `address_types` has addresses and address blocks
+schema        the root of every field, with type, default, meaning, flag and effect of a change
+              (`kube_proxy_settings`: the groups of kube-proxy; `own_settings`: our own group)
 field_info    the information about a field beside its type and default
 fields        the schema as a flat table: path -> field
 read_text     YAML or JSON text -> plain data

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+
+
+class Group(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group of fields of the file."""
 
 
 class Effect(StrEnum):

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from msgspec import inspect
 
+from kubeproxy.config.address_types import ServerAddress
 from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import Field, fields, plain
 from kubeproxy.config.typed_values import Diagnostics, convert_flag, is_zero
-from kubeproxy.config.value_types import Duration, ServerAddress
+from kubeproxy.config.value_types import Duration
 from kubeproxy.model import parse_address
 
 _TEXT: Final = inspect.StrType()

@@ -11,12 +11,12 @@ from typing import Any
 from msgspec import Struct, inspect
 
 from kubeproxy.config import flags
+from kubeproxy.config.address_types import IP, HealthzAddress, MetricsAddress
 from kubeproxy.config.describe import describe
 from kubeproxy.config.fields import build, fields, members, plain
 from kubeproxy.config.schema import API_VERSION, KIND, Configuration
 from kubeproxy.config.typed_values import Diagnostics, convert, is_zero, join
 from kubeproxy.config.validate import unused, validate
-from kubeproxy.config.value_types import IP, HealthzAddress, MetricsAddress
 from kubeproxy.model import Family
 from kubeproxy.model.errors import ConfigError
 

@@ -1,17 +1,17 @@
-"""Controllers that keep Deployments, ReplicaSets and ReplicationControllers, and what they share.
+"""The controllers of Deployments, ReplicaSets and ReplicationControllers, and what they share.
 
 A controller changes a cluster through its API server, and knows nothing of proxying on this node.
 
 manager          clients, informers, leader election and the controllers in one process
 deployments      the Deployment controller: rollouts, step by step
 replicasets      the controller of ReplicaSets and ReplicationControllers: as many pods as are wanted
-drains           what rollouts ask of the node proxies, and what these answer
+drains           the requests of rollouts to the node proxies, and their answers
 
 objects          the objects that controllers read; `informers` has their clients and caches
 replicaset_kind  what differs between ReplicaSets and ReplicationControllers
 template         whether two pod templates mean the same
-conditions       in the status of every workload
+conditions       the conditions in the status of every workload
 surge            maxSurge and maxUnavailable in pods
-pod_state        which pods are active, ready, available; `pod_ranking` is which go first
+pod_state        which pods are active, ready, available; `pod_ranking` decides which are deleted first
 event_sink       what is reported about an object; `event_reporter` sends it
 """

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from kubeproxy.config.address_types import MetricsAddress
 from kubeproxy.config.dump import go_data
-from kubeproxy.config.value_types import MetricsAddress
 from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.status_collector import StatusCollector

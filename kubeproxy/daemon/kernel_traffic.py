@@ -41,8 +41,8 @@ class Flows(Protocol):
 class KernelTraffic:
     """The sums of frontends since this process began to read them.
 
-    Nothing is read while nothing asks. The kernel's counter of a destination begins anew when its number of endpoints
-    changes; what it has counted since the last reading is lost then.
+    The counters are read only when a status or a scrape asks. The kernel's counter of a destination begins anew when
+    its number of endpoints changes, and what it has counted since the last reading is lost then.
     """
 
     def __init__(

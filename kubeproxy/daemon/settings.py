@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kubeproxy.config.address_types import DeniedEndpoints
+from kubeproxy.config.own_settings import OwnSettings
 from kubeproxy.config.schedulers import scheduler_of
-from kubeproxy.config.schema import Configuration, OwnSettings
-from kubeproxy.config.value_types import DeniedEndpoints, Ports
+from kubeproxy.config.schema import Configuration
+from kubeproxy.config.value_types import Ports
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits
 from kubeproxy.proxier.cidr_set import CidrSet

@@ -60,7 +60,7 @@ DEGRADES_ONLY: Final = frozenset(
         *(Reason.LOG, Reason.ACCESS_LOG),
     )
 )
-"""Reasons with which the daemon serves and takes changes all the same."""
+"""The reasons that do not keep the daemon from serving and taking changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Health:
 
     @property
     def reasons(self) -> Mapping[Reason, str]:
-        """Return everything that is not well, in words, the worst first; empty if all is."""
+        """Return all problems in words, the worst first. There are none if all is well."""
         found = dict(self.degraded)
         if self.draining:
             found[Reason.DRAINING] = "the process ends when its connections have"

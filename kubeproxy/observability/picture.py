@@ -24,7 +24,7 @@ class ConfigurationState:
     loaded_at: float
     """When the configuration in force was read."""
     faults: tuple[str, ...] = ()
-    """Why the last reload was refused; empty if it was not."""
+    """Why the last reload was refused. It is empty if the reload was not refused."""
     refused_at: float | None = None
     """When the first of the reloads refused since then was refused."""
     needs_restart: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class KernelFlowsState:
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
-    """Why the last reading failed; empty if it did not."""
+    """Why the last reading failed. It is empty if the reading succeeded."""
     reading_s: float
     """How long the last reading took; 0 before the first."""
     ends_followed: bool

@@ -214,7 +214,7 @@ def _set_checksum(body: bytearray, protocol: int, source: bytes, destination: by
     body[at : at + 2] = b"\0\0"
     data = source + destination + struct.pack("!II", len(body), protocol) + body
     value = checksum(data)
-    # For UDP zero means that there is no checksum.
+    # In UDP the value 0 means that there is no checksum.
     struct.pack_into("!H", body, at, value or (0xFFFF if protocol == _UDP else 0))
 
 

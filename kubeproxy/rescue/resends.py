@@ -203,10 +203,11 @@ class Resends:
         heapq.heappush(self._scheduled, (at, next(self._ticket), copy, by_way_of))
 
     def _is_first(self, copy: Copy, now: float) -> bool:
-        """Return whether this is the first connection of late with its SYN's sequence number.
+        """Return whether this is the first recent connection with its SYN's sequence number.
 
-        Nodes with each other's node ports as endpoints pass a SYN round until its hop limit is used up, each time
-        from another port. If each round had attempts of its own, each of them would go round."""
+        If nodes have each other's node ports as endpoints, they pass a SYN round until its hop limit is used up, each
+        time from another port. If each pass had attempts of its own, the SYN would be sent again for each of them.
+        """
         key, last = copy.key, copy.syn.last
         first = self._first.get(last)
         if first is not None and first.key != key and now - first.at < KEEP_S:

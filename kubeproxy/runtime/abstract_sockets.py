@@ -51,7 +51,7 @@ def listening(prefix: str) -> frozenset[str]:
 
 
 def users(prefix: str) -> Mapping[str, int]:
-    """Return the names with that prefix of every user, each with its user. The result is empty if the kernel cannot
+    """Return the names with that prefix, of all users, each with its user. The result is empty if the kernel cannot
     tell."""
     try:
         return {name: uid for name, uid in _by_sock_diag() if name.startswith(prefix)}

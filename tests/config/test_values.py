@@ -6,22 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.config.value_types import (
+from kubeproxy.config.address_types import (
     CIDR,
     IP,
     ClusterCIDR,
-    Duration,
     HealthzAddress,
+    MetricsAddress,
+    NodePortAddress,
+    ServerAddress,
+)
+from kubeproxy.config.value_types import (
+    Duration,
     LabelValue,
     Leaf,
-    MetricsAddress,
     Namespace,
     NanosecondsOrDuration,
-    NodePortAddress,
     PortRange,
     PositiveDuration,
     Quantity,
-    ServerAddress,
     WorkerCount,
 )
 

@@ -17,7 +17,7 @@ from kubeproxy.model.drain_report import (
     encode_report,
     lease_name,
 )
-from kubeproxy.model.drain_request import REQUESTS, decode_requests
+from kubeproxy.model.drain_request import REQUESTS, DrainRequests, decode_requests
 from kubeproxy.proxier.draining import drain_state, drained
 from tests.controllers.api import Api, Json, Write
 
@@ -55,6 +55,10 @@ class Proxies:
         self._renewed: dict[str, float] = {}
         self._undrained_at: dict[str, float] = {}
         """When a pod was last sent a new connection by any node."""
+        self._seen = -1
+        """The version of the cluster for which the two below were made: every proxy looks four times a second."""
+        self._services: list[tuple[ServiceName, tuple[EndpointSlice, ...], DrainRequests | None]] = []
+        self._pods: list[tuple[Address, str]] = []
         self._tasks = [asyncio.ensure_future(self._live(node)) for node in self._nodes]
         api.observers.append(self._observe)
 
@@ -98,29 +102,41 @@ class Proxies:
     def _serve(self, node: str) -> str:
         """Take what the cluster has now into effect; the report."""
         now = self.api.clock()
+        self._look()
         services: dict[ServiceName, ServiceReport] = {}
         served: set[Address] = set()
-        for service in self.api.all("services"):
-            slices = self._slices(service)
-            text = service["metadata"].get("annotations", {}).get(REQUESTS)
-            requests = decode_requests(text) if text else None
+        for name, slices, requests in self._services:
             if requests is not None:
                 slices = drained(slices, requests, now)
             ready = {e.address for it in slices for e in it.endpoints if e.ready}
             served |= ready or {e.address for it in slices for e in it.endpoints if e.serving and e.terminating}
             if requests is not None and requests.active(now):
                 state = drain_state(requests, now, slices=slices, frontends=())
-                by_address = {_address(pod): pod["metadata"]["name"] for pod in self.api.all("pods")}
+                by_address = dict(self._pods)
                 counts = {a: self._open(by_address[a]) for a in state.counted if a in by_address}
                 first = node == self._nodes[0]
-                services[ServiceName("default", service["metadata"]["name"])] = replace(
+                services[name] = replace(
                     state.report, open={a: count for a, count in counts.items() if count} if first else {}
                 )
         self.served[node] = frozenset(served)
-        for pod in self.api.all("pods"):
-            if _address(pod) in served:
-                self._undrained_at[pod["metadata"]["name"]] = asyncio.get_running_loop().time()
+        for address, pod in self._pods:
+            if address in served:
+                self._undrained_at[pod] = asyncio.get_running_loop().time()
         return encode_report(NodeReport(services))
+
+    def _look(self) -> None:
+        """Read the cluster, if it has changed since the last look of any proxy."""
+        if self._seen == self.api.version:
+            return
+        self._seen = self.api.version
+        self._pods = [
+            (address, pod["metadata"]["name"]) for pod in self.api.all("pods") if (address := _address(pod)) is not None
+        ]
+        self._services = []
+        for service in self.api.all("services"):
+            text = service["metadata"].get("annotations", {}).get(REQUESTS)
+            name = ServiceName("default", service["metadata"]["name"])
+            self._services.append((name, self._slices(service), decode_requests(text) if text else None))
 
     def _slices(self, service: Json) -> tuple[EndpointSlice, ...]:
         """The endpoints of a Service, as the EndpointSlice controller makes them of the pods."""

@@ -1,7 +1,7 @@
 """``kubeproxy rolling-update``: one ReplicationController replaces another, pod by pod.
 
 options              the command line
-command              connects, carries one update out, prints its end
+command              connects, carries one update out, prints its result
 replacement          the whole story: forward, back, or what an interrupted run left
 step_loop            the loop of steps
 steps                the arithmetic (pure)
@@ -14,5 +14,5 @@ finish               what comes after the last step: delete, rename, preserve
 drain_and_delete     drains old pods before they are deleted
 requests             reads and writes controllers and pods
 progress_output      prints events and progress
-guidance             what is printed if the update stops: how to continue it, how to undo it
+guidance             what is printed if the update stops: how to continue or undo it
 """

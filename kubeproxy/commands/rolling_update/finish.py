@@ -92,7 +92,7 @@ class Finish:
         return await self._requests.update(successor, _take_over)
 
     async def _delete_empty(self, controller: Controller) -> None:
-        """Delete a controller without pods. Raises UpdateError if another client has scaled it up meanwhile."""
+        """Delete a controller without pods. Raise UpdateError if another client has scaled it up meanwhile."""
 
         def check(found: Controller) -> None:
             if found.name == self._lock.name:

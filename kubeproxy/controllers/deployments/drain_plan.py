@@ -92,7 +92,7 @@ class DrainView:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """The pods of a rolling step, sorted by what becomes of them."""
+    """The pods of a rolling step, sorted by what happens to them."""
 
     new: ReplicaSet
     """The new ReplicaSet. Of its available pods only those count that proxies use."""

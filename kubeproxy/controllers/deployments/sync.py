@@ -43,7 +43,7 @@ class Surroundings:
     cached: Callable[[str, str], ReplicaSet | None]
     """Returns a ReplicaSet of the cache by namespace and name."""
     enqueue_after: Callable[[float], None]
-    """Syncs this Deployment again after so many seconds. With 0, it is synced after its back-off."""
+    """Syncs this Deployment again after this number of seconds. With 0, it is synced after its back-off."""
     drains: DeploymentDrains
     """The node proxies, for Deployments that wait for them."""
 

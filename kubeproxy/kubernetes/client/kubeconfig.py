@@ -73,7 +73,7 @@ class ClientConfig:
     username: str = ""
     password: str = ""
     impersonate: Mapping[str, Any] = field(default_factory=dict)
-    """``user``, ``uid`` (texts), ``groups`` (a list) and ``extra`` (lists by key)."""
+    """Whom to impersonate: ``user`` and ``uid`` are texts, ``groups`` is a list, and ``extra`` has lists by key."""
     plugin: Mapping[str, Any] | None = None
     """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials."""
 

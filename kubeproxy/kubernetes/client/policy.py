@@ -141,7 +141,7 @@ class Policy:
     """How often one request is repeated because the server asks for it, with 429 or 5xx and Retry-After."""
     retries: Retries = field(default_factory=NoRetries)
     field_manager: str = ""
-    """The name that the server notes with each write; empty leaves it to the User-Agent."""
+    """The name that the server notes with each write. If it is empty, the User-Agent decides."""
     kubectl_words: bool = False
     """Whether refusals are worded as kubectl prints them, without the URL, for a person at a terminal."""
     on_warning: Callable[[str], None] = _ignore

@@ -218,8 +218,10 @@ def explained(where: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the error's text on one line; empty if it adds nothing. For an answer that ended too early the library's
-    text is "400", which no server sent."""
+    """Return the error's text on one line, or an empty text if it adds nothing.
+
+    For an answer that ended too early the library's text is "400", which no server has sent.
+    """
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
     if type(error) is aiohttp.ClientConnectorError and (number := error.os_error.errno) is not None:

@@ -163,7 +163,7 @@ class WorkQueue:
         return sum(ages), max(ages, default=0.0)
 
     def close(self) -> None:
-        """Take no more keys, and drop those that are delayed. Keys that already wait can still be taken."""
+        """Accept no further keys, and drop those that are delayed. Keys that already wait can still be taken."""
         self._shut_down = True
         self._due.clear()
         self._heap.clear()

@@ -58,7 +58,8 @@ class ServiceHealthServers:
         self._holders: dict[int, ServiceName] = {}
         self._servers: dict[_Binding, HttpServer] = {}
         self._reported: dict[ServiceName, tuple[int, ServiceName | None]] = {}
-        """Reported failures by Service: the port, and the Service that has it (None: the address is not free)."""
+        """The reported failures by Service: the port, and the Service that has it. That is None if the address is not
+        free."""
         self._changing = asyncio.Lock()
 
     async def sync(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

@@ -96,7 +96,7 @@ class FrontendStatus:
     """One frontend: a service port in one family and scope."""
 
     port: str
-    """The service port's name; empty where the Service has only one."""
+    """The service port's name. It is empty if the Service has only one port."""
     protocol: str
     family: int
     scope: str
@@ -233,8 +233,8 @@ class SourceStatus:
     left_out: int = 0
     """Objects that are not served because of the memory limit."""
     stale_since: float | None = None
-    """Since when the state of an earlier run, which stands for the source, may be wrong, in Unix seconds; None: the
-    source's own is served, or none."""
+    """Since when the state of an earlier run, which replaces the source's own, may be wrong, in Unix seconds. None if
+    no such state is served."""
     warnings: int = 0
     """Probable mistakes in spite of which objects are served."""
 
@@ -264,7 +264,7 @@ class RescueStatus(RescueCounts):
     since_s: float
     """For how many seconds `working` has had its value."""
     problem: str
-    """Why failed connections are not rescued; empty if they are, or if the rescue is about to start."""
+    """Why failed connections are not rescued. It is empty if they are, or if the rescue is about to start."""
     restarts: int
     """How often the rescue process was started again."""
     reports: int

@@ -106,7 +106,8 @@ def _failure(status: EndpointStatus) -> str:
 
 
 def failures(counters: NamedCounters) -> str:
-    """Return the reasons for which connections failed: `` (3 refused, 1 timeout)``; empty if none did."""
+    """Return the reasons for which connections failed, like `` (3 refused, 1 timeout)``, or an empty text if none
+    failed."""
     reasons = {
         "refused": counters.refused,
         "unreachable": counters.unreachable,

@@ -15,7 +15,7 @@ from kubeproxy.kubernetes.manifests.files import Identity
 log = structlog.get_logger(__name__)
 
 STEP_MS = 50
-"""After this time without a change watchfiles reports. It also needs as long to stop."""
+"""watchfiles reports after this time without a change, and takes as long to stop."""
 DEBOUNCE_MS = 200
 """For how long watchfiles collects changes at most."""
 RETRY_S = 60.0
