@@ -20,7 +20,7 @@ NAMESPACE_TERMINATING = "NamespaceTerminating"
 
 
 class Requests(Protocol):
-    """The two kinds of request that are made, as `Client` makes them."""
+    """The part of `Client` that is used here. In tests an API server in memory implements it, too, without HTTP."""
 
     async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
         """Return the body of an answer. Raise `ApiError` for anything else."""
