@@ -57,13 +57,13 @@ def test_the_daemon_gets_the_configuration_and_gives_the_exit_status(served: Fak
 
 
 def test_warnings_go_to_the_log(served: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write(tmp_path, "oomScoreAdjust: 1\nipvs: {scheduler: rr}")
+    config = write(tmp_path, "oomScoreAdjust: 1\nipvs: {strictARP: true}")
     assert main.status_of(["run", "--config", config, "--manifests=/tmp", "--proxy-mode=ipvs"]) == 7
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "ignored because of --config: --proxy-mode" in lines[0]
     assert "oomScoreAdjust: unknown field, ignored; did you mean oomScoreAdj?" in lines[1]
-    assert "accepted, but without effect: ipvs.scheduler" in lines[2]
+    assert "accepted, but without effect: ipvs.strictARP" in lines[2]
 
 
 def test_reload_reads_the_file_and_flags_still_override_it(served: FakeDaemon, tmp_path: Path) -> None:
