@@ -85,7 +85,11 @@ install_all() {
     systemctl daemon-reload
   fi
   say installed "$destdir$prefix/bin/kubeproxy, $destdir$units/kubeproxy.service"
-  { [ -n "$destdir" ] || systemctl is-active --quiet kubeproxy; } || say next "edit /etc/kubeproxy/config.yaml, then: systemctl enable --now kubeproxy"
+  if alive; then
+    systemctl is-active --quiet kubeproxy || say next "edit /etc/kubeproxy/config.yaml, then: systemctl enable --now kubeproxy"
+  elif [ -z "$destdir" ]; then
+    say next "edit /etc/kubeproxy/config.yaml, then, as no systemd runs here: kubeproxy run --config=/etc/kubeproxy/config.yaml"
+  fi
 }
 
 # Where bash, zsh and fish look for completions of programs with this prefix.
