@@ -75,6 +75,7 @@ class Columns:
             }
 
     def close(self) -> None:
-        """Give up the table; workers that run keep theirs."""
-        self._memory.close()
-        os.close(self.fd)
+        """Give up the table; workers that run keep theirs. Repeating it is harmless."""
+        if not self._memory.closed:
+            self._memory.close()
+            os.close(self.fd)

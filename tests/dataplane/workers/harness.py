@@ -69,6 +69,7 @@ async def worker_pool(count: int, **options: Any) -> AsyncIterator[WorkerPool]:
         pids |= {worker.pid for worker in it.workers}
     finally:
         await plane.close()
+        await plane.close()  # a shutdown does so, and the end of the life after it
     assert crashes == []
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
