@@ -107,7 +107,8 @@ class Succession:
 
     async def _outlive_others(self) -> None:
         """Start with what is known if earlier instances end first, because some Services are better than none. Once the
-        rules lead here, delete the conntrack entries of the connections that the others end."""
+        rules lead here, delete the conntrack entries of the connections that the others end, and of those that have
+        moved here from them: both lead to ports of theirs."""
         others, control_plane, clock = self._ownership.marker.others, self._control_plane, _now
         while not self._ownership.taken.is_set():
             if not others():
@@ -116,14 +117,20 @@ class Succession:
                 await control_plane.state_keeper.recall()
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
-        forget_at = clock()
-        while others():
+        forget_at, open_before = clock(), -1
+        while (live := others()) or open_before:
             if clock() >= forget_at:
-                began = clock()
-                await control_plane.proxier.kernel.forget_ended(ours=False)
+                began, open_now = clock(), await self._open_from_others()
+                if live or open_now != open_before:
+                    await control_plane.proxier.kernel.forget_ended(ours=False)
+                open_before = open_now
                 forget_at = clock() + max(FORGET_S, FORGET_SHARE * (clock() - began))
             await asyncio.sleep(OTHERS_LOOK_S)
         await control_plane.proxier.kernel.forget_ended(ours=False)
+
+    async def _open_from_others(self) -> int:
+        """Return the number of open connections that earlier instances have begun."""
+        return sum(worker.adopted_open for worker in await self._data_plane.worker_status())
 
     async def _disarm(self) -> None:
         """Remove redirects to ports that no process has any more, or that another process may get. What the kernel

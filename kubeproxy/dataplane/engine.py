@@ -278,7 +278,8 @@ class Engine:
     def adopt(self, frozen: Frozen) -> None:
         """Go on with what `claim` has returned."""
         self._context.adopted += 1
-        frozen.thaw()
+        if isinstance(moved := frozen.thaw(), Connection):
+            moved.adopted = True
 
     def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
         """Count the open connections, dials and UDP sessions to each of the addresses into `counts`.
@@ -331,6 +332,7 @@ class Engine:
             ports_exhausted=context.ports_exhausted,
             looped=context.looped,
             adopted=context.adopted,
+            adopted_open=sum(isinstance(live, Connection) and live.adopted for live in context.live),
         )
 
     def take_ended(self) -> list[Ended]:

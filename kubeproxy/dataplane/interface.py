@@ -100,6 +100,8 @@ class WorkerStatus(Struct, frozen=True):
     """Connections and datagrams that had passed too many proxies."""
     adopted: int = 0
     """Connections and UDP sessions that another instance has begun, and that have moved here."""
+    adopted_open: int = 0
+    """Those connections of them that are open."""
 
 
 class EjectedEndpoint(Struct, frozen=True):

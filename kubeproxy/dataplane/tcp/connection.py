@@ -29,6 +29,7 @@ class Connection:
         "_counters",
         "_endpoint",
         "_entry",
+        "adopted",
         "down",
         "kept_alive",
         "quiet",
@@ -55,6 +56,8 @@ class Connection:
         self.since = since
         self.target = target
         """The endpoint."""
+        self.adopted = False
+        """Whether another instance has begun it: it came by a port of that one."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
         self.quiet: tuple[int, float] | None = None
@@ -146,6 +149,7 @@ class Connection:
             frontend=self._counters.frontend,
             target=self.target,
             age_s=now - self.since,
+            adopted=self.adopted,
             kept_alive=self.kept_alive,
             quiet_s=now - self.quiet[1] if self.quiet is not None and quiet else 0.0,
             entry=self._entry,
@@ -254,6 +258,7 @@ class FrozenConnection:
             since=now - state.age_s,
             entry=state.entry if context.tune.access_log else None,
         )
+        connection.adopted = state.adopted
         connection.kept_alive = state.kept_alive
         connection.up.go_on(state.up, pipes[:2] if state.up.piped else ())
         connection.down.go_on(state.down, pipes[-2:] if state.down.piped else ())

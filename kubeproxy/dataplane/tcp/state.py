@@ -36,6 +36,8 @@ class ConnectionState(Struct, frozen=True, tag=True, array_like=True):
     target: Target
     age_s: float
     """Since accept."""
+    adopted: bool
+    """It has moved already."""
     kept_alive: bool
     """TCP keepalive is on towards the endpoint."""
     quiet_s: float

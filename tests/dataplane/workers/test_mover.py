@@ -108,6 +108,7 @@ def _state() -> Any:
         frontend=frontend(),
         target=TARGET,
         age_s=1.0,
+        adopted=False,
         kept_alive=True,
         quiet_s=0.0,
         entry=None,
@@ -182,7 +183,12 @@ def test_all_connections_move_to_all_workers(make: Callable[..., Move]) -> None:
     assert sum(taken) == 300
     assert min(taken) > 0
     assert move.all_talk()
-    assert sum(worker.context.adopted for worker in move.new) == 300
+    statuses = [worker.engine.worker_status() for worker in move.new]
+    assert (sum(each.adopted for each in statuses), sum(each.adopted_open for each in statuses)) == (300, 300)
+    move.pairs[0].close()
+    move.pairs[1].close()
+    move.until(lambda: sum(move.opens) == 298)
+    assert sum(worker.engine.worker_status().adopted_open for worker in move.new) == 298
     assert move.old.context.budget.used == 0
 
 
