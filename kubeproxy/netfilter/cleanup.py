@@ -11,7 +11,7 @@ from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
-from kubeproxy.netfilter.iptables.table_contents import OWN
+from kubeproxy.netfilter.iptables.chains import OWN
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
 from kubeproxy.netfilter.subprocess import run

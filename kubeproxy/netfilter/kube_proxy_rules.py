@@ -4,7 +4,7 @@ They are there if kube-proxy was not cleaned up, or still runs. They may drop cl
 lead them to endpoints that are gone.
 
 The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither its userspace mode nor kubelet makes
-any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.table_contents`).
+any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.chains`).
 """
 
 from __future__ import annotations

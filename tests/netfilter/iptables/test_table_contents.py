@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Family, Protocol, Traffic
 from kubeproxy.netfilter.iptables import entry as iptables_entry
-from kubeproxy.netfilter.iptables.table_contents import (
+from kubeproxy.netfilter.iptables.chains import (
     FILTER,
     NAT,
     NODEPORT_CONTAINER,
@@ -22,12 +22,11 @@ from kubeproxy.netfilter.iptables.table_contents import (
     PROXY_DIRECT,
     Chains,
     RuleFactory,
-    chains_of,
     comes_last,
     difference,
-    is_needed,
     union,
 )
+from kubeproxy.netfilter.iptables.table_contents import chains_of, is_needed
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.nftables.test_transaction import rule_sets
 from tests.netfilter.stage import destination, node_port, rule_set
