@@ -169,6 +169,13 @@ class RuleSet:
     """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave
     it otherwise."""
 
+    hooks: frozenset[Destination] = frozenset()
+    """Ports of this node's pods at which preStop hooks are answered: what this node itself sends there is redirected to
+    `hook_port` on loopback. Nothing of other hosts and pods is."""
+
+    hook_port: int = 0
+    """The guarded port of that socket."""
+
     def spreads_to(self, destination: Destination) -> bool:
         """Return whether a destination, as a client names it, is led to endpoints."""
         node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
@@ -209,7 +216,8 @@ class RuleSet:
     @property
     def guarded(self) -> frozenset[ProxyPort]:
         """Every proxy port with a check: also those only in `refused` or `dropped`."""
-        return self.proxy_ports | self.refused | self.dropped
+        hook = {ProxyPort(Protocol.TCP, self.hook_port)} if self.hooks else frozenset()
+        return self.proxy_ports | self.refused | self.dropped | hook
 
 
 def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:

@@ -51,6 +51,8 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
             [*destination, origin, [it.service_port, it.targets, it.affinity_timeout_s]]
             for (destination, origin), it in rules.spreads.items()
         ],
+        "hooks": [list(each) for each in rules.hooks],
+        "hook_port": rules.hook_port,
     }
 
 
@@ -83,6 +85,8 @@ def from_json(data: dict[str, Any]) -> RuleSet:
         dropped=ports("dropped"),
         landing={Family(int(family)): parse_address(text) for family, text in data["landing"].items()},
         bind={Family(int(family)): parse_address(text) for family, text in data["bind"].items()},
+        hooks=frozenset(destination(*each) for each in data["hooks"]),
+        hook_port=data["hook_port"],
         spreads={key: spread(*fields) for key, fields in traffic("spreads").items()},
     )
 

@@ -8,6 +8,7 @@ and ports stay bytes until somewhere a text is needed.
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import sys
@@ -31,15 +32,17 @@ NEW, GET, DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MS
 """Kinds of messages (linux/netfilter/nfnetlink_conntrack.h); `DELETE` is the event of a flow's end, too."""
 NFGEN: Final = struct.Struct("=BBH")  # family, version, resource
 TUPLE_ORIG, TUPLE_REPLY, STATUS, PROTOINFO, TIMEOUT = 1, 2, 3, 4, 7  # CTA_*
-COUNTERS_ORIG, COUNTERS_REPLY, ID, TIMESTAMP, STATUS_MASK = 9, 10, 12, 20, 26
+COUNTERS_ORIG, COUNTERS_REPLY, ID, TIMESTAMP, FILTER, STATUS_MASK = 9, 10, 12, 20, 25, 26
 SEEN_REPLY, DST_NAT = 1 << 1, 1 << 5
 """IPS_SEEN_REPLY, IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)."""
 NESTED = 0x8000
 _PROTOINFO_TCP, _TCP_STATE = 1, 1
 _BYTES, _START, _STOP = 2, 1, 2  # CTA_COUNTERS_BYTES, CTA_TIMESTAMP_*
 _TUPLE_IP, _TUPLE_PROTO, _PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 1, 2, 3
+_FILTER_REPLY, _IP_SOURCE = 2, 1 << 0  # CTA_FILTER_REPLY_FLAGS, CTA_FILTER_FLAG(CTA_IP_SRC)
 _IP: Final[Mapping[int, tuple[int, int, int]]] = {socket.AF_INET: (1, 2, 4), socket.AF_INET6: (3, 4, 16)}
 """CTA_IP_*_SRC, CTA_IP_*_DST, and the bytes of an address."""
+_FAMILY: Final = {size: family for family, (_, _, size) in _IP.items()}
 
 PROTOCOLS: Final = {bytes([socket.IPPROTO_TCP]): Protocol.TCP, bytes([socket.IPPROTO_UDP]): Protocol.UDP}
 """By the byte in a record. Flows of any other protocol are never ours."""
@@ -91,9 +94,31 @@ def dump_request(sequence: int) -> bytes:
     return frame(GET, NFGEN.pack(socket.AF_UNSPEC, 0, 0) + encode(wanted), flags=NLM_F_DUMP, sequence=sequence)
 
 
-def records(data: bytes, kind: int) -> Iterator[FlowRecord]:
-    """Yield the TCP and UDP flows with a translated destination in one read from a socket, of messages of this kind."""
+def dump_all_request(sequence: int, family: int) -> bytes:
+    """The request for all flows of a family."""
+    return frame(GET, NFGEN.pack(family, 0, 0), flags=NLM_F_DUMP, sequence=sequence)
+
+
+def dump_to_request(sequence: int, address: bytes) -> bytes:
+    """The request for all flows that an IPv4 address answers, translated or not. Kernels before 5.8 do not filter by
+    address; they answer with all IPv4 flows."""
+    source, *_ = _IP[socket.AF_INET]
+    answerer = encode([(_TUPLE_IP | NESTED, encode([(source, address)]))])
+    wanted = [
+        (TUPLE_REPLY | NESTED, answerer),
+        (FILTER | NESTED, encode([(_FILTER_REPLY, struct.pack("=I", _IP_SOURCE))])),
+    ]
+    return frame(GET, NFGEN.pack(socket.AF_INET, 0, 0) + encode(wanted), flags=NLM_F_DUMP, sequence=sequence)
+
+
+def records(
+    data: bytes, kind: int, *, status: int = DST_NAT, among: re.Pattern[bytes] | None = None
+) -> Iterator[FlowRecord]:
+    """Yield the TCP and UDP flows in one read from a socket, of messages of this kind and with all of these IPS_* bits,
+    by default those with a translated destination. `among`: only messages in which it is found (`naming`)."""
     at, head = 0, HEADER.size + NFGEN.size
+    spots = None if among is None else iter([match.start() for match in among.finditer(data)])
+    spot = -1 if spots is None else next(spots, len(data))
     while at + head <= len(data):
         length, its, *_ = HEADER.unpack_from(data, at)
         if length < HEADER.size or at + length > len(data):
@@ -101,11 +126,20 @@ def records(data: bytes, kind: int) -> Iterator[FlowRecord]:
         if (
             its == kind
             and length >= head
+            and spot < at + length
             and (found := _record(data, at + head, at + length))
-            and found.status & DST_NAT
+            and found.status & status == status
         ):
             yield found
         at += (length + 3) & ~3
+        while spots is not None and spot < at:
+            spot = next(spots, len(data))
+
+
+def naming(addresses: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Return what is found in every message about flows from one of these addresses, or that one of them answers."""
+    attributes_of = sorted(ATTRIBUTE_HEADER.pack(4 + len(it), _IP[_FAMILY[len(it)]][0]) + it for it in addresses)
+    return re.compile(b"|".join(map(re.escape, attributes_of)), re.DOTALL)
 
 
 def end_of_dump(data: bytes) -> int | None:

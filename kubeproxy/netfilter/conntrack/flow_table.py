@@ -1,13 +1,27 @@
-"""Reads the translated flows of the kernel's conntrack table. CidrSet: for a thread."""
+"""Reads flows of the kernel's conntrack table: the translated ones, or those to some addresses. For a thread."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Iterator
+import re
+import socket
+from collections.abc import Collection, Iterator
 from typing import Final
 
+from kubeproxy.model import Address
 from kubeproxy.netfilter.conntrack.delete_flows import explained
-from kubeproxy.netfilter.conntrack.flow_records import NEW, FlowRecord, dump_request, end_of_dump, records
+from kubeproxy.netfilter.conntrack.flow_records import (
+    DST_NAT,
+    NEW,
+    FlowRecord,
+    dump_all_request,
+    dump_request,
+    dump_to_request,
+    end_of_dump,
+    naming,
+    records,
+)
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 
 TIMEOUT_S: Final = 10.0
@@ -16,16 +30,39 @@ _READ_BYTES: Final = 1 << 15
 """As much as the kernel writes at once. Between two reads the event loop runs."""
 
 
+FILTERED: Final = 8
+"""The most addresses for which the kernel looks through its table once each. Beyond it one reading of everything costs
+less."""
+
+
 def translated_flows() -> Iterator[FlowRecord]:
     """The TCP and UDP flows with a translated destination, of both families. KernelError when the kernel refuses."""
+    return _flows(dump_request(1), DST_NAT)
+
+
+def flows_to(addresses: Collection[Address]) -> Iterator[FlowRecord]:
+    """The TCP and UDP flows that these addresses answer, translated or not. KernelError when the kernel refuses."""
+    parsed = [ipaddress.ip_address(each) for each in addresses]
+    for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+        wanted = {each.packed for each in parsed if each.version == version}
+        # Of IPv6 flows the kernel leaves out just those that it is asked for (Linux 6.18).
+        if version == 4 and len(wanted) <= FILTERED:
+            requests = [dump_to_request(1, address) for address in wanted]
+        else:
+            requests = [dump_all_request(1, family)] if wanted else []
+        for request in requests:
+            yield from (flow for flow in _flows(request, 0, naming(wanted)) if flow.route[3] in wanted)
+
+
+def _flows(request: bytes, status: int, among: re.Pattern[bytes] | None = None) -> Iterator[FlowRecord]:
     try:
         with open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.settimeout(TIMEOUT_S)
-            netlink.send(dump_request(1))
+            netlink.send(request)
             ended: int | None = None
             while ended is None:
                 data = netlink.recv(_READ_BYTES)
-                yield from records(data, NEW)
+                yield from records(data, NEW, status=status, among=among)
                 ended = end_of_dump(data)
             if ended:
                 raise OSError(ended, os.strerror(ended))

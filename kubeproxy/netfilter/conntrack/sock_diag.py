@@ -1,14 +1,25 @@
-"""Lists the TCP connections of this network namespace by sock_diag(7)."""
+"""Lists the TCP connections of this network namespace, and finds a socket's user, by sock_diag(7)."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 import struct
+import sys
 from typing import NamedTuple
 
-from kubeproxy.model import Address
-from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, dump, open_netlink
+from kubeproxy.model import Address, Target
+from kubeproxy.netfilter.netlink.messages import (
+    NETLINK_SOCK_DIAG,
+    NLMSG_ERROR,
+    SOCK_DIAG_BY_FAMILY,
+    dump,
+    frame,
+    open_netlink,
+    parse,
+)
 
 _QUESTION = struct.Struct("=BxxI48x")
 """struct inet_diag_req_v2 behind its family: protocol, no extensions, states, any socket."""
@@ -16,6 +27,9 @@ _NOT_LISTENING = 0xFFF & ~(1 << 10)
 """A bit for each state of the kernel's, without TCP_LISTEN (net/tcp_states.h)."""
 _ENDS = struct.Struct("!4x2H16s16s")
 """The begin of struct inet_diag_msg: local port, peer's port; local address, peer's address."""
+
+_USER_AT = 64
+"""Where idiag_uid is in it."""
 
 
 class Connection(NamedTuple):
@@ -36,6 +50,23 @@ def tcp_connections() -> frozenset[Connection]:
                 port, peer_port, _, peer = _ENDS.unpack_from(answer)
                 found.add(Connection(port, _text(peer[:4] if family == socket.AF_INET else peer), peer_port))
     return frozenset(found)
+
+
+def user_of(local: Target, peer: Target) -> int | None:
+    """Return the user of a TCP socket of this network namespace, by its two ends; None if there is none. OSError when
+    the kernel refuses."""
+    family = socket.AF_INET6 if ":" in local.address else socket.AF_INET
+    addresses = [ipaddress.ip_address(end.address).packed.ljust(16, b"\0") for end in (local, peer)]
+    ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # whatever its cookie
+    question = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, _NOT_LISTENING) + ends
+    with open_netlink(NETLINK_SOCK_DIAG) as netlink:
+        netlink.send(frame(SOCK_DIAG_BY_FAMILY, question, flags=0, sequence=1))
+        for message in parse(netlink.recv(1 << 13)):
+            if message.kind == SOCK_DIAG_BY_FAMILY and len(message.body) >= _USER_AT + 4:
+                return int.from_bytes(message.body[_USER_AT : _USER_AT + 4], sys.byteorder)
+            if message.kind == NLMSG_ERROR and message.error not in (0, errno.ENOENT):
+                raise OSError(message.error, os.strerror(message.error))
+    return None
 
 
 def _text(packed: bytes) -> Address:

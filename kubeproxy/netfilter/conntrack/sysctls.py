@@ -85,6 +85,12 @@ def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path
     }
 
 
+def udp_timeouts(*, directory: Path = DIRECTORY) -> tuple[int, int]:
+    """For how long the kernel keeps a UDP flow after its last packet, in seconds: a new or unanswered one, and another
+    one."""
+    return _read(directory / "nf_conntrack_udp_timeout", 30), _read(directory / "nf_conntrack_udp_timeout_stream", 120)
+
+
 def _read(path: Path, default: int) -> int:
     try:
         return int(path.read_text())

@@ -1,7 +1,7 @@
 """The redirects of a rule set in table nat.
 
 Each chain redirects the packets of some clients to some destinations. CONTAINER are those of other hosts, HOST those of
-this node itself, INTERNAL those of its pods. PORTALS are single addresses, PORTS node ports, to which NODEPORT leads.
+this node itself, INTERNAL those of its pods; HOOKS has its preStop hooks. PORTALS are single addresses, PORTS node ports, to which NODEPORT leads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Origin, Traffic
+from kubeproxy.model import MARK, NODE_PORTS, Address, Destination, Family, Origin, Traffic, family_of
 from kubeproxy.netfilter.cidr import disjoint, is_loopback, of_family
 from kubeproxy.netfilter.iptables import entry as iptables_entry
 from kubeproxy.netfilter.iptables.chains import (
@@ -17,6 +17,7 @@ from kubeproxy.netfilter.iptables.chains import (
     NODEPORT_HOST,
     NODEPORT_INTERNAL,
     PORTALS_CONTAINER,
+    PORTALS_HOOKS,
     PORTALS_HOST,
     PORTALS_INTERNAL,
     PORTS_CONTAINER,
@@ -32,6 +33,7 @@ from kubeproxy.netfilter.ruleset import Reach, RuleSet
 _PORTALS_COMMENT = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
 _NODEPORTS_COMMENT = "handle service NodePorts; NOTE: this must be the last rule in the chain"
 _INTERNAL_COMMENT = "handle packets of pods; NOTE: this must be before the rules for all clients"
+_HOOKS_COMMENT = "handle preStop hooks of this node's pods"
 
 _ANY_SOURCE = (None,)
 
@@ -56,6 +58,10 @@ def nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
         PORTALS_CONTAINER: redirects.rules(PORTALS_CONTAINER, exact, landing),
         PORTALS_HOST: redirects.rules(PORTALS_HOST, {**exact, **own_exact}, bind),
     }
+    hooks = {each: wanted.hook_port for each in wanted.hooks if family_of(each.address) is family}
+    if hooks:
+        output += _jumps(family, PORTALS_HOOKS, _HOOKS_COMMENT, not_ours)
+        chains[PORTALS_HOOKS] = redirects.rules(PORTALS_HOOKS, hooks, None)
     if internal and own_exact:
         prerouting = [*pods.jumps(PORTALS_INTERNAL, PORTALS_CONTAINER), *prerouting]
         chains[PORTALS_INTERNAL] = redirects.rules(PORTALS_INTERNAL, own_exact, landing)

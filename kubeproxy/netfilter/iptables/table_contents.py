@@ -20,6 +20,7 @@ from kubeproxy.netfilter.iptables.chains import (
     NODEPORT_INTERNAL,
     OWN,
     PORTALS_CONTAINER,
+    PORTALS_HOOKS,
     PORTALS_HOST,
     PORTALS_INTERNAL,
     PORTS_CONTAINER,
@@ -159,7 +160,7 @@ def pause(have: Chains, family: Family, *, until: int) -> Chains:
             if iptables_entry.target_of(family, entry) in ("DNAT", "REDIRECT")
         )
 
-    exact = drops(PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL)
+    exact = drops(PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTALS_HOOKS)
     on_node = drops(PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL)
     if not exact and not on_node:
         return {}
@@ -190,5 +191,5 @@ def without_pause(mangle: Chains, family: Family) -> Chains:
 def is_needed(wanted: RuleSet, family: Family) -> bool:
     """Whether a family's tables are needed even if they have no rules of ours. Opening them loads them into the kernel,
     so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
-    destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources)
+    destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources, wanted.hooks)
     return family is Family.IPV4 or any(":" in destination.address for destination in destinations)

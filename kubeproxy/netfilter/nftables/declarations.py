@@ -140,6 +140,7 @@ SETS: Mapping[str, Kind] = {
     **{f"admitted{family.value}": Kind((ADDRESS[family], *_PORT, ADDRESS[family]), ranges=True) for family in Family},
     **{f"restricted{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **{f"hairpins{family.value}": Kind((ADDRESS[family], ADDRESS[family])) for family in Family},
+    **{f"hooks{family.value}": Kind((ADDRESS[family], *_PORT)) for family in Family},
     **_by_destination("translated", "translated_node_ports", None),
     **_by_traffic("refusals", "node_port_refusals", None),
 }

@@ -44,6 +44,8 @@ class Content(NamedTuple):
     parts, it must neither come after a redirect nor go before it."""
     uplinks: frozenset[str]
     """`RuleSet.uplinks`."""
+    hook_port: int
+    """`RuleSet.hook_port`; 0 without hooks."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
@@ -55,6 +57,7 @@ def _content_of(wanted: RuleSet) -> Content:
         rescued=wanted.rescue is not None,
         filled=frozenset(own | masqueraded),
         uplinks=wanted.uplinks,
+        hook_port=wanted.hook_port if wanted.hooks else 0,
     )
 
 
@@ -157,6 +160,9 @@ class _FirstPackets:
                 f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return",
                 f"{self.family} dials of the proxy",
             )
+            if self.content.hook_port:
+                hook = f"meta l4proto tcp {address} @hooks{number} redirect to :{self.content.hook_port}"
+                yield Rule(hook, f"{self.family} preStop hooks")
         for at_node in (False, True):
             for origin in Origin:
                 redirects = f"{PREFIX[origin]}{'node_ports' if at_node else 'redirects'}{number}"

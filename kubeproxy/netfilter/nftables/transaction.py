@@ -152,6 +152,7 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         admitted = {each: it for each, it in wanted.admitted.items() if family_of(each.address) is family}
         sets[f"admitted{number}"] = frozenset((*each, it) for each, ranges in admitted.items() for it in ranges)
         sets[f"restricted{number}"] = frozenset(admitted)
+        sets[f"hooks{number}"] = frozenset(it for it in wanted.hooks if family_of(it.address) is family)
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
     by_name: dict[str, set[Element]] = {}
     # Also those with no endpoint left but ejected ones: answers to earlier packets still come.
@@ -262,7 +263,8 @@ def pause(have: Table, *, for_s: float) -> list[str]:
     needs no process stays in force: spreads with all that belongs to them. When the time is up, the drops have no
     effect. A table of another version is made anew, without its spreads."""
     destinations = {destination for destination, _ in have.redirects}
-    if not destinations:
+    hooks = {name: sorted(have.sets.get(name, ())) for name in _HOOKS}
+    if not destinations and not any(hooks.values()):
         return []
     if have.sound:
         steps, chains = [flushing(PAUSE_SETS)], have.chains
@@ -272,12 +274,13 @@ def pause(have: Table, *, for_s: float) -> list[str]:
             steps += set_steps("add", name, have.sets[name])
         # With the last rule that needs connection tracking the kernel would end it, and every running connection.
         steps += chain_steps(chains, rules_of(RuleSet()))
-    by_set: dict[str, list[str]] = {}
+    by_set: dict[str, list[Element]] = {}
     for each in sorted(destinations):
-        by_set.setdefault(place(each, "paused"), []).append(
-            f"{key_text(destination_key(each))} timeout {math.ceil(for_s * 1000)}ms"
-        )
-    for name, texts in by_set.items():
+        by_set.setdefault(place(each, "paused"), []).append(destination_key(each))
+    for name, elements in hooks.items():
+        by_set.setdefault(name.replace("hooks", "paused"), []).extend(elements)
+    for name, elements in by_set.items():
+        texts = (f"{key_text(each)} timeout {math.ceil(for_s * 1000)}ms" for each in elements)
         steps += text_steps("add", name, texts)
     # Behind the spreads. A client with a way of its own may be led by the spread of all now: its endpoints are fewer.
     rules = tuple(_pause_rules())
@@ -307,7 +310,8 @@ def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
         yield replacement(name, destination, old, new)
 
 
-_LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, "guarded", "unguarded", "refused", "dropped"))
+_HOOKS = frozenset(f"hooks{family.value}" for family in Family)
+_LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, *_HOOKS, "guarded", "unguarded", "refused", "dropped"))
 """The maps and sets that need the process that listens at the proxy ports in them."""
 
 _NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)

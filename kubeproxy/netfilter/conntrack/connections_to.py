@@ -1,0 +1,54 @@
+"""Tells which connections to some addresses are open, and whether there was any traffic a moment ago. For a thread.
+
+UDP has no ends. A datagram of the last second or two counts as recent, and so does the end of a connection.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubeproxy.model import Address
+from kubeproxy.netfilter.conntrack.flow_table import flows_to
+from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, SYN_RECV, TIME_WAIT, is_open
+from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts, udp_timeouts
+
+RECENT_S: Final = 2
+"""The kernel says in whole seconds for how long it remembers a flow."""
+
+_STATES: Final = {SYN_RECV: "syn_recv", TIME_WAIT: "time_wait", CLOSE: "close"}
+"""The states before and after a connection is open, and their names among the timeouts."""
+
+
+class Seen(NamedTuple):
+    """What a reading has seen of an address."""
+
+    open: int
+    """TCP connections of others to it that have begun and not ended."""
+    recent: bool
+    """Whether a connection has ended, or a datagram was exchanged, a moment ago."""
+
+
+def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
+    """Return what there is to each of these addresses. KernelError when the kernel refuses."""
+    tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
+    fresh = {state: (tcp[name],) for state, name in _STATES.items()}
+    packed = {each: ipaddress.ip_address(each).packed for each in addresses}
+    opened, recent = Counter[bytes](), set[bytes]()
+    for flow in flows_to(addresses):
+        target = flow.route[3]
+        if flow.source == target:
+            continue  # a connection of the pod to itself ends with it
+        if flow.tcp_state is not None and is_open(flow):
+            opened[target] += 1
+        elif _is_recent(flow.remaining_s, udp if flow.tcp_state is None else fresh.get(flow.tcp_state, ())):
+            recent.add(target)
+    return {each: Seen(opened[target], target in recent) for each, target in packed.items()}
+
+
+def _is_recent(left_s: int, timeouts: Sequence[int]) -> bool:
+    """Return whether the last packet has set one of these timeouts a moment ago."""
+    return any(timeout - RECENT_S < left_s <= timeout for timeout in timeouts)
