@@ -1,4 +1,4 @@
-"""``kubeproxy rollout``: status, history, undo, pause, resume, restart, explain."""
+"""``kubeproxy rollout``: status, history, undo, pause, resume, restart, explain, advise."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
-from kubeproxy.cli.kubectl_command import FAILED, KubectlCommand
+from kubeproxy.cli.kubectl_command import FAILED, KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.output import echo
 
 if TYPE_CHECKING:
+    from kubeproxy.commands.rollout.advise import Wanted
     from kubeproxy.commands.rollout.command import Rollout
 
 _TYPES: Final = frozenset({"deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"})
@@ -134,3 +135,54 @@ def restart(**given: Any) -> int:
 def explain(**given: Any) -> int:
     """Say in one paragraph what a rollout waits for: which pod, where, why, since when, and what would help."""
     return _play(given, lambda it: it.explain())
+
+
+@rollout.command(cls=KubectlCommand, short_help="Print the patch for rollouts that lose nothing.")
+@_flags
+@filename_option("The Deployment's manifest: a file, an http(s) URL, or - for standard input, in the server's place.")
+@click.option(
+    "--timeout", metavar="DURATION", default="25s", show_default=True, help="The longest connection that is to end."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=10258,
+    show_default=True,
+    help="kubeproxy.drainHookPort of the nodes.",
+)
+def advise(filename: tuple[str, ...], timeout: str, port: int, **given: Any) -> int:
+    """Print the patch that a Deployment needs for rollouts that lose no connection, and why. Nothing is written.
+
+    \b
+      kubeproxy rollout advise deployment/web > patch.yaml
+      kubectl patch deployment web --patch-file patch.yaml
+    """
+    import asyncio
+    import math
+
+    from kubeproxy.commands.rollout.advise import Wanted
+
+    try:
+        wanted = Wanted(max(1, math.ceil(seconds(timeout, "--timeout"))), port)
+        if not filename:
+            return _play(given, lambda it: it.advise(wanted))
+        if given["target"]:
+            raise ConfigError("give either -f FILE or deployment/NAME, not both")
+        asyncio.run(_advise_files(filename, wanted))
+    except ConfigError as error:
+        return refused(error)
+    return 0
+
+
+async def _advise_files(filenames: tuple[str, ...], wanted: Wanted) -> None:
+    from kubeproxy.commands.rollout.advise import advise
+    from kubeproxy.commands.rollout.manifests import deployments_in
+
+    for index, deployment in enumerate(await deployments_in(filenames)):
+        try:
+            advice = advise(deployment, wanted)
+        except ValueError as error:
+            raise ConfigError(f"{', '.join(filenames)}: {error}") from None
+        metadata = deployment.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        echo(*(["---"] if index else []), *advice.lines(str(name or "?")))

@@ -7,10 +7,12 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import yaml
 
+from kubeproxy.commands.rollout.advise import Wanted, advise
 from kubeproxy.controllers.deployments import revisions, rollback
 from kubeproxy.controllers.deployments.drain_plan import options_of
 from kubeproxy.controllers.deployments.explain import explain
@@ -170,6 +172,14 @@ class Rollout:
         old_pods = [pod for pod in pods if _owner(pod) != new_uid]
         warnings, proxies = await self._warnings(), await self._proxies(deployment, new_pods, old_pods)
         self.say(explain(deployment, new, new_pods, old_pods, warnings, self.clock(), proxies=proxies))
+
+    async def advise(self, wanted: Wanted) -> None:
+        """Print the patch that the Deployment needs for rollouts that lose no connection, and why. Change nothing."""
+        body = await self.client.get_json(deployment_client(self.client).path(self.namespace, self.name))
+        with understood("deployments.apps"):
+            found = msgspec.json.decode(body, type=dict[str, Any])
+        for line in advise(found, wanted).lines(self.name):
+            self.say(line)
 
     async def _explain_failure(self) -> None:
         """Print what the rollout waits for, unless the API server does not answer soon. The failure matters more than
