@@ -11,8 +11,25 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "More workers, or no access log.",
     ),
     "order of an operator": (
-        "A person on this node took an endpoint out, gave it back, or had the sources asked again; `caller` says who.",
+        "A person on this node took an endpoint out, gave it back, had the sources asked again, or waits for the end of"
+        " a pod's connections; `caller` says who.",
         "Nothing. [By hand](operations.md#by-hand)",
+    ),
+    "preStop hooks not answered": (
+        "No port on loopback could be opened for preStop hooks: kubelet's requests go to the pods themselves.",
+        "Free descriptors or ports on loopback, then restart kubeproxy.",
+    ),
+    "connections to pods not read": (
+        "The kernel did not give its conntrack entries: preStop hooks wait until their time is over.",
+        "The `reason`; CAP_NET_ADMIN is needed.",
+    ),
+    "user of a preStop hook not known": (
+        "The kernel did not say whose process asks for /drain: the request went on to the pod.",
+        "The `reason`; the kernel's modules inet_diag and tcp_diag.",
+    ),
+    "timeout of a preStop hook not understood": (
+        "A pod's hook has a time that is none; it waits for 25 s.",
+        "Correct `path` in its preStop hook, like `/drain?timeout=25s` ([rollouts.md](rollouts.md)).",
     ),
     "another manager keeps the same objects": (
         "kube-controller-manager has made a pod or ReplicaSet of an owner that this controller manager keeps, too.",

@@ -71,22 +71,21 @@ def probe(target: str, timeout: float) -> int:
     return 0
 
 
-def _order(action: str, target: str = "", *, for_s: float = 0.0) -> None:
+def _order(action: str, target: str, *, for_s: float = 0.0) -> None:
+    _require_target(target)
+    give_order(action, target, for_s=for_s)
+
+
+def give_order(action: str, about: str = "", *, for_s: float = 0.0, waits_s: float = 0.0) -> None:
+    """Give an order to the daemon, which may wait for so long before it carries it out."""
     import asyncio
 
-    from kubeproxy.daemon.takeover.order import give
+    from kubeproxy.daemon.takeover.order import ANSWER_S, give
     from kubeproxy.daemon.takeover.protocol import Action, Order
     from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL
 
-    if target:
-        _require_target(target)
     caller = f"{os.environ.get('SUDO_USER') or os.environ.get('USER') or f'user {os.getuid()}'} (pid {os.getpid()})"
-    asyncio.run(give(Order(PROTOCOL, Action(action), target, for_s, caller)))
-
-
-def retry_sources() -> None:
-    """Have the daemon ask its sources again now."""
-    _order("retry")
+    asyncio.run(give(Order(PROTOCOL, Action(action), about, for_s, caller), within_s=waits_s + ANSWER_S))
 
 
 def _require_target(text: str) -> None:

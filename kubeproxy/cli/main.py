@@ -26,6 +26,7 @@ NAMES: Final = (
         "connectivity-test",
         "bugreport",
         "endpoint",
+        "drain-wait",
         "retry",
         "cleanup",
         "healthcheck",

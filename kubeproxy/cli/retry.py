@@ -14,8 +14,8 @@ def retry() -> int:
 
     Exit status: 0 it has begun; 1 no daemon runs here, or it refused.
     """
-    from kubeproxy.cli.endpoint import retry_sources
+    from kubeproxy.cli.endpoint import give_order
 
-    retry_sources()
+    give_order("retry")
     echo("the sources are asked again; `kubeproxy status` shows how they are")
     return 0

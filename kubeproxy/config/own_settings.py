@@ -267,6 +267,15 @@ class OwnSettings(Group, frozen=True):
             flag="drain-reports",
         ),
     ] = False
+    drain_hook_port: Annotated[
+        int,
+        Meta(ge=0, le=65535),
+        live(
+            "Port of this node's pods at which kubelet finds the preStop hook /drain?timeout=25s, which waits for the"
+            " end of the pod's connections. Anything else that is sent there goes on to the pod. 0: none.",
+            flag="drain-hook-port",
+        ),
+    ] = 10258
     shutdown_grace: Annotated[
         Duration, live("How long open connections drain after SIGTERM.", flag="shutdown-grace")
     ] = Duration.of(seconds=10)

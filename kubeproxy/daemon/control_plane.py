@@ -18,6 +18,7 @@ from kubeproxy.daemon.sources import Sources
 from kubeproxy.daemon.state_keeper import StateKeeper, state_file
 from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.kernel_sync import Kernel
+from kubeproxy.proxier.local_pods import Leaving
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.tracker import Tracker
@@ -103,6 +104,10 @@ class ControlPlane:
     def node_changed(self) -> None:
         """Tell the proxier the facts about this node as they are now."""
         self.proxier.use(replace(self.proxier.settings, facts=self.host_facts.facts()))
+
+    def pods_leave(self, leaving: frozenset[Leaving]) -> None:
+        """Have the proxier send these pods no new connections, and all others new ones again."""
+        self.proxier.use(replace(self.proxier.settings, leaving=leaving))
 
     def landing_changed(self) -> None:
         """Tell the proxier the addresses to which clients are redirected now."""

@@ -24,12 +24,14 @@ from kubeproxy.daemon.container_init import PREVIOUS_END
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.data_plane import AnyDataPlane, make_data_plane
+from kubeproxy.daemon.drain_hook import DrainHook
 from kubeproxy.daemon.host_facts import node_name_of
 from kubeproxy.daemon.kernel_path import KernelPath
 from kubeproxy.daemon.kernel_side import KernelSide
 from kubeproxy.daemon.operator_view import OperatorView
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.parts import Parts
+from kubeproxy.daemon.pod_drains import PodDrains
 from kubeproxy.daemon.process import Process, look_at_own_ports, on_crash
 from kubeproxy.daemon.process_limits import end_if_hung, reap_adopted, restrict_process, settle_memory
 from kubeproxy.daemon.reload import Reloader
@@ -166,7 +168,9 @@ class Daemon(Owner):
         parts = Parts(
             process, configuration, data_plane, kernel, ownership, reporting, control_plane, self._kernel_path
         )
-        self._operator_view = OperatorView(parts)
+        self._pod_drains = PodDrains(control_plane.proxier.view.local_pods, control_plane.pods_leave)
+        self._drain_hook = DrainHook(self._pod_drains)
+        self._operator_view = OperatorView(parts, self._pod_drains)
         self._reloader = Reloader(parts, self._operator_view)
         self._succession = Succession(configuration, process, ownership, control_plane, data_plane)
         self._shutdown = Shutdown(
@@ -243,7 +247,19 @@ class Daemon(Owner):
         await self._kernel_path.rescue.ready()
         # Before rules lead clients by the kernel path: it reports no ends of connections that began earlier.
         self._operator_view.use_access_log(self._configuration.value)
+        if self._ownership.has_netfilter:
+            self._answer_hooks()
+        self._process.tasks.start(kept_running("pod drains", self._pod_drains.run), name="pod drains")
         self._process.tasks.start(kept_running("proxier", self._control_plane.proxier.run), name="proxier")
+
+    def _answer_hooks(self) -> None:
+        """Answer preStop hooks, as soon as rules lead them here."""
+        proxier = self._control_plane.proxier
+        try:
+            self._drain_hook.listen(proxier.settings.families)
+        except OSError as error:
+            log.warning("preStop hooks not answered", reason=error.strerror or str(error))
+        proxier.use(replace(proxier.settings, drain_hook=self._drain_hook.port))
 
     # Ready
 
@@ -321,6 +337,7 @@ class Daemon(Owner):
             log.info("re-executing, clients are served meanwhile", command=" ".join(command))
             self._process.notifier.reloading()
             await self._control_plane.state_keeper.write()
+            await self._drain_hook.end()
             self._kernel_path.rescue.bridge()
             reexec.renew(command)
 
@@ -352,6 +369,7 @@ class Daemon(Owner):
             await process.tasks.end(self._drain_reports)
         await self._control_plane.state_keeper.write()
         if server.superseded.is_set():
+            await self._drain_hook.end()
             sources = self._control_plane.sources
             leaving = process.tasks.start(kept_running("drain reports", sources.report_leaving), name="leaving")
             await shutdown.drain_after_takeover(max(0.0, ends_at - clock()))
@@ -368,6 +386,7 @@ class Daemon(Owner):
         requested = server.stop_requested.is_set()  # then clients wait for the other instance
         rules = rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit and not requested)
         await self._shutdown.leave(rules, within_s=last_s(grace_s))
+        await self._drain_hook.end()
 
     # As the owner of the node
 

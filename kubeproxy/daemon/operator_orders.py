@@ -1,4 +1,5 @@
-"""Carries out what a person at this node asks for: take an endpoint out, put it back, or try the sources again."""
+"""Carries out what a person at this node asks for: take an endpoint out, put it back, wait for the end of a pod's
+connections, or try the sources again."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.pod_drains import End, PodDrains
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.daemon.takeover.protocol import Action, Order
@@ -40,10 +42,11 @@ class _Aside:
 class OperatorOrders:
     """The orders in force. They end with the process: a takeover or a restart forgets them."""
 
-    def __init__(self, proxier: Proxier, rescue: Rescue, sources: Sources) -> None:
+    def __init__(self, proxier: Proxier, rescue: Rescue, sources: Sources, drains: PodDrains) -> None:
         self._proxier = proxier
         self._rescue = rescue
         self._sources = sources
+        self._drains = drains
         self._aside: dict[Target, _Aside] = {}
         self._changed = asyncio.Event()
 
@@ -69,6 +72,8 @@ class OperatorOrders:
         if order.action is Action.RETRY:
             await self._sources.retry()
             return None
+        if order.action is Action.DRAIN:
+            return await self._drain(order)
         try:
             target = _target(order.endpoint)
         except ValueError:
@@ -83,6 +88,15 @@ class OperatorOrders:
             self._apply()
         restored = await self._rescue.restore(target)
         return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
+
+    async def _drain(self, order: Order) -> str | None:
+        """Wait until no connection to a pod is left; return what is left, or None."""
+        try:
+            address = Address(parse_address(order.endpoint))
+        except ValueError:
+            return f"found {order.endpoint!r}; allowed: a pod's IP address"
+        outcome = await self._drains.wait(address, min(max(order.for_s, 0.0), LONGEST_S))
+        return None if outcome.end is End.IDLE else outcome.text
 
     def _eject(self, target: Target, order: Order) -> str | None:
         if (reason := why_unknown(target, set(self._proxier.view.known_targets()))) is not None:

@@ -8,6 +8,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.http_servers import HttpServers
 from kubeproxy.daemon.operator_orders import OperatorOrders
 from kubeproxy.daemon.parts import Parts
+from kubeproxy.daemon.pod_drains import PodDrains
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs import setup
@@ -20,14 +21,14 @@ from kubeproxy.runtime.tasks import TaskSet
 class OperatorView:
     """Reads every part, and changes none but by an order."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, drains: PodDrains) -> None:
         control_plane, rescue, reporting = parts.control_plane, parts.kernel_path.rescue, parts.reporting
         self._data_plane = parts.data_plane
         self._flows = parts.kernel_path.flows
         self._health = reporting.health
         self.http_servers = HttpServers(parts)
         self.access_log = AccessLog(self._ended, on_lost=reporting.metrics.access_log_lost)
-        self.orders = OperatorOrders(control_plane.proxier, rescue, control_plane.sources)
+        self.orders = OperatorOrders(control_plane.proxier, rescue, control_plane.sources, drains)
         self._monitor = Monitor(
             data_plane=parts.data_plane,
             health=reporting.health,

@@ -60,6 +60,7 @@ def proxier_settings(configuration: Configuration, before: ProxierSettings) -> P
         restrictions=restrictions(configuration),
         drains=configuration.kubeproxy.drain_reports,
         scheduler=scheduler_of(configuration),
+        drain_hook_port=configuration.kubeproxy.drain_hook_port,
     )
 
 

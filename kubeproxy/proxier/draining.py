@@ -1,4 +1,5 @@
-"""Applies the drain requests of a Service to its endpoints, and reports what is in effect of them. Pure.
+"""Applies the drain requests of a Service to its endpoints, and reports what is in effect of them; takes out the
+endpoints that a person, or a pod's own preStop hook, has asked for. Pure.
 
 An endpoint that is to drain counts as one that terminates and still serves, as a pod does that is being deleted: it
 gets no new connection, unless no other endpoint is ready (under a Local policy: none on this node). Then it goes on, as
@@ -16,6 +17,7 @@ from dataclasses import replace
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend, Target
 from kubeproxy.model.drain_report import DrainState, ServiceReport
 from kubeproxy.model.drain_request import DrainRequests, Want
+from kubeproxy.proxier.local_pods import Leaving
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
@@ -69,6 +71,23 @@ def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> 
         return replace(it, endpoints=tuple(endpoints))
 
     return tuple(map(after, slices))
+
+
+def without_leaving(slices: tuple[EndpointSlice, ...], leaving: frozenset[Leaving]) -> tuple[EndpointSlice, ...]:
+    """Return the slices with the endpoints of pods that leave as ones that drain."""
+    if not leaving:
+        return slices
+    addresses = {it.address for it in leaving}
+
+    def after(endpoint: Endpoint) -> Endpoint:
+        return _drained(endpoint) if Leaving(endpoint.address, endpoint.pod) in leaving else endpoint
+
+    return tuple(
+        it
+        if addresses.isdisjoint(endpoint.address for endpoint in it.endpoints)
+        else replace(it, endpoints=tuple(map(after, it.endpoints)))
+        for it in slices
+    )
 
 
 def _drained(endpoint: Endpoint) -> Endpoint:

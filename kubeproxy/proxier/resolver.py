@@ -18,10 +18,11 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
-from kubeproxy.proxier.draining import set_aside
+from kubeproxy.proxier.draining import set_aside, without_leaving
 from kubeproxy.proxier.drains import Drains
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
+from kubeproxy.proxier.local_pods import LocalPods
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.restrictions import Admitted, admit
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
@@ -54,6 +55,7 @@ class Resolver:
         """What is not served of a Service, and why."""
         self.drains = Drains()
         self.slow_starts = SlowStarts()
+        self.local_pods = LocalPods()
         self._settings = DEFAULTS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
@@ -64,6 +66,8 @@ class Resolver:
         before, self._settings = self._settings, settings
         self.drains.use(settings.drains)
         self._stale.update(dict.fromkeys(name for name in self._views if self._depends(name, before)))
+        moved = (it.address for it in settings.leaving ^ before.leaving)
+        self._stale.update(dict.fromkeys(self.local_pods.services_at(moved)))
 
     def set_time(self, unix_now: float) -> None:
         """Set the time. The Services are stale whose drain requests have expired, or where a slow start goes on."""
@@ -134,6 +138,7 @@ class Resolver:
         settings, service = self._settings, view.service
         resolved, remarks = NOT_SERVED, list[str]()
         self.drains.note(name, service)
+        self.local_pods.put(name, () if service is None else view.slices, settings.facts)
         if service is not None:
             service, slices, withheld = self._admit(service, view)
             resolved = resolve(service, self.drains.applied(name, slices), settings.facts, settings.scheduler)
@@ -158,12 +163,14 @@ class Resolver:
         return Resolution(name, weighted, host_addresses, health_port_changed=port != port_before)
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        """Return what restrictions leave of a Service, with endpoints set aside that a person has taken out."""
+        """Return what restrictions leave of a Service, with endpoints set aside that a person has taken out, or that
+        leave."""
         settings = self._settings
         admitted = admit(
             service, view.slices, source=view.owner, restrictions=settings.restrictions, facts=settings.facts
         )
-        return admitted._replace(slices=set_aside(admitted.slices, settings.aside))
+        slices = without_leaving(set_aside(admitted.slices, settings.aside), settings.leaving)
+        return admitted._replace(slices=slices)
 
     def _thinned(self, frontend: Frontend) -> Frontend:
         """Return a frontend with at most `MOST` endpoints."""

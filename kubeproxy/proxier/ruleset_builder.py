@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 from kubeproxy.model import (
     NODE_PORTS,
+    Address,
     Destination,
     Frontend,
     FrontendName,
     Origin,
+    Protocol,
     Scope,
     Target,
     Traffic,
@@ -81,6 +83,7 @@ class RuleSetBuilder:
         self._masquerades: dict[Destination, Masquerade] = {}
         # By proxy port.
         self._proxy_ports: set[ProxyPort] = set()
+        self._pods: frozenset[Address] = frozenset()
         self._without_endpoints: dict[Verdict, set[ProxyPort]] = {verdict: set() for verdict in Verdict}
         # Once true, these stay: running connections outlive the settings and frontends that they began with.
         self._ever_transparent = False
@@ -236,7 +239,19 @@ class RuleSetBuilder:
             hairpins=self._hairpins.addresses,
             rescue=self._settings.rescue_group,
             tcp_timeouts=self._settings.tcp_timeouts,
+            hooks=(hooks := self._hooks()),
+            hook_port=self._settings.drain_hook if hooks else 0,
         )
+
+    def use_pods(self, pods: frozenset[Address]) -> None:
+        """Lead preStop hooks of these pods, those of this node, to their socket."""
+        if pods != self._pods:
+            self._pods = pods
+            self.generation += bool(self._settings.drain_hook and self._settings.drain_hook_port)
+
+    def _hooks(self) -> frozenset[Destination]:
+        port = self._settings.drain_hook_port if self._settings.drain_hook else 0
+        return frozenset(Destination(pod, Protocol.TCP, port) for pod in self._pods) if port else frozenset()
 
     def _transparent(self) -> bool:
         """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
@@ -378,6 +393,8 @@ def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:
         settings.guard_sockets,
         settings.rescue_group,
         settings.tcp_timeouts,
+        settings.drain_hook,
+        settings.drain_hook_port,
         facts.node_addresses,
         facts.internal_sources,
         facts.uplinks,

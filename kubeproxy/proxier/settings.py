@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kubeproxy.model import Address, Family, Protocol, Scheduler, Target
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy
+from kubeproxy.proxier.local_pods import Leaving
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
@@ -49,6 +50,12 @@ class ProxierSettings:
     """Whether drain requests count."""
     aside: frozenset[Target] = frozenset()
     """Endpoints that a person has taken out. They get new clients only where there is no other endpoint."""
+    drain_hook_port: int = 0
+    """The port of this node's pods that preStop hooks ask; 0 if none."""
+    drain_hook: int = 0
+    """The port on loopback where hooks are answered; 0 if none are."""
+    leaving: frozenset[Leaving] = frozenset()
+    """Pods of this node whose preStop hook runs. They get new clients only where there is no other endpoint."""
 
 
 DEFAULTS = ProxierSettings()

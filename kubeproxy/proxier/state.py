@@ -41,6 +41,8 @@ class ProxierState:
         self.rules = RuleSetBuilder()
         self.listeners = Listeners(proxy_ports, self.availability, self.rules)
         self._facts = settings.facts
+        self._pods_seen = 0
+        """The changes of local pods that the rules have."""
         self.use(settings)
 
     @property
@@ -90,6 +92,9 @@ class ProxierState:
 
     def _put(self, resolution: Resolution) -> None:
         self.availability.put(resolution)
+        if self._pods_seen != self.resolver.local_pods.changes:
+            self._pods_seen = self.resolver.local_pods.changes
+            self.rules.use_pods(self.resolver.local_pods.addresses)
         if resolution.health_port_changed:
             self.availability.reserve_for_health(self.resolver.health)
 

@@ -8,6 +8,7 @@ from kubeproxy.model import Endpoint, FrontendName, Protocol, Service, ServiceNa
 from kubeproxy.model.snapshot import FrontendState, Snapshot, Summary
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.kernel_sync import KernelSync
+from kubeproxy.proxier.local_pods import LocalPods
 from kubeproxy.proxier.reports import Reports
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.sync_schedule import Schedule
@@ -100,6 +101,11 @@ class ProxierView:
     def in_force(self) -> RuleSet | None:
         """The rules of the last successful transaction; None before the first."""
         return self._kernel.in_force
+
+    @property
+    def local_pods(self) -> LocalPods:
+        """Return the pods of this node that are endpoints."""
+        return self._state.resolver.local_pods
 
     def service(self, name: ServiceName) -> Service | None:
         """Return a Service as its owner defines it."""

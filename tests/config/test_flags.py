@@ -38,7 +38,7 @@ SAMPLES = {
     "denied-endpoint-cidrs": "node,10.0.0.0/8", "external-address-cidrs": "192.0.2.0/24,2001:db8::/32",
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
     "takeover": "force", "state-dir": "/run/mine", "strict-manifests": "true", "data-path": "auto",
-    "userspace-fallback": "never", "drain-reports": "true", "scheduler": "maglev",
+    "userspace-fallback": "never", "drain-reports": "true", "scheduler": "maglev", "drain-hook-port": "0",
 }  # fmt: skip
 """For each flag with a field a value that differs from the default, in its printed form."""
 
@@ -70,7 +70,7 @@ def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
 
 
 OVERRIDING = {
-    "takeover", "state-dir", "strict-manifests", "data-path", "userspace-fallback", "drain-reports",
+    "takeover", "state-dir", "strict-manifests", "data-path", "userspace-fallback", "drain-reports", "drain-hook-port",
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",

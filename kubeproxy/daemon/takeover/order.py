@@ -39,12 +39,13 @@ ANSWER_S: Final = 10.0
 """How long the owner may take, until the order is in force."""
 
 
-async def give(order: Order, *, prefix: str = PREFIX) -> None:
-    """Give an order to the owner of this node. KubeproxyError if there is none, or it refuses."""
+async def give(order: Order, *, within_s: float = ANSWER_S, prefix: str = PREFIX) -> None:
+    """Give an order to the owner of this node, which has so long for it. KubeproxyError if there is none, or it
+    refuses."""
     faults: list[str] = []
     for name, uid in sorted(users(prefix).items(), reverse=True):
         try:
-            reason = await _give(order, name, uid)
+            reason = await _give(order, name, uid, within_s)
         except (OSError, ValueError) as error:
             faults.append(f"{name}: {str(error) or repr(error)}")
             continue
@@ -54,7 +55,7 @@ async def give(order: Order, *, prefix: str = PREFIX) -> None:
     raise KubeproxyError("; ".join(faults) or "no kubeproxy runs in this network namespace")
 
 
-async def _give(order: Order, name: str, uid: int) -> str:
+async def _give(order: Order, name: str, uid: int, within_s: float) -> str:
     """Give an order to one control process; return why it refuses, or nothing.
 
     OSError, ValueError without an answer."""
@@ -62,7 +63,7 @@ async def _give(order: Order, name: str, uid: int) -> str:
         sock = await connect(name, waits_for_room=False)
     end = sock.close
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             send_first(sock, order)
             first, descriptors = await receive_first(sock, FIRST_ANSWERS)
             proven = [peer_capability.answer(descriptor, Purpose.ORDER, name) for descriptor in descriptors]

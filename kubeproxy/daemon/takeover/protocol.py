@@ -67,6 +67,8 @@ class Action(StrEnum):
     """Give an endpoint clients again, whether a person has taken it out or it had failed."""
     PROBED = "probed"
     """An endpoint has answered the caller: give it clients again, if it had failed."""
+    DRAIN = "drain"
+    """Wait until no connection to a pod's address is left, and send the pod no new ones meanwhile."""
     RETRY = "retry"
     """Ask all sources again now, without waiting for the end of their back-off."""
 
@@ -77,8 +79,9 @@ class Order(TakeoverMessage, frozen=True):
     protocol: int
     action: Action
     endpoint: str = ""
-    """``IP:PORT``; empty where the action is about none."""
+    """``IP:PORT``, or a pod's address; empty where the action is about none."""
     for_s: float = 0.0
+    """How long an endpoint is out, or a pod waits."""
     caller: str = ""
     """The caller in words, for log and status."""
 

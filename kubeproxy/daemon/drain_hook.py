@@ -1,0 +1,287 @@
+"""Answers the preStop hooks of pods: `httpGet: {port: 10258, path: /drain?timeout=25s}`.
+
+kubelet asks the pod's own address; a rule leads what this node itself sends to that port of one of its pods to a socket
+here, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host or pod reaches the
+socket: it listens on loopback, and packets that no rule has led there are dropped.
+
+Whatever is no such request, or not root's, goes on to the pod, byte by byte: a pod may listen on that port itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+import structlog
+
+from kubeproxy.daemon.pod_drains import End, Outcome, PodDrains
+from kubeproxy.dataplane.sockets.loop_prevention import mark
+from kubeproxy.dataplane.sockets.transparent_dial import make_recognizable
+from kubeproxy.model import Address, Family, Target
+from kubeproxy.netfilter.conntrack.sock_diag import user_of
+from kubeproxy.runtime.tasks import TaskSet
+
+log = structlog.get_logger(__name__)
+
+PATH: Final = "/drain"
+TIMEOUT_S: Final = 25.0
+"""How long a hook waits that does not say so: five seconds less than pods' terminationGracePeriodSeconds by default."""
+LONGEST_S: Final = 3600.0
+REQUEST_S: Final = 5.0
+"""How long the head of a request may take."""
+SILENT_S: Final = 1.0
+"""A client that has sent nothing by then may wait for the pod to begin."""
+REQUEST_BYTES: Final = 4096
+IDLE_S: Final = 600.0
+"""How long a connection that goes on to the pod may be silent."""
+CONNECTIONS: Final = 1200
+LAST_S: Final = 1.0
+"""How long the last answers may take."""
+PORTS_TRIED: Final = 8
+ROOT: Final = 0
+_ORIGINAL_DST: Final = 80  # SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6)
+_BEGIN: Final = b"GET /drain"
+_LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, 0 s."""
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(?:[0-9]{1,6}(?:\.[0-9]{1,3})?(?:ms|s|m|h))+|[0-9]{1,6}")
+
+
+class DrainHook:
+    """The socket that hooks reach. `listen`, then `close`; `port` is where rules lead."""
+
+    def __init__(self, drains: PodDrains) -> None:
+        self._drains = drains
+        self._tasks = TaskSet(_crashed)
+        self._sockets: list[socket.socket] = []
+        self._serving: set[asyncio.Task[None]] = set()
+        self.port = 0
+        """The port on loopback; 0 while it does not listen."""
+
+    def listen(self, families: Iterable[Family]) -> None:
+        """Listen on loopback, at a port that is free in every family. OSError."""
+        wanted = sorted(families)
+        for attempt in range(PORTS_TRIED):
+            try:
+                self._bind(wanted)
+            except OSError:
+                self.close()
+                if attempt == PORTS_TRIED - 1:
+                    raise
+            else:
+                break
+        loop = asyncio.get_running_loop()
+        for listener in self._sockets:
+            loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _bind(self, families: Iterable[Family]) -> None:
+        for family in families:
+            kind = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+            listener = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._sockets.append(listener)
+            make_recognizable(listener)
+            listener.bind((_LOOPBACK[family], self.port))
+            listener.listen(CONNECTIONS)
+            self.port = listener.getsockname()[1]
+
+    def close(self) -> None:
+        """Accept no more."""
+        for listener in self._sockets:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        self._sockets.clear()
+        self.port = 0
+
+    async def end(self) -> None:
+        """Accept no more, and let those that wait go on with the next kubeproxy."""
+        self.close()
+        await self._drains.end()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=LAST_S)
+        await self._tasks.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.debug("hook not accepted", reason=str(error))
+                return
+            if len(self._serving) >= CONNECTIONS:
+                client.close()
+                continue
+            client.setblocking(False)
+            serving = self._tasks.start(self._serve(client), name="drain hook")
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+
+    async def _serve(self, client: socket.socket) -> None:
+        end = client.close
+        asked = None
+        try:
+            address, port, *_ = client.getpeername()
+            client_end, asked = Target(Address(address), port), original_destination(client)
+            reader, writer = await asyncio.open_connection(sock=client)
+            end = writer.close
+            head = await _head(reader)
+            if not head.startswith((_BEGIN + b" ", _BEGIN + b"?")) or not _is_of_root(client_end, asked):
+                await _pass_on(asked, head, reader, writer)
+            elif b"\r\n\r\n" in head:
+                writer.write(await self._answer(asked, head, reader))
+                await writer.drain()
+        except OSError as error:  # it was not led here, or has disconnected
+            log.debug("hook's connection ended", asked=str(asked), reason=str(error))
+        finally:
+            end()
+
+    async def _answer(self, asked: Target, head: bytes, reader: asyncio.StreamReader) -> bytes:
+        """Return the answer to a hook; nothing if it has disconnected."""
+        target = head.split(b" ", 2)[1].decode("latin-1")
+        timeout_s = timeout_of(target)
+        if timeout_s is None:
+            log.warning("timeout of a preStop hook not understood", pod=asked.address, found=target, taken_s=TIMEOUT_S)
+            timeout_s = TIMEOUT_S
+        waiting = self._tasks.start(self._drains.wait(asked.address, timeout_s), name="drain hook: wait")
+        gone = self._tasks.start(reader.read(), name="drain hook: end of client")
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        found = response(waiting.result()) if waiting.done() else b""
+        await self._tasks.end(waiting, gone)
+        return found
+
+
+def _crashed(task: str, error: BaseException) -> None:
+    log.error("background task failed", task=task, exc_info=error)
+
+
+def _is_of_root(client: Target, asked: Target) -> bool:
+    """Return whether a client's process is root's, as kubelet is: others may not have a pod drain."""
+    try:
+        return user_of(client, asked) == ROOT
+    except OSError as error:
+        log.warning("user of a preStop hook not known", pod=asked.address, reason=str(error))
+        return False
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return what a client sends first: to the end of its header fields, if it begins as a hook does."""
+    head = b""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SILENT_S):
+            head = await reader.read(REQUEST_BYTES)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REQUEST_S):
+            while _may_be_hook(head) and len(head) < REQUEST_BYTES and (more := await reader.read(REQUEST_BYTES)):
+                head += more
+    return head
+
+
+def _may_be_hook(head: bytes) -> bool:
+    """Return whether this may be the begin of a request of a hook that goes on. Pure."""
+    return bool(head) and b"\r\n\r\n" not in head and (head.startswith(_BEGIN) or _BEGIN.startswith(head))
+
+
+async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Lead a client to the pod itself."""
+    family = socket.AF_INET6 if ":" in asked.address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        mark(sock)
+        async with asyncio.timeout(REQUEST_S):
+            await asyncio.get_running_loop().sock_connect(sock, (asked.address, asked.port))
+        from_pod, to_pod = await asyncio.open_connection(sock=sock)
+    except (OSError, TimeoutError):
+        sock.close()
+        _reset(writer)
+        return
+    try:
+        to_pod.write(head)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(reader, to_pod))
+            group.create_task(_copy(from_pod, writer))
+    except* OSError:
+        _reset(writer)
+    finally:
+        to_pod.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a port does at which nothing listens."""
+    sock = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
+
+
+async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    """Pass on what comes, until the end or a long silence."""
+    try:
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                data = await source.read(1 << 16)
+            if not data:
+                break
+            to.write(data)
+            await to.drain()
+    except TimeoutError:
+        raise ConnectionAbortedError("idle") from None
+    if to.can_write_eof():
+        to.write_eof()
+
+
+def original_destination(client: socket.socket) -> Target:
+    """Return where a client wanted to go before a rule led it here. OSError if none has."""
+    if client.family == socket.AF_INET:
+        found = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DST, 16)
+        port, packed = struct.unpack("!2xH4s8x", found)
+    else:
+        found = client.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DST, 28)
+        port, packed = struct.unpack("!2xH4x16s4x", found)
+    local, local_port, *_ = client.getsockname()
+    target = Target(Address(str(ipaddress.ip_address(packed))), port)
+    if target == Target(Address(local), local_port):
+        raise ConnectionRefusedError("it was not led here")
+    return target
+
+
+def timeout_of(request_target: str) -> float | None:
+    """Return the seconds that a request gives as `timeout`, like 25, 25s, 1m30s; the default if it gives none; None if
+    it is no such time. Pure."""
+    try:
+        given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
+    except ValueError:
+        return None
+    return TIMEOUT_S if given is None else seconds_of(given[-1])
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a time like 25, 25s, 1m30s; None if it is none. Pure."""
+    if _DURATION.fullmatch(text) is None:
+        return None
+    parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", text)
+    return min(LONGEST_S, sum(float(number) * _UNITS[unit or "s"] for number, unit in parts))
+
+
+def response(outcome: Outcome) -> bytes:
+    """Return the answer to a hook. kubelet looks at no status but a redirect, by which the hook goes on with the next
+    kubeproxy. Pure."""
+    status, more = "200 OK", ""
+    if outcome.end is End.CROWD:
+        status = "503 Service Unavailable"
+    elif outcome.end is End.MOVED and outcome.left_s:
+        status, more = "307 Temporary Redirect", f"Location: {PATH}?timeout={round(outcome.left_s * 1000)}ms\r\n"
+    body = f"{outcome.text}\n"
+    return (
+        f"HTTP/1.1 {status}\r\nServer: kubeproxy\r\nContent-Type: text/plain; charset=utf-8\r\n{more}"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+    ).encode()

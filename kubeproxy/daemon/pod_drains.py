@@ -1,0 +1,256 @@
+"""Waits until the connections to a pod have ended, for its preStop hook or for a person's command.
+
+Every connection to a pod passes connection tracking on the pod's own node, whichever node's proxy has led it there, and
+whichever proxy that is. So this node alone can tell when a pod may end. The call is also the earliest news that the pod
+leaves: this node sends it no new connections from then on, as if its EndpointSlices had it as terminating.
+
+All that wait share one reading of the kernel's table, and readings have a share of the processor's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from kubeproxy.model import Address
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.conntrack.connections_to import Seen, connections_to
+from kubeproxy.proxier.local_pods import Leaving, LocalPods
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 0.5
+"""How often connections are read while a pod waits."""
+LOOK_SHARE: Final = 0.2
+"""The most of one processor's time that readings may take."""
+LOOK_LIMIT_S: Final = 10.0
+"""The longest time between two of them."""
+SETTLE_S: Final = 2.0
+"""How long a pod stays after this node has seen it terminating: other nodes' proxies hear of it about now, and some act
+once a second."""
+NEWS_S: Final = 5.0
+"""How long the EndpointSlices may take to have the pod as terminating: an API server that is away has no news for other
+nodes either."""
+QUIET_S: Final = 10.0
+"""How long new connections that end at once, and datagrams, keep a pod after that."""
+UNDO_S: Final = 10.0
+"""A pod that does not terminate and asks no more gets new connections again after this."""
+MOST: Final = 1000
+"""Calls that wait at a time: kubelet runs 110 pods by default, and each container of a pod may ask."""
+GATHER_S: Final = 0.02
+"""How long calls are gathered before the proxier learns of them: many pods leave at once."""
+
+Read = Callable[[Collection[Address]], Mapping[Address, Seen]]
+"""Reads the connections to addresses, in a thread; KernelError."""
+
+
+class End(StrEnum):
+    """Why a wait ended."""
+
+    IDLE = "idle"
+    """No connection is left."""
+    TIMEOUT = "timeout"
+    """The time is over."""
+    MOVED = "moved"
+    """This process ends, and another one may go on."""
+    CROWD = "crowd"
+    """Too many calls wait already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a wait ended."""
+
+    end: End
+    open: int | None
+    """Open connections to the pod, as last read; None if they could not be read."""
+    waited_s: float
+    left_s: float
+    """What was left of the time."""
+
+    @property
+    def text(self) -> str:
+        """Return the outcome in words."""
+        match self.end:
+            case End.IDLE:
+                return f"no connection is left after {self.waited_s:.1f} s"
+            case End.TIMEOUT if self.open is None:
+                return f"the time is over after {self.waited_s:.1f} s; the connections could not be read"
+            case End.TIMEOUT:
+                return f"the time is over after {self.waited_s:.1f} s; open connections: {self.open}"
+            case End.MOVED:
+                return f"kubeproxy ends; ask the next one for {self.left_s:.1f} s"
+            case End.CROWD:
+                return f"{MOST} calls wait already"
+
+
+@dataclass(slots=True)
+class _Pod:
+    """What is known about a pod while calls wait for it, and `UNDO_S` longer. Times are the loop's."""
+
+    identity: str
+    """See `LocalPods.identity`."""
+    in_service: bool
+    """Whether a Service had it when it asked first."""
+    asked_at: float
+    news_at: float | None = None
+    """When this node had seen it terminating, or gave up waiting for that."""
+    waiting: int = 0
+    last_at: float = -math.inf
+    """When its last call ended."""
+    seen: Seen | None = None
+    read_at: float = -math.inf
+    """When the reading began that has seen it."""
+
+    def note(self, now: float, *, terminates: bool) -> None:
+        """Note what the EndpointSlices say."""
+        if self.news_at is None and (terminates or now >= self.asked_at + NEWS_S):
+            self.news_at = now
+
+    def may_end(self) -> bool:
+        """Return whether the last reading lets the pod end. Pure."""
+        if self.seen is None or self.seen.open or self.news_at is None:
+            return False
+        if not self.in_service:
+            return True
+        known_s = self.read_at - self.news_at
+        return known_s >= SETTLE_S and (not self.seen.recent or known_s >= QUIET_S)
+
+
+class PodDrains:
+    """The calls that wait. `run` reads for them, until cancelled."""
+
+    def __init__(
+        self, local_pods: LocalPods, on_leaving: Callable[[frozenset[Leaving]], None], *, read: Read = connections_to
+    ) -> None:
+        """`on_leaving` is called with the pods that are to get no new connections, whenever they change."""
+        self._local_pods = local_pods
+        self._on_leaving = on_leaving
+        self._read = read
+        self._leaving: frozenset[Leaving] = frozenset()
+        self._pods: dict[Address, _Pod] = {}
+        self._changed = asyncio.Condition()
+        """Notified after each reading, and when this process ends."""
+        self._asked = asyncio.Event()
+        self._gathering: asyncio.TimerHandle | None = None
+        self._ended = False
+        self._unread = False
+        """Whether the last reading failed."""
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait."""
+        return sum(pod.waiting for pod in self._pods.values())
+
+    async def wait(self, address: Address, timeout_s: float) -> Outcome:
+        """Wait until no connection to a pod's address is left, for so long at most. Have this node send it no new ones
+        meanwhile."""
+        began = _now()
+        ends_at = began + timeout_s
+        if self.waiting >= MOST:
+            return Outcome(End.CROWD, None, 0.0, timeout_s)
+        pods, pod = self._local_pods, self._pods.get(address)
+        identity = pods.identity(address)
+        if pod is None or (not pod.waiting and pod.identity != identity):
+            pod = self._pods[address] = _Pod(identity, in_service=bool(pods.at(address)), asked_at=began)
+        pod.waiting += 1
+        self._gather()
+        self._asked.set()
+        end = End.TIMEOUT
+        try:
+            async with asyncio.timeout_at(ends_at), self._changed:
+                await self._changed.wait_for(lambda: self._ended or (pod.read_at >= began and pod.may_end()))
+                end = End.MOVED if self._ended else End.IDLE
+        except TimeoutError:
+            pass
+        finally:
+            pod.waiting -= 1
+            pod.last_at = _now()
+            self._asked.set()
+        count = pod.seen.open if pod.seen is not None and pod.read_at >= began else None
+        outcome = Outcome(end, count, _now() - began, max(0.0, ends_at - _now()))
+        log.info("pod has drained" if end is End.IDLE else "pod has not drained", address=address, outcome=outcome.text)
+        return outcome
+
+    async def end(self) -> None:
+        """End all calls: another process may go on with them."""
+        self._ended = True
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        """Read the connections for all that wait, and undo what was begun for pods that stay."""
+        while True:
+            if not self._pods:
+                self._asked.clear()
+                await self._asked.wait()
+            waiting = [address for address, pod in self._pods.items() if pod.waiting]
+            cpu_s = await self._look(waiting) if waiting else 0.0
+            self._forget()
+            self._asked.clear()
+            try:
+                async with asyncio.timeout(min(LOOK_LIMIT_S, max(LOOK_S, cpu_s / LOOK_SHARE))):
+                    await (self._asked.wait() if not waiting else asyncio.Event().wait())
+            except TimeoutError:
+                continue
+
+    async def _look(self, addresses: Collection[Address]) -> float:
+        """Read the connections to these addresses; return the processor time that it took."""
+        began, cpu_s = _now(), 0.0
+        for address in addresses:
+            known = self._local_pods.at(address)
+            self._pods[address].note(began, terminates=all(endpoint.terminating for endpoint in known))
+
+        def read() -> Mapping[Address, Seen]:
+            nonlocal cpu_s
+            cpu_began = time.thread_time()
+            try:
+                return self._read(addresses)
+            finally:
+                cpu_s = time.thread_time() - cpu_began
+
+        try:
+            found = await asyncio.to_thread(read)
+        except KernelError as error:
+            if not self._unread:
+                log.warning("connections to pods not read", reason=str(error), effect="their hooks wait to the end")
+            self._unread = True
+            return cpu_s
+        self._unread = False
+        for address in addresses:
+            if (pod := self._pods.get(address)) is not None:
+                pod.seen, pod.read_at = found.get(address, Seen(0, recent=False)), began
+        async with self._changed:
+            self._changed.notify_all()
+        return cpu_s
+
+    def _forget(self) -> None:
+        """Send pods new connections again that have not asked for a while; those that are gone need none."""
+        now = _now()
+        for address, pod in list(self._pods.items()):
+            if not pod.waiting and now >= pod.last_at + UNDO_S:
+                del self._pods[address]
+                self._gather()
+
+    def _gather(self) -> None:
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._apply)
+
+    def _apply(self) -> None:
+        """Have the proxier send no new connections to the pods at these addresses, at any of their addresses."""
+        self._gathering = None
+        leaving = self._local_pods.leaving({it: pod.identity for it, pod in self._pods.items()})
+        if leaving != self._leaving:
+            self._leaving = leaving
+            self._on_leaving(leaving)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

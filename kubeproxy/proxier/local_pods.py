@@ -1,0 +1,83 @@
+"""The pods of this node that are endpoints, and those of them that leave. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from kubeproxy.model import Address, Endpoint, EndpointSlice, ServiceName
+from kubeproxy.proxier.node import NodeFacts
+
+
+class Leaving(NamedTuple):
+    """A pod that gets no new connections, because its preStop hook runs."""
+
+    address: Address
+    pod: str
+    """As in `Endpoint.pod`: another pod may get the address a moment later."""
+
+
+class LocalPods:
+    """The endpoints on this node by Service, as the EndpointSlices have them. Endpoints on the host's network are no
+    pods here: they share the node's addresses."""
+
+    def __init__(self) -> None:
+        self._of: dict[ServiceName, tuple[Endpoint, ...]] = {}
+        self._at: dict[Address, dict[ServiceName, Endpoint]] = {}
+        self.changes = 0
+        """Grows with every address that comes or goes."""
+
+    def put(self, name: ServiceName, slices: Iterable[EndpointSlice], facts: NodeFacts) -> None:
+        """Set those of a Service; none: it has no endpoint on this node any more."""
+        now = tuple(
+            endpoint
+            for it in slices
+            for endpoint in it.endpoints
+            if endpoint.node == facts.name and facts.name and not facts.is_own(endpoint.address)
+        )
+        before = self._of.get(name, ())
+        if now == before:
+            return
+        if now:
+            self._of[name] = now
+        else:
+            del self._of[name]
+        known = len(self._at)
+        fresh = {endpoint.address: endpoint for endpoint in now}
+        for address in {endpoint.address for endpoint in before} - fresh.keys():
+            services = self._at[address]
+            del services[name]
+            if not services:
+                del self._at[address]
+                self.changes += 1
+        for address, endpoint in fresh.items():
+            self._at.setdefault(address, {})[name] = endpoint
+        self.changes += len(self._at) > known
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """Return the addresses of all of them."""
+        return frozenset(self._at)
+
+    def at(self, address: Address) -> Collection[Endpoint]:
+        """Return the endpoints at an address, one of each Service that has any."""
+        return self._at.get(address, {}).values()
+
+    def services_at(self, addresses: Iterable[Address]) -> set[ServiceName]:
+        """Return the Services with an endpoint at one of these addresses."""
+        return {name for address in addresses for name in self._at.get(address, {})}
+
+    def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
+        """Return what leaves with the pods that ask, at all their addresses: kubelet asks at one, and a pod may have
+        one of each family. `asking`: their addresses, and what `identity` said when they asked first."""
+        pods = {pod for pod in asking.values() if pod}
+        return frozenset(
+            Leaving(address, endpoint.pod)
+            for address, services in self._at.items()
+            for endpoint in services.values()
+            if endpoint.pod in pods or asking.get(address) == endpoint.pod
+        )
+
+    def identity(self, address: Address) -> str:
+        """Return the pod that has an address, as in `Endpoint.pod`; empty if it is not known."""
+        return next((endpoint.pod for endpoint in self.at(address) if endpoint.pod), "")
