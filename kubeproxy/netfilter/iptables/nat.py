@@ -1,7 +1,8 @@
 """The redirects of a rule set in table nat.
 
-Each chain redirects the packets of some clients to some destinations. CONTAINER are those of other hosts, HOST those of
-this node itself, INTERNAL those of its pods; HOOKS has its preStop hooks. PORTALS are single addresses, PORTS node ports, to which NODEPORT leads.
+Each chain redirects the packets of some clients to some destinations. CONTAINER are those of other hosts, HOST and
+HOOKS those of this node itself, INTERNAL those of its pods. PORTALS are single addresses, PORTS node ports, to which
+NODEPORT leads.
 """
 
 from __future__ import annotations
