@@ -82,7 +82,7 @@ def _shop() -> str:
         "subjects: [{kind: ServiceAccount, name: shop, namespace: shop}]\n",
         "apiVersion: v1\nkind: Secret\nmetadata: {name: shop, namespace: shop}\nstringData: {password: hunter2}\n"
         "type: Opaque\n",
-        "apiVersion: policy/v1beta1\nkind: PodDisruptionBudget\nmetadata: {name: shop, namespace: shop}\n"
+        "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: shop, namespace: shop}\n"
         "spec: {minAvailable: 50%, selector: {matchLabels: {app: shop}}}\n",
         "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: shop, namespace: shop}\nspec:\n  rules:\n"
         "  - host: shop.example.com\n    http:\n      paths:\n      - path: /\n        pathType: Prefix\n"

@@ -64,7 +64,8 @@ class Program:
 
     def _objects(self) -> Iterator[tuple[str, Any]]:
         for collection in COLLECTIONS:
-            for item in self.cluster.ask("GET", collection)["items"]:
+            path = collection.replace("policy/{version}", self.cluster.preferred("policy"))
+            for item in self.cluster.ask("GET", path)["items"]:
                 metadata = item["metadata"]
                 fields = [entry.get("fieldsV1") for entry in metadata.get("managedFields") or ()]
                 for key in IGNORED:
@@ -83,7 +84,7 @@ COLLECTIONS = (
     "/api/v1/serviceaccounts",
     "/apis/apps/v1/deployments",
     "/apis/networking.k8s.io/v1/ingresses",
-    "/apis/policy/v1beta1/poddisruptionbudgets",
+    "/apis/policy/{version}/poddisruptionbudgets",
     "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "/apis/rbac.authorization.k8s.io/v1/roles",
     "/apis/rbac.authorization.k8s.io/v1/rolebindings",
@@ -117,11 +118,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Program]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_comes_of_it(programs: list[Program], case: Case, tmp_path: Path) -> None:
+    theirs, ours = programs
+    policy = theirs.cluster.preferred("policy").encode()
     for name, text in case.files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    theirs, ours = programs
+        content = text if isinstance(text, bytes) else text.encode()
+        path.write_bytes(content.replace(b"policy/v1\n", policy + b"\n"))
     their_status, their_out, their_err = theirs.run(case, tmp_path)
     status, out, err = ours.run(case, tmp_path)
     shown = f"\nkubectl: {their_status}\n{their_out}{their_err}\nours: {status}\n{out}{err}"

@@ -27,11 +27,13 @@ CONTROLLERS = "daemonset,endpoint,endpointslice,endpointslicemirroring,namespace
 ACCOUNT = ("kube-system", "kube-proxy")
 """The ServiceAccount bound to system:node-proxier."""
 _ETCD = "http://127.0.0.1:2379"
+_SLICES = "discovery.k8s.io"
+"""The group of EndpointSlices; its version is the server's."""
 _MASTERS = "masters"
 """The token of cluster administrators."""
 _COLLECTIONS: Final = {
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "EndpointSlice": "/apis/discovery.k8s.io/v1beta1/namespaces/{}/endpointslices",
+    "EndpointSlice": "/apis/discovery.k8s.io/namespaces/{}/endpointslices",
     "Endpoints": "/api/v1/namespaces/{}/endpoints",
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
@@ -209,7 +211,7 @@ class RealCluster:
     def put(self, *objects: Object) -> None:
         """Create these objects, or replace those of the same name. With their status if they have one."""
         for item in objects:
-            path = _path(item)
+            path = self._path(item)
             try:
                 self.ask("PATCH", path, item, content_type="application/merge-patch+json")
             except Refused as refused:
@@ -222,7 +224,18 @@ class RealCluster:
 
     def delete(self, item: Object) -> None:
         """Delete this object at once."""
-        self.ask("DELETE", _path(item), {"gracePeriodSeconds": 0})
+        self.ask("DELETE", self._path(item), {"gracePeriodSeconds": 0})
+
+    def preferred(self, group: str) -> str:
+        """The name of an API group with the version that this server prefers: 1.20 has no v1 of some."""
+        return str(self.ask("GET", f"/apis/{group}")["preferredVersion"]["groupVersion"])
+
+    def _path(self, item: Mapping[str, Any]) -> str:
+        metadata = item["metadata"]
+        collection = _COLLECTIONS[item["kind"]].format(metadata.get("namespace", "default"))
+        if collection.startswith(f"/apis/{_SLICES}/"):
+            collection = collection.replace(_SLICES, self.preferred(_SLICES), 1)
+        return f"{collection}/{metadata['name']}"
 
     def bind_proxier(self) -> None:
         """Create `ACCOUNT` with the rights of kube-proxy."""
@@ -271,8 +284,3 @@ _QUIET_ETCD: Final = (
     "--listen-peer-urls=http://127.0.0.1:2380",
     "--unsafe-no-fsync",
 )
-
-
-def _path(item: Mapping[str, Any]) -> str:
-    metadata = item["metadata"]
-    return f"{_COLLECTIONS[item['kind']].format(metadata.get('namespace', 'default'))}/{metadata['name']}"

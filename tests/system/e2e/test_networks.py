@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from kubeproxy.model import Family, Protocol
 from tests.netfilter.stage import ANSWERED, attempt, serving
-from tests.support.lab import Host, join
-from tests.support.lab.node import NODE_V4
+from tests.support.lab import Host, Network, join
+from tests.support.lab.node import NODE_V4, NODE_V6
 from tests.system.e2e import backend
-from tests.system.e2e.stage import KERNEL, QUICK, TARGET, VIP, Stage, ask, exchange, until
+from tests.system.e2e.conftest import PATHS
+from tests.system.e2e.stage import (
+    KERNEL,
+    QUICK,
+    TARGET,
+    VIP,
+    Stage,
+    ask,
+    ask_often,
+    endpoints,
+    exchange,
+    make_stage,
+    service,
+    until,
+)
 
 pytestmark = pytest.mark.netns
 
@@ -170,3 +186,61 @@ def test_an_answer_by_another_router(stage: Stage, path: str) -> None:
             until(lambda: _name(stage.client, (VIP, 80)) == "pod-0", "the answer comes back by the node")
     finally:
         pod.ip("link del aside")
+
+
+VIP_V6 = "fd00:96::10"
+NODE_PORT = 30080
+
+
+@pytest.mark.parametrize("netfilter", PATHS)
+def test_a_node_with_ipv6_alone(tmp_path: Path, netfilter: str) -> None:
+    """No host has an IPv4 address beside that of its loopback."""
+    with make_stage(tmp_path, pods=2) as stage:
+        for host in (*stage.asking, *stage.network.pods):
+            host.ip("-4 addr flush scope global")
+        addresses = [Network.pod_v6(index) for index in range(2)]
+        for index, pod in enumerate(stage.network.pods):
+            pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", addresses[index], str(TARGET)])
+        web, listed = service(vip=VIP_V6), endpoints("web", addresses)
+        web["spec"] |= {"ipFamilies": ["IPv6"], "type": "NodePort"}
+        web["spec"]["ports"][0]["nodePort"] = NODE_PORT
+        stage.write("web", web, {**listed, "addressType": "IPv6"})
+        daemon = stage.daemon(QUICK, "--cluster-cidr=fd00:3::/32", netfilter=netfilter)
+        for host in (*stage.asking, stage.network.pods[0]):
+            for address in ((VIP_V6, 80), (NODE_V6, NODE_PORT)):
+                until(lambda: _name(host, address).startswith("pod-"), f"{host} is answered by {address}")  # noqa: B023
+                assert set(ask_often(host, address, 20)) == {"pod-0", "pod-1"}
+        exchange(stage.client, (VIP_V6, 80), BYTES, seed="v6")
+        assert " error " not in daemon.log(), daemon.log()
+        assert " warning " not in daemon.log(), daemon.log()
+
+
+SHIM = "10.2.0.10"
+"""The node's own address among macvlan pods: without one, the kernel keeps them and their host apart."""
+
+
+def test_macvlan_pods(stage: Stage, path: str) -> None:
+    """Clients and endpoints on macvlan interfaces of the node's uplink, where the node has one, too. An endpoint answers
+    its neighbours directly, so on the kernel path they must be masqueraded."""
+    node, addresses = stage.node, ["10.2.0.21", "10.2.0.22"]
+    with Host("macvlan-0") as first, Host("macvlan-1") as second:
+        pods = (first, second)
+        for index, (pod, address) in enumerate(zip(pods, addresses, strict=True)):
+            node.ip(
+                f"link add mv{index} link to-client type macvlan mode bridge",
+                f"link set mv{index} netns /proc/{os.getpid()}/fd/{pod.fd}",
+            )
+            pod.ip(
+                f"link set mv{index} up", f"addr add {address}/24 dev mv{index}", f"route add 10.96.0.0/16 via {SHIM}"
+            )
+            pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", address, str(TARGET)])
+        node.ip("link add shim link to-client type macvlan mode bridge", f"addr add {SHIM}/32 dev shim")
+        node.ip("link set shim up", *(f"route add {address}/32 dev shim" for address in addresses))
+        try:
+            stage.write_service(addresses)
+            stage.daemon(QUICK, *(["--masquerade-all"] if path == KERNEL else []), netfilter=path)
+            for host in (*stage.asking, *pods):
+                for name in ("pod-0", "pod-1"):
+                    until(lambda: _name(host, (VIP, 80)) == name, f"{host} is answered by {name}")  # noqa: B023
+        finally:
+            node.ip("link del shim")

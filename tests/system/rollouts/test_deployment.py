@@ -193,7 +193,7 @@ def test_tenant_who_asks_for_all_that_may_be_asked_takes_nothing_from_others(clu
     """Two Services with the most requests, and 60,000 endpoints that each of them is about."""
     cluster.deploy(OPTED_IN)
     path, until_s = "/api/v1/namespaces/default/services/web", time.time() + 550
-    slices = "/apis/discovery.k8s.io/v1beta1/namespaces/evil/endpointslices"
+    slices = f"/apis/{cluster.cluster.preferred('discovery.k8s.io')}/namespaces/evil/endpointslices"
     every = [
         DrainRequest(
             "evil", f"p{n}", (Address("10.9.9.9"), Address(f"10.8.{n // 250}.{n % 250}")), want, 7, until_s, f"u{n}"
