@@ -111,7 +111,11 @@ class Shutdown:
     async def _drain_last(self, grace_s: float) -> None:
         """Accept the packets under way; then stop accepting, and drain for so long."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
+        # A client repeats a first packet that was lost, and is led where the packet was led. A closed port would refuse
+        # it. The first look finds packets that no listener has taken, the second one handshakes that did not end.
+        await self._proxier.kernel.forget_ended(ours=True)
         await self._data_plane.retire()
+        await self._proxier.kernel.forget_ended(ours=True)
         await self._drain(grace_s)
         if left := self._data_plane.open_connections:
             log.warning("connections are cut off", open=left)

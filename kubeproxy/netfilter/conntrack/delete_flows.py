@@ -124,8 +124,9 @@ def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
 
 
 def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-    """Return the TCP flows that lead to this node and have no socket."""
-    found = [flow for flow in landings.find(flows, ours=ours, local=local) if wire.has_begun(flow)]
+    """Return the TCP flows that lead to this node and have no socket. One that has not begun may yet get a socket of
+    another process; ours takes no new ones when it asks."""
+    found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
     if not found:
         return []
     try:

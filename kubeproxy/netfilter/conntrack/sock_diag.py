@@ -23,10 +23,13 @@ from kubeproxy.netfilter.netlink.messages import (
 
 _QUESTION = struct.Struct("=BxxI48x")
 """struct inet_diag_req_v2 behind its family: protocol, no extensions, states, any socket."""
-_NOT_LISTENING = 0xFFF & ~(1 << 10)
-"""A bit for each state of the kernel's, without TCP_LISTEN (net/tcp_states.h)."""
-_ENDS = struct.Struct("!4x2H16s16s")
-"""The begin of struct inet_diag_msg: local port, peer's port; local address, peer's address."""
+_SYN_RECEIVED, _LISTENING = 3, 10
+"""TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
+_ALL_STATES = 0xFFF
+"""A bit for each state."""
+_NOT_LISTENING = _ALL_STATES & ~(1 << _LISTENING)
+_ENDS = struct.Struct("!xB2x2H16s16s")
+"""The begin of struct inet_diag_msg: state; local port, peer's port; local address, peer's address."""
 
 _USER_AT = 64
 """Where idiag_uid is in it."""
@@ -41,15 +44,22 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """Return all TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses."""
-    found = set[Connection]()
+    """Return all TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses.
+
+    The kernel remembers handshakes of listeners that have been closed. Those are left out: a client that goes on with
+    one is refused."""
+    found, shaking, listening = set[Connection](), set[Connection](), set[int]()
     for family in (socket.AF_INET, socket.AF_INET6):
         with open_netlink(NETLINK_SOCK_DIAG) as netlink:
-            question = _QUESTION.pack(socket.IPPROTO_TCP, _NOT_LISTENING)
+            question = _QUESTION.pack(socket.IPPROTO_TCP, _ALL_STATES)
             for answer in dump(netlink, SOCK_DIAG_BY_FAMILY, family, rest=question):
-                port, peer_port, _, peer = _ENDS.unpack_from(answer)
-                found.add(Connection(port, _text(peer[:4] if family == socket.AF_INET else peer), peer_port))
-    return frozenset(found)
+                state, port, peer_port, _, peer = _ENDS.unpack_from(answer)
+                if state == _LISTENING:
+                    listening.add(port)
+                    continue
+                kind = shaking if state == _SYN_RECEIVED else found
+                kind.add(Connection(port, _text(peer[:4] if family == socket.AF_INET else peer), peer_port))
+    return frozenset(found | {each for each in shaking if each.port in listening})
 
 
 def user_of(local: Target, peer: Target) -> int | None:

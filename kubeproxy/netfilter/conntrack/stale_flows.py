@@ -42,8 +42,9 @@ class Conntrack(typing.Protocol):
         """
 
     async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
-        """Delete the TCP flows of ended connections that lead to the proxy ports of `rules`, or, if not `ours`, to
-        other ports of this node in their place; the number deleted. KernelError when the kernel refuses."""
+        """Delete the TCP flows without a socket that lead to the proxy ports of `rules`, when the present rules do not
+        lead there any more; or, if not `ours`, those of ended connections to other ports of this node in their place.
+        Return the number deleted. KernelError when the kernel refuses."""
 
 
 class NoConntrack:

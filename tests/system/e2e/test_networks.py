@@ -220,7 +220,7 @@ SHIM = "10.2.0.10"
 
 
 def test_macvlan_pods(stage: Stage, path: str) -> None:
-    """Clients and endpoints on macvlan interfaces of the node's uplink, where the node has one, too. An endpoint answers
+    """Clients and endpoints on macvlan interfaces of the uplink, where the node has one, too. An endpoint answers
     its neighbours directly, so on the kernel path they must be masqueraded."""
     node, addresses = stage.node, ["10.2.0.21", "10.2.0.22"]
     with Host("macvlan-0") as first, Host("macvlan-1") as second:
