@@ -31,15 +31,18 @@ from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
 from kubeproxy.dataplane.tcp.state import ConnectionState
-from kubeproxy.dataplane.udp.sessions import DatagramListener, Sessions
+from kubeproxy.dataplane.udp.sessions import DatagramListener, FrozenSession, Sessions
+from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Address, FrontendName, Protocol, Target
+
+State = ConnectionState | SessionState
 
 
 class Frozen(typing.Protocol):
     """What has left its process, or has come from another one, and is still: its state, and what it owns."""
 
     @property
-    def state(self) -> ConnectionState:
+    def state(self) -> State:
         """What the process knows of it."""
 
     @property
@@ -55,6 +58,10 @@ class Frozen(typing.Protocol):
 
 class Movable(typing.Protocol):
     """What another process can go on with."""
+
+    @property
+    def client(self) -> str | None:
+        """The client's address if another instance's worker is assigned by it; None: any worker may go on."""
 
     def freeze(self) -> Frozen | None:
         """Stop it and return it; None if it has ended."""
@@ -246,13 +253,16 @@ class Engine:
             yield None
 
     def movable(self) -> tuple[Movable, ...]:
-        """Return what another process could go on with now; a dial can move once it is a connection."""
-        return tuple(live for live in self._context.live if isinstance(live, Connection))
+        """Return what another process could go on with now; a dial can move once it is a connection.
+
+        Sessions first, because their clients' datagrams arrive there already."""
+        sessions = (session for session in self._sessions.all() if session.target is not None)
+        return (*sessions, *(live for live in self._context.live if isinstance(live, Connection)))
 
     @property
     def open(self) -> int:
-        """Open connections and dials."""
-        return len(self._context.live)
+        """Open connections, dials and sessions."""
+        return len(self._context.live) + len(self._sessions)
 
     @property
     def room(self) -> int:
@@ -260,11 +270,13 @@ class Engine:
         budget = self._context.budget
         return max(0, 7 * budget.limit // 8 - budget.used)
 
-    def claim(self, state: ConnectionState, descriptors: Sequence[int]) -> Frozen | None:
-        """Return another process's connection, ready to go on here; None if there is no room for it.
+    def claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
+        """Return another process's connection or session, ready to go on here; None if there is no room for it.
 
-        Its frontend need not be served here."""
+        The frontend of a connection need not be served here."""
         listener = None if state.frontend is None else self._listeners.get(state.frontend)
+        if isinstance(state, SessionState):
+            return FrozenSession.claim(listener, state, descriptors) if isinstance(listener, DatagramListener) else None
         if isinstance(listener, Listener):
             counters, balancer = listener.counters, listener.balancer
         else:

@@ -100,6 +100,11 @@ class Connection:
         return (self.target,)
 
     @property
+    def client(self) -> None:
+        """None: any worker of another instance may go on with it."""
+        return None
+
+    @property
     def half_closed(self) -> bool:
         """Whether one side has ended and the other has not."""
         return self.up.open is not self.down.open

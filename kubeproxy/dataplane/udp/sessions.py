@@ -8,15 +8,19 @@ a turn: a receiver that is still awake from the last datagram is not woken again
 
 A session ends when it is idle for too long, when it is the idlest and another needs its place, or with its frontend.
 When its endpoint refuses (ICMP) or leaves the Service, the session's next datagram goes to another endpoint.
+
+A session moves to another process with its socket (`FrozenSession`). There the client's datagrams arrive at another
+listener; until the first one the endpoint's answers wait in the socket.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.context import Context, FrontendCounters
@@ -26,6 +30,7 @@ from kubeproxy.dataplane.sockets.loop_prevention import hops_left, limit_hops, m
 from kubeproxy.dataplane.sockets.transparent_dial import bind_as, can_preserve
 from kubeproxy.dataplane.sockets.udp_options import prepare
 from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, port_of, reply_to
+from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Target
 
 BATCHES = 8
@@ -63,11 +68,19 @@ class Sessions:
     def __len__(self) -> int:
         return self._count
 
+    def all(self) -> Iterator[Session]:
+        """Yield each session."""
+        for sessions in tuple(self._by_idleness.values()):
+            yield from tuple(sessions)
+
+    def of(self, listener: DatagramListener) -> tuple[Session, ...]:
+        """Return the sessions of a listener."""
+        return tuple(self._by_idleness.get(listener, ()))
+
     def targets(self) -> Iterator[Target | None]:
         """Yield the endpoint of each session, None if it has none at the moment."""
-        for sessions in tuple(self._by_idleness.values()):
-            for session in tuple(sessions):
-                yield session.target
+        for session in self.all():
+            yield session.target
 
     def make_room(self, listener: DatagramListener) -> bool:
         """Claim a descriptor for one more session of a listener; False if there is none.
@@ -105,7 +118,8 @@ class Sessions:
         idlest.end()
 
     def add(self, session: Session) -> None:
-        """Add a session, active now."""
+        """Add a session."""
+        session.listener.counters.active += 1
         self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
         self._count += 1
         if self._timer is None:
@@ -114,6 +128,8 @@ class Sessions:
     def used(self, session: Session, now: float) -> None:
         """Record that a session is the least idle; called every `USED_S` at most."""
         session.last_used = now
+        if session.asleep:
+            session.wake()
         self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
@@ -125,6 +141,7 @@ class Sessions:
             if not sessions:
                 del self._by_idleness[listener]
             self._count -= 1
+            listener.counters.active -= 1
             self._context.budget.give(1, listener.counters.share)
 
     @property
@@ -152,10 +169,12 @@ class Session:
         "_reply",
         "_socket",
         "_target",
+        "asleep",
         "hops",
         "last_used",
         "listener",
         "queue",
+        "since",
     )
 
     def __init__(self, listener: DatagramListener, peer: bytes, hops: int) -> None:
@@ -164,7 +183,10 @@ class Session:
         self.hops = hops
         """The lowest hop limit of its datagrams so far."""
         self._hops = hops_left(hops)
-        self.last_used = listener.context.reactor.now
+        self.since = self.last_used = listener.context.reactor.now
+        self.asleep = False
+        """Whether the endpoint's answers wait in the socket: the client has sent nothing since the session moved here,
+        so connection tracking would not let an answer leave from the service address."""
         self.queue: deque[bytes] = deque()
         """The client's datagrams, to be sent at the session's turn."""
         self._answered = 0.0
@@ -289,6 +311,11 @@ class Session:
             limit_hops(self._socket, left)
         return True
 
+    def resume(self, sock: socket.socket, target: Target, avoid: tuple[Target, ...]) -> None:
+        """Go on with the socket of a session that was frozen."""
+        self._socket, self._target, self._avoid = sock, target, avoid
+        self.listener.balancer.opened(target)
+
     @property
     def target(self) -> Target | None:
         """The endpoint; None: none at the moment."""
@@ -299,12 +326,91 @@ class Session:
         if self._target is not None and self._target not in endpoints:
             self._disconnect()
 
+    def wake(self) -> None:
+        """Pass on the endpoint's answers from now on."""
+        self.asleep = False
+        if self._socket is not None:
+            try:
+                self.listener.context.reactor.add(self._socket.fileno(), self._on_answer, select.EPOLLIN)
+            except OSError:
+                self._disconnect()
+
     def end(self) -> None:
         """End the session."""
         self._disconnect()
         self.queue.clear()
-        self.listener.forget(self._peer)
+        self.listener.forget(self._peer, self)
         self.listener.sessions.remove(self)
+
+    @property
+    def client(self) -> str:
+        """The client's address."""
+        return host_of(self._peer, self.listener.family)
+
+    def freeze(self) -> FrozenSession | None:
+        """Send what is queued, leave this process, and return what another one needs to go on; None if the session has
+        ended or has no endpoint."""
+        listener, context = self.listener, self.listener.context
+        while self.send_share():
+            pass
+        sock, target, frontend = self._socket, self._target, listener.counters.frontend
+        if sock is None or target is None or frontend is None:
+            return None
+        now = context.reactor.now
+        state = SessionState(
+            frontend, self._peer, self.hops, target, self._avoid, now - self.since, now - self.last_used
+        )
+        # Not left to the close: the kernel goes on reporting events of a socket that another process has, too.
+        context.reactor.remove(sock.fileno())
+        self._socket = None
+        self.end()
+        context.budget.take_back(1, listener.counters.share)
+        return FrozenSession(listener, state, sock.detach(), asleep=self.asleep)
+
+
+class FrozenSession:
+    """The state of a session with its socket, and the claim on it."""
+
+    __slots__ = ("_asleep", "_listener", "descriptors", "state")
+
+    def __init__(self, listener: DatagramListener, state: SessionState, descriptor: int, *, asleep: bool) -> None:
+        """The claim is made: see `claim`, where another process had made it."""
+        self._listener = listener
+        self._asleep = asleep
+        self.state = state
+        self.descriptors = (descriptor,)
+
+    @classmethod
+    def claim(cls, listener: DatagramListener, state: SessionState, descriptors: Sequence[int]) -> FrozenSession | None:
+        """Claim the descriptor of another process's session; None if there is no room for it."""
+        context = listener.context
+        if (
+            len(descriptors) != 1
+            or context.budget.used >= context.budget.limit
+            or len(listener.sessions) >= context.tune.udp_sessions_max
+        ):
+            return None
+        context.budget.take_back(1, listener.counters.share)
+        return cls(listener, state, descriptors[0], asleep=True)
+
+    def thaw(self) -> Session:
+        """Go on with the session. Of two sessions of one client the older one keeps it, and the younger one passes on
+        answers only, until it is idle for too long."""
+        listener, state = self._listener, self.state
+        now = listener.context.reactor.now
+        session = Session(listener, state.peer, state.hops)
+        session.since, session.last_used = now - state.age_s, now - max(USED_S, state.idle_s)
+        session.resume(socket.socket(fileno=self.descriptors[0]), state.target, state.avoid)
+        listener.sessions.add(session)
+        session.asleep = self._asleep and not listener.enter(state.peer, session)
+        if not session.asleep:
+            session.wake()
+        return session
+
+    def close(self) -> None:
+        """Close the socket and return the claim. The other process's session does not notice."""
+        os.close(self.descriptors[0])
+        self._listener.context.budget.give(1, self._listener.counters.share)
 
 
 class DatagramListener:
@@ -333,7 +439,7 @@ class DatagramListener:
         self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
         members = frozenset(message.endpoints)
-        for session in self._sessions.values():
+        for session in self.sessions.of(self):
             session.leave(members)
 
     def _on_datagrams(self, what: int) -> None:
@@ -384,7 +490,6 @@ class DatagramListener:
         self._sessions[peer] = session
         self.sessions.add(session)
         self.counters.accepted += 1
-        self.counters.active += 1
         self.context.touched.add(self.counters)
         return session
 
@@ -414,15 +519,23 @@ class DatagramListener:
         self.counters.out_meter[0] += byte_count
         self.counters.dropped += dropped
 
-    def forget(self, peer: bytes) -> None:
+    def enter(self, peer: bytes, session: Session) -> bool:
+        """Let a moved session serve its client, unless an older one does; whether another one does or did."""
+        present = self._sessions.get(peer)
+        if present is None or session.since < present.since:
+            self._sessions[peer] = session
+        self.context.touched.add(self.counters)
+        return present is not None
+
+    def forget(self, peer: bytes, session: Session) -> None:
         """Remove an ended session."""
-        if self._sessions.pop(peer, None) is not None:
-            self.counters.active -= 1
+        if self._sessions.get(peer) is session:
+            del self._sessions[peer]
 
     def close(self) -> None:
         """Stop serving; the sessions end, as connection tracking's entries of the frontend do."""
         self.departures.forget(self)
         self.context.reactor.remove(self._sock.fileno())
-        for session in list(self._sessions.values()):
+        for session in self.sessions.of(self):
             session.end()
         self._ring.clear()

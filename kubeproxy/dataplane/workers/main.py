@@ -246,7 +246,7 @@ class Worker:
         if self._mover is None:
             self._mover = Mover(self._reactor, self._engine, self._report_moved)
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        self._mover.add(list(zip(request.workers, sockets, strict=True)))
+        self._mover.add(list(zip(request.workers, sockets, strict=True)), request.count)
 
     def _report_moved(self, moved: int, left: int) -> None:
         if self._move_number is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from kubeproxy.dataplane.engine import Engine, Frozen, Movable
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.sockets.reuseport import place
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.moving import LOAD_BYTES, LOAD_DESCRIPTORS, Load, Receipt
 from kubeproxy.dataplane.workers.protocol import GarbledError
@@ -108,8 +109,8 @@ class Way:
             raise GarbledError(f"a receipt for load {receipt.number} instead of {self._sent}")
         self._waits, self.room = False, receipt.room
         refused = set(receipt.refused)
-        for place, frozen in enumerate(self._load):
-            if place not in refused:
+        for at, frozen in enumerate(self._load):
+            if at not in refused:
                 frozen.close()
                 self.moved += 1
         self._take_back(refused)
@@ -118,7 +119,7 @@ class Way:
     def _take_back(self, places: Sequence[int] | set[int] | range) -> None:
         """Go on here with the connections at these places of the load."""
         load, self._load = self._load, []
-        self.returned += [live for place in places if place < len(load) and (live := load[place].thaw()) is not None]
+        self.returned += [live for at in places if at < len(load) and (live := load[at].thaw()) is not None]
 
     def _lose(self) -> None:
         """Give the channel up, and go on here with the load that has no receipt."""
@@ -154,7 +155,10 @@ class Mover:
         self._on_idle = on_idle
         self._ways: list[Way] = []
         self._next = 0
-        self._candidates: deque[Movable] = deque()
+        self._candidates: dict[int | None, deque[Movable]] = {}
+        """By the number of the worker that is to go on; None: any."""
+        self._count = 1
+        """Workers of the other instance, among which UDP clients are divided."""
         self._refused: set[Movable] = set()
         """What no receiver takes."""
         self._moved = 0
@@ -162,8 +166,9 @@ class Mover:
         self._scheduled = False
         self._asked_at = reactor.now
 
-    def add(self, channels: Sequence[tuple[int, socket.socket]]) -> None:
-        """Move to these workers, too; each has its number."""
+    def add(self, channels: Sequence[tuple[int, socket.socket]], count: int) -> None:
+        """Move to these workers, too; each has its number, of `count` in all."""
+        self._count = count
         self._ways += [Way(self._reactor, sock, number, self._again) for number, sock in channels]
         self._idle = False
         self._look()
@@ -187,23 +192,35 @@ class Mover:
             self._moved += way.moved
             way.moved = 0
         self._ways = [way for way in self._ways if way.alive]
-        if not self._candidates:
-            self._candidates.extend(each for each in self._engine.movable() if each not in self._refused)
+        if not any(self._candidates.values()):
+            self._find()
         for way in self._ways:
-            if way.free and self._candidates and self._send(way):
+            if way.free and self._send(way):
                 self._idle = False
         if not self._idle and all(way.free for way in self._ways):
             self._idle = True
             self._refused.intersection_update(self._engine.movable())
             self._on_idle(self._moved, self._engine.open)
 
+    def _find(self) -> None:
+        """Find what can leave to one of the workers."""
+        numbers = {None, *(way.number for way in self._ways)}
+        self._candidates.clear()
+        for each in self._engine.movable():
+            number = None if each.client is None else place(each.client, count=self._count)
+            if each not in self._refused and number in numbers:
+                self._candidates.setdefault(number, deque()).append(each)
+
     def _send(self, way: Way) -> bool:
         """Send a load; whether there was anything to send."""
+        candidates = self._candidates.get(way.number) or self._candidates.get(None)
+        if not candidates:
+            return False
         load: list[Frozen] = []
         descriptors = size = 0
         limit = min(LOAD_DESCRIPTORS, way.room)
-        while self._candidates and descriptors + 6 <= limit and size < LOAD_BYTES:
-            frozen = self._candidates.popleft().freeze()
+        while candidates and descriptors + 6 <= limit and size < LOAD_BYTES:
+            frozen = candidates.popleft().freeze()
             if frozen is not None:
                 load.append(frozen)
                 descriptors += len(frozen.descriptors)

@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from kubeproxy.dataplane.tcp.state import ConnectionState
+from kubeproxy.dataplane.udp.state import SessionState
 
 LOAD_DESCRIPTORS: Final = 128
 """At most so many travel at once; the kernel passes no more than 253."""
@@ -24,11 +25,11 @@ LOAD_BYTES: Final = 256 << 10
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):
-    """Connections to take over, each with its descriptors in the order of `ConnectionState`. Without any it asks for
-    the room."""
+    """Connections and UDP sessions to take over, each with its descriptors in the order of `ConnectionState`. Without
+    any it asks for the room."""
 
     number: int
-    connections: tuple[ConnectionState, ...] = ()
+    connections: tuple[ConnectionState | SessionState, ...] = ()
 
 
 class Receipt(Struct, frozen=True, tag=True, array_like=True):

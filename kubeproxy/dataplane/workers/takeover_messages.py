@@ -18,7 +18,7 @@ PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
 messages changes; `RestoreBindings` and what it holds are part of a message."""
 MOVES: Final = 1
-"""The version of what moves with a connection (`moving`). Raise it when `ConnectionState` changes:
+"""The version of what moves with a connection (`moving`). Raise it when `ConnectionState` or `SessionState` changes:
 between two versions nothing moves, and the connections drain."""
 LINE_BYTES: Final = 4096
 """The longest line."""

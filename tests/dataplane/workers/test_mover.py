@@ -49,7 +49,7 @@ class Worker:
 
     def move_to(self, *ends: socket.socket) -> None:
         mover = Mover(self.reactor, self.engine, lambda moved, left: self.idle.append((moved, left)))
-        mover.add(list(enumerate(ends)))
+        mover.add(list(enumerate(ends)), len(ends))
         self._parts.append(mover)
 
     def adopt(self, end: socket.socket) -> None:

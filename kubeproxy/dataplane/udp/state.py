@@ -1,0 +1,34 @@
+"""What a process knows of a UDP session beside its socket. Pure.
+
+It is sent to another process together with the socket towards the endpoint."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kubeproxy.model import FrontendName, Target
+
+
+class SessionState(Struct, frozen=True, tag=True, array_like=True):
+    """A session with an endpoint. Times are spans: another process may have another clock."""
+
+    frontend: FrontendName
+    peer: bytes
+    """Client and local address, as the datagrams have them (`mmsg`)."""
+    hops: int
+    """The lowest hop limit of its datagrams."""
+    target: Target
+    avoid: tuple[Target, ...]
+    """The endpoint that refused last."""
+    age_s: float
+    idle_s: float
+
+    @property
+    def descriptors(self) -> int:
+        """How many come with it: the socket towards the endpoint."""
+        return 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of datagrams: none, as its queue is sent before it moves."""
+        return 0
