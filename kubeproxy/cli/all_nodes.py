@@ -110,7 +110,7 @@ class Cluster:
     def _service_rows(self, answered: int) -> Iterator[tuple[str, ...]]:
         """Yield a row for each state of a Service: first those of which some nodes say otherwise."""
         rows = [(name, state, nodes) for name, states in self.services.items() for state, nodes in states.items()]
-        for name, state, nodes in sorted(rows, key=lambda it: (len(it[2]) == answered, it[0])):
+        for name, state, nodes in sorted(rows, key=lambda row: (len(row[2]) == answered, row[0])):
             named = ", ".join(sorted(nodes)[:NAMED]) + (", ..." if len(nodes) > NAMED else "")
             yield name, state, f"{len(nodes)} of {answered}: {named}"
 
@@ -163,7 +163,7 @@ async def ask(client: Client, *, namespace: str, selector: str, port: int) -> Cl
         async with gate:
             return await _ask(client, namespace, pod, port)
 
-    return Cluster(sorted(await asyncio.gather(*map(one, pods)), key=lambda it: it.rank))
+    return Cluster(sorted(await asyncio.gather(*map(one, pods)), key=lambda row: row.rank))
 
 
 async def _pods(client: Client, namespace: str, selector: str) -> list[_Pod]:

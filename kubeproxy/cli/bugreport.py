@@ -201,7 +201,7 @@ def _sysctls() -> Iterator[str]:
 
 def _processes() -> Iterator[str]:
     """Yield the processes of kubeproxy with their limits and memory: nothing of their environment."""
-    for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda it: int(it.name)):
+    for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
         try:
             command = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if "kubeproxy" not in command or int(path.name) == os.getpid():
@@ -218,6 +218,6 @@ def _processes() -> Iterator[str]:
 def _versions() -> bytes:
     from importlib.metadata import distributions
 
-    packages = sorted(f"{it.name}=={it.version}" for it in distributions())
+    packages = sorted(f"{distribution.name}=={distribution.version}" for distribution in distributions())
     lines = [f"kubeproxy {__version__}", f"Python {sys.version}", " ".join(platform.uname()), "", *packages]
     return "\n".join(lines).encode()

@@ -119,7 +119,7 @@ def connectivity_test(
         write_data(sys.stdout, f"{msgspec.json.format(msgspec.json.encode(result), indent=2).decode()}\n")
     else:
         echo(*_table(result))
-    return NOT_AS_TRACED if any(it.verdict == "FAILED" for it in result.checks) else 0
+    return NOT_AS_TRACED if any(check.verdict == "FAILED" for check in result.checks) else 0
 
 
 def _pool(enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:
@@ -182,7 +182,7 @@ class Test:
 
     def _endpoints(self, frontend: FrontendStatus) -> tuple[int, int]:
         """Return how many of a frontend's endpoints in use answer this node, and how many were asked."""
-        asked = [it.address for it in frontend.endpoints if it.used][:MOST_ENDPOINTS]
+        asked = [endpoint.address for endpoint in frontend.endpoints if endpoint.used][:MOST_ENDPOINTS]
         answers = [connecting.result()[0] for connecting in [self._begin(it, "node") for it in asked]]
         return answers.count(ANSWERED), len(asked)
 
@@ -239,13 +239,22 @@ def _table(result: Result) -> Iterator[str]:
     heads = ("SERVICE", "ADDRESS", "FROM", "EXPECTED", "SEEN", "MS", "ENDPOINTS", "VERDICT")
     order = {"FAILED": 0, "endpoints": 1, "ok": 2}
     rows = [
-        (it.service, it.address, it.client, it.expected or "-", it.seen, f"{it.ms:.1f}", it.endpoints, it.verdict)
-        for it in sorted(result.checks, key=lambda it: order[it.verdict])
+        (
+            check.service,
+            check.address,
+            check.client,
+            check.expected or "-",
+            check.seen,
+            f"{check.ms:.1f}",
+            check.endpoints,
+            check.verdict,
+        )
+        for check in sorted(result.checks, key=lambda check: order[check.verdict])
     ]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    counts = {verdict: sum(it.verdict == verdict for it in result.checks) for verdict in order}
+    counts = {verdict: sum(check.verdict == verdict for check in result.checks) for verdict in order}
     yield ""
     yield (
         f"{len(result.checks)} connections: {counts['ok']} as the daemon says, {counts['FAILED']} not, "

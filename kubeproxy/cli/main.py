@@ -168,8 +168,14 @@ def nearest_options(typed: str, parameters: Iterable[click.Parameter]) -> list[s
         word, name = typed.removeprefix("--"), option.removeprefix("--")
         return max(SequenceMatcher(None, word, part).ratio() for part in (name, name[: len(word) + 1]))
 
-    options = [name for it in parameters if not getattr(it, "hidden", False) for name in it.opts if name[:2] == "--"]
-    near = sorted(((likeness(option), option) for option in options), key=lambda it: (-it[0], it[1]))
+    options = [
+        name
+        for parameter in parameters
+        if not getattr(parameter, "hidden", False)
+        for name in parameter.opts
+        if name[:2] == "--"
+    ]
+    near = sorted(((likeness(option), option) for option in options), key=lambda pair: (-pair[0], pair[1]))
     least = max(LIKE, near[0][0] - SPREAD) if near else LIKE
     return [option for like, option in near if like >= least][:2]
 

@@ -86,7 +86,7 @@ def rollout() -> None:
 @click.option("--timeout", metavar="DURATION", default="0s", show_default=True, help="Give up then; 0: never.")
 def status(watch: bool, timeout: str, **given: Any) -> int:
     """Follow a rollout until it is done. Exit status 1 if it exceeds its deadline, or --timeout."""
-    return _play(given, lambda it: it.status(watch=watch, timeout_s=seconds(timeout, "--timeout") or None))
+    return _play(given, lambda rollout: rollout.status(watch=watch, timeout_s=seconds(timeout, "--timeout") or None))
 
 
 @rollout.command(cls=KubectlCommand, short_help="List the revisions.")
@@ -94,7 +94,7 @@ def status(watch: bool, timeout: str, **given: Any) -> int:
 @click.option("--revision", type=click.IntRange(min=1), default=None, help="Show the pod template of this one.")
 def history(revision: int | None, **given: Any) -> int:
     """List the revisions of a Deployment with their causes."""
-    return _play(given, lambda it: it.history(revision=revision))
+    return _play(given, lambda rollout: rollout.history(revision=revision))
 
 
 @rollout.command(cls=KubectlCommand, bare={"--dry-run": "client"}, short_help="Go back to an earlier revision.")
@@ -106,35 +106,35 @@ def undo(to_revision: int, dry_run: str, **given: Any) -> int:
     if dry_run not in ("none", "client"):
         echo(f"error: --dry-run: found {dry_run!r}; allowed: none or client", err=True)
         return FAILED
-    return _play(given, lambda it: it.undo(to_revision=to_revision, dry_run=dry_run == "client"))
+    return _play(given, lambda rollout: rollout.undo(to_revision=to_revision, dry_run=dry_run == "client"))
 
 
 @rollout.command(cls=KubectlCommand, short_help="Roll out no changes for now.")
 @_flags
 def pause(**given: Any) -> int:
     """Roll out no changes of the template until it is resumed."""
-    return _play(given, lambda it: it.pause())
+    return _play(given, lambda rollout: rollout.pause())
 
 
 @rollout.command(cls=KubectlCommand, short_help="Go on after a pause.")
 @_flags
 def resume(**given: Any) -> int:
     """Go on after a pause, with whatever changed meanwhile."""
-    return _play(given, lambda it: it.resume())
+    return _play(given, lambda rollout: rollout.resume())
 
 
 @rollout.command(cls=KubectlCommand, short_help="Replace all pods.")
 @_flags
 def restart(**given: Any) -> int:
     """Replace all pods by new ones of the same template, step by step."""
-    return _play(given, lambda it: it.restart())
+    return _play(given, lambda rollout: rollout.restart())
 
 
 @rollout.command(cls=KubectlCommand, short_help="Say what a rollout waits for.")
 @_flags
 def explain(**given: Any) -> int:
     """Say in one paragraph what a rollout waits for: which pod, where, why, since when, and what would help."""
-    return _play(given, lambda it: it.explain())
+    return _play(given, lambda rollout: rollout.explain())
 
 
 @rollout.command(cls=KubectlCommand, short_help="Print the patch for rollouts that lose nothing.")
@@ -165,7 +165,7 @@ def advise(filename: tuple[str, ...], timeout: str, port: int, **given: Any) -> 
     try:
         wanted = Wanted(max(1, math.ceil(seconds(timeout, "--timeout"))), port)
         if not filename:
-            return _play(given, lambda it: it.advise(wanted))
+            return _play(given, lambda rollout: rollout.advise(wanted))
         if given["target"]:
             raise ConfigError("give either -f FILE or deployment/NAME, not both")
         asyncio.run(_advise_files(filename, wanted))

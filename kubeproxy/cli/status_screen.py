@@ -120,13 +120,15 @@ def _table(
 ) -> tuple[int, list[RenderableType]]:
     """Return how many Services fit, and the lines of the table. Colours only repeat what the words say."""
     trend = Column(
-        "TREND", lambda it: sparkline(it.trend.connections[-TREND:], glyphs.bars) if it.trend else "", drop=9
+        "TREND",
+        lambda service: sparkline(service.trend.connections[-TREND:], glyphs.bars) if service.trend else "",
+        drop=9,
     )
     lines: list[RenderableType] = []
     shown = 0
     # One long name that is not shown must not take the note's place from all others.
     services = services if room is None else services[:room]
-    more = (trend,) if any(it.trend for it in services) else ()
+    more = (trend,) if any(service.trend for service in services) else ()
     for row in laid_out(services, width=width, more=more, note_lines=None if room is None else 1):
         if row.service is None:
             lines.append(Text(row.lines[0], style="dim", no_wrap=True))
@@ -165,10 +167,10 @@ def _listener(frontend: FrontendStatus, glyphs: Glyphs) -> RenderableType:
     plain = list(status_text.listener(frontend))
     facts = [line for line in plain if not line.lstrip().startswith(tuple(Standing))]
     table = Table(box=None, show_header=False, padding=(0, 1))
-    for it in frontend.endpoints:
-        colour = _COLOURS[it.standing]
-        mark = Text(f"{glyphs.standings[it.standing]} {it.standing}", style=colour)
-        table.add_row("  ", mark, it.address, it.node, _remark(it))
+    for endpoint in frontend.endpoints:
+        colour = _COLOURS[endpoint.standing]
+        mark = Text(f"{glyphs.standings[endpoint.standing]} {endpoint.standing}", style=colour)
+        table.add_row("  ", mark, endpoint.address, endpoint.node, _remark(endpoint))
     return Group("", Text(f"  {facts[0]}", style="bold"), *(Text(f"  {line}") for line in facts[1:]), table)
 
 

@@ -80,13 +80,13 @@ def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
     if not found.services:
         raise KubeproxyError(found.hint or f"no Service {to}")
     if len(found.services) > 1:
-        names = ", ".join(f"{it.namespace}/{it.name}" for it in found.services)
+        names = ", ".join(f"{service.namespace}/{service.name}" for service in found.services)
         raise KubeproxyError(f"{to} may be each of {names}; write NAMESPACE/NAME:PORT")
     client, _ = client_in(source)
     family = family_of(client) if client is not None else None
     addresses = [
         address
-        for frontend in sorted(found.services[0].frontends, key=lambda it: it.family)
+        for frontend in sorted(found.services[0].frontends, key=lambda one: one.family)
         if frontend.protocol == protocol.upper() and (family is None or Family(frontend.family) is family)
         for address in (*frontend.addresses, *frontend.own_addresses)
         if not address.startswith("node port")

@@ -156,7 +156,7 @@ class Tracer:
                 steps.append(f"it takes the userspace path: {standing.data_path_reason}")
             steps += _dialing(frontend, outlooks, asked)
         elif met.spread is not None:
-            shown = {} if listener is None else {each.address: each for each in listener.endpoints}
+            shown = {} if listener is None else {endpoint.address: endpoint for endpoint in listener.endpoints}
             steps += forwarding(
                 met.spread, met, rules, shown, await self._bond(client, met.spread), client=client.address
             )
@@ -212,18 +212,18 @@ class Tracer:
 
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
     """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
-    for it in snapshot.frontends:
+    for frontend in snapshot.frontends:
         if met.spread is not None and met.matched is not None:
             destination, origin = met.matched
-            asks = it.frontend.destinations.get(destination) is origin
-            if asks and str(it.frontend.name.service_port) == met.spread.service_port:
-                return it
+            asks = frontend.frontend.destinations.get(destination) is origin
+            if asks and str(frontend.frontend.name.service_port) == met.spread.service_port:
+                return frontend
             continue
         if met.proxy_port is not None:
-            if it.proxy_port == met.proxy_port and it.frontend.protocol is to.protocol:
-                return it
-        elif met.why is Why.SOURCE_RANGE and to in it.frontend.destinations:
-            return it
+            if frontend.proxy_port == met.proxy_port and frontend.frontend.protocol is to.protocol:
+                return frontend
+        elif met.why is Why.SOURCE_RANGE and to in frontend.frontend.destinations:
+            return frontend
     return None
 
 
@@ -375,9 +375,9 @@ def _because(
 
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
     """Return why no rule takes the packet, with the nearest rule."""
-    for it in snapshot.frontends:
-        if to in it.frontend.destinations:
-            service = it.frontend.name.service_port
+    for frontend in snapshot.frontends:
+        if to in frontend.frontend.destinations:
+            service = frontend.frontend.name.service_port
             problems = snapshot.problems.get(service.service, ())
             return f"it belongs to {service}, but " + ("; ".join(problems) or "the rules do not have it yet")
     for denied in services_degraded:

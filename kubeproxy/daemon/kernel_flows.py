@@ -158,7 +158,9 @@ class KernelFlows:
             await self.refresh()
         if self._problem:
             raise KernelError(self._problem)
-        return {each: count for each in addresses if (count := self._open_to[ipaddress.ip_address(each).packed])}
+        return {
+            address: count for address in addresses if (count := self._open_to[ipaddress.ip_address(address).packed])
+        }
 
     async def read(self) -> None:
         """Read the flows for `counts`. A failure is logged once, and the last counts stay."""
@@ -348,4 +350,4 @@ def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int],
 
 
 def _local() -> frozenset[Address]:
-    return frozenset(it.address for it in local_addresses())
+    return frozenset(local_address.address for local_address in local_addresses())

@@ -65,7 +65,12 @@ def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterat
 def _masquerade(met: Trace, rules: RuleSet, client: Address | None) -> str:
     if not met.masqueraded or met.matched is None:
         link = next(
-            (it for it in sorted(rules.direct_links) if client and contains(frozenset({it.cidr}), client)), None
+            (
+                direct_link
+                for direct_link in sorted(rules.direct_links)
+                if client and contains(frozenset({direct_link.cidr}), client)
+            ),
+            None,
         )
         if link is not None:
             return (

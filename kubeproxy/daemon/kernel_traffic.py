@@ -82,7 +82,7 @@ class KernelTraffic:
         for status in shown:
             if status.data_path is DataPath.KERNEL:
                 frontend = status.frontend
-                belongs.update((Traffic(*each), frontend.name) for each in frontend.destinations.items())
+                belongs.update((Traffic(*item), frontend.name) for item in frontend.destinations.items())
             await time_slice.offer()
         known = {status.frontend.name for status in shown}
         await self._flows.refresh()

@@ -82,7 +82,7 @@ def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
     """Return as many namespaces as have room, and the sum of the others."""
     found: dict[str, int] = {}
     left = room - 2 * _NOTE_BYTES
-    for namespace, number in sorted(left_out.items(), key=lambda each: (len(each[0]), each[0])):
+    for namespace, number in sorted(left_out.items(), key=lambda item: (len(item[0]), item[0])):
         fits = len(namespace) + _NOTE_BYTES <= left
         left -= len(namespace) + _NOTE_BYTES if fits else 0
         name = namespace if fits else ""

@@ -56,7 +56,7 @@ class ReportSchedule:
         self._written, self._written_at = report, now
         self._beat_at = now + HEARTBEAT_S * (0.8 + 0.2 * self._random())
         paid = {each: until for each, until in self._paid_until.items() if until > now}
-        self._paid_until = paid | {each: paid.get(each, now) + NAMESPACE_S for each in self._news}
+        self._paid_until = paid | {new: paid.get(new, now) + NAMESPACE_S for new in self._news}
         self._news = {}
         self._failures, self._retry_at = 0, -math.inf
 

@@ -246,5 +246,5 @@ def _namespace() -> str:
 def _shape() -> str:
     """Return a digest of the model's fields. A version of this program with other fields cannot read the file."""
     kinds: Iterable[type[Any]] = (Service, ServicePort, EndpointSlice, EndpointPort, Endpoint, Node)
-    fields = [(kind.__name__, [(it.name, str(it.type)) for it in dataclasses.fields(kind)]) for kind in kinds]
+    fields = [(kind.__name__, [(field.name, str(field.type)) for field in dataclasses.fields(kind)]) for kind in kinds]
     return hashlib.sha256(repr(fields).encode()).hexdigest()

@@ -102,4 +102,4 @@ def manifest_terms(configuration: Configuration) -> Terms:
 
 
 def _spans(ports: Iterable[Ports]) -> tuple[PortSpan, ...]:
-    return tuple(PortSpan(it.first, it.last) for it in ports)
+    return tuple(PortSpan(port.first, port.last) for port in ports)

@@ -32,7 +32,7 @@ def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: i
         queues.setdefault(tenants, deque()).append(each)
     found: list[T] = []
     while len(found) < at_most:
-        tenants = min(queues, key=lambda it: min((load[tenant] for tenant in it), default=0))
+        tenants = min(queues, key=lambda queue: min((load[tenant] for tenant in queue), default=0))
         found.append(queues[tenants].popleft())
         load.update(tenants)
         if not queues[tenants]:

@@ -49,7 +49,7 @@ class Definitions:
                 # The condition comes first; the server's discovery shows the resource shortly after it.
                 await self._mapper.refresh(force=True)
                 index = await self._mapper.index()
-                if any(each.group == group and each.kind == kind for each in index.catalog.resources):
+                if any(resource.group == group and resource.kind == kind for resource in index.catalog.resources):
                     return True
             await asyncio.sleep(_POLL_S)
         return True
@@ -62,6 +62,6 @@ class Definitions:
         status = data.get("status") if isinstance(data, dict) else None
         conditions = status.get("conditions") if isinstance(status, dict) else None
         return any(
-            isinstance(each, dict) and each.get("type") == "Established" and each.get("status") == "True"
-            for each in conditions or ()
+            isinstance(condition, dict) and condition.get("type") == "Established" and condition.get("status") == "True"
+            for condition in conditions or ()
         )

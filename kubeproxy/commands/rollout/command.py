@@ -231,8 +231,8 @@ class Rollout:
             raise
         with understood("events"):
             found = msgspec.json.decode(body, type=_Events).items
-        events = sorted(found, key=lambda each: each.last_timestamp or "")
-        return {each.involved_object.name: f"{each.reason}: {each.message}" for each in events}
+        events = sorted(found, key=lambda event: event.last_timestamp or "")
+        return {event.involved_object.name: f"{event.reason}: {event.message}" for event in events}
 
     async def _watch(self, said: str) -> None:
         """Print every line that differs from the one before, until the rollout is done."""

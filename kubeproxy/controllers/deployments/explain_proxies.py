@@ -38,7 +38,7 @@ def proxy_wait(
     waits = [each for each in found if each is not None]
     if not waits:
         return None
-    last = max(waits, key=lambda each: each.waiting.since or 0.0)
+    last = max(waits, key=lambda one: one.waiting.since or 0.0)
     if len(waits) == 1:
         return last
     more = f"{last.waiting.text} (and {len(waits) - 1} more)"

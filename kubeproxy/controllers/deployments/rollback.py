@@ -24,7 +24,7 @@ def previous_revision(replica_sets: Sequence[ReplicaSet]) -> int | None:
 
 def find_revision(replica_sets: Sequence[ReplicaSet], revision: int) -> ReplicaSet | None:
     """Return the ReplicaSet of a revision."""
-    return next((each for each in replica_sets if revision_of(each) == revision), None)
+    return next((replica_set for replica_set in replica_sets if revision_of(replica_set) == revision), None)
 
 
 def same_template(deployment: Deployment, replica_set: ReplicaSet) -> bool:

@@ -121,7 +121,7 @@ class DeploymentDrains:
     def reports(self) -> Reports:
         """Return the reports of the live nodes."""
         now = self._clock()
-        return reports_of([each for each in self._leases.values() if is_live(each[0], now)])
+        return reports_of([lease for lease in self._leases.values() if is_live(lease[0], now)])
 
     def exposed(self, pod: Pod) -> bool:
         """Return whether a Service selects a pod, and proxies can distinguish the pod from others."""
@@ -132,7 +132,7 @@ class DeploymentDrains:
         owner = owner_of(deployment)
         asked = self._asked_in(deployment.metadata.namespace)
         requests = {name_of(service): requests_of(service) for service in asked}
-        pods = {each.pod for found in requests.values() for each in found.requests if each.owner == owner}
+        pods = {request.pod for found in requests.values() for request in found.requests if request.owner == owner}
         return {pod: reports.state(pod, owner, requests) for pod in pods}
 
     def used(self, deployment: Deployment) -> set[str]:
@@ -164,7 +164,7 @@ class DeploymentDrains:
         """Remove expired requests. Return when to look again, in Unix seconds, for those that have not expired yet."""
         later: list[float] = []
         for service in self._asked_in(namespace):
-            own = [each for each in requests_of(service).requests if each.owner == owner]
+            own = [request for request in requests_of(service).requests if request.owner == owner]
             ends_at = max((each.until for each in own), default=None)
             if ends_at is None:
                 continue

@@ -106,7 +106,7 @@ class ProxyDrain:
         clock = asyncio.get_running_loop().time
         ends_at = clock() + timeout_s
         for service in await self._services.list_namespace(self._namespace):
-            while owned := [each for each in requests_of(service).requests if each.owner == self._owner]:
+            while owned := [request for request in requests_of(service).requests if request.owner == self._owner]:
                 ready = await self._ready_endpoints(service)
                 gone = {each.pod for each in owned if each.want is not Want.DRAIN or not _is_ready(each, ready)}
                 if gone:
@@ -128,12 +128,12 @@ class ProxyDrain:
                 raise
             # If slices cannot be read, or not in this version, they may have every pod, and the requests have to
             # expire.
-            return frozenset((a, each.uid) for each in requests_of(service).requests for a in each.addresses)
+            return frozenset((a, request.uid) for request in requests_of(service).requests for a in request.addresses)
         slices = msgspec.json.decode(body, type=_Slices)
         return frozenset(
             (address, api_types.pod_of(endpoint.target_ref))
-            for it in slices.items or ()
-            for endpoint in it.endpoints or ()
+            for item in slices.items or ()
+            for endpoint in item.endpoints or ()
             if endpoint is not None and (endpoint.conditions is None or endpoint.conditions.ready is not False)
             for address in endpoint.addresses or ()
             if address is not None
@@ -155,7 +155,9 @@ class ProxyDrain:
             if on_change is not None and states != seen:
                 on_change(states)
             seen = states
-            if all(not it.waiting and (want is not Want.DRAIN or not it.connections) for it in states.values()):
+            if all(
+                not state.waiting and (want is not Want.DRAIN or not state.connections) for state in states.values()
+            ):
                 return states
             left_s = ends_at - clock()
             if left_s <= 0:

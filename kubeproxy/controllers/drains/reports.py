@@ -102,7 +102,7 @@ class Reports:
             counts: dict[Address, int] = {}
             for service, addresses in endpoints:
                 open_ = report.services.get(service, ServiceReport()).open
-                counts.update((each, max(counts.get(each, 0), open_.get(each, 0))) for each in addresses)
+                counts.update((address, max(counts.get(address, 0), open_.get(address, 0))) for address in addresses)
             found[node] += sum(counts.values())
         return dict(+found)
 

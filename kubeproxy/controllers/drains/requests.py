@@ -53,7 +53,7 @@ def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
     if pod.spec.host_network:
         return ()
     families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
-    found = (parse_address(each.ip) for each in pod.status.pod_ips if each.ip)
+    found = (parse_address(pod_ip.ip) for pod_ip in pod.status.pod_ips if pod_ip.ip)
     return tuple(address for address in found if family_of(address) in families)
 
 

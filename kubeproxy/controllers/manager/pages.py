@@ -71,7 +71,7 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
     """Return the whole status as JSON values."""
     leadership = manager.leadership
     rollouts = [_rollout(manager, deployment, now) for deployment in manager.informers.deployments.store]
-    rollouts.sort(key=lambda each: (each["state"] == State.COMPLETE, each["namespace"], each["name"]))
+    rollouts.sort(key=lambda rollout: (rollout["state"] == State.COMPLETE, rollout["namespace"], rollout["name"]))
     return {
         "leading": leadership is None or leadership.is_leading(),
         "leader": "" if leadership is None else leadership.holder,

@@ -193,8 +193,8 @@ def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
         raise Garbage(f"{group}/{version} answered no list of resources: {error}", cause="garbage") from None
     return [
         found
-        for each in resources
-        for found in _resource(group, version, each.name, each.kind, namespaced=bool(each.namespaced))
+        for resource in resources
+        for found in _resource(group, version, resource.name, resource.kind, namespaced=bool(resource.namespaced))
     ]
 
 

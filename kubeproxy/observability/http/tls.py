@@ -114,7 +114,7 @@ def _load_self_signed(context: ssl.SSLContext) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)
-    names: list[x509.GeneralName] = [x509.DNSName(each) for each in dict.fromkeys((host, "localhost"))]
+    names: list[x509.GeneralName] = [x509.DNSName(dns_name) for dns_name in dict.fromkeys((host, "localhost"))]
     names += [x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", "::1")]
     certificate = (
         x509.CertificateBuilder()

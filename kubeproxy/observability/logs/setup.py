@@ -113,7 +113,9 @@ def configure_command() -> None:
 
 def writer_problem() -> str | None:
     """Return what went wrong with writing the log since the last call. Return None if nothing did."""
-    problems = (it.log_writer.problem() for it in logging.getLogger().handlers if isinstance(it, _Handler))
+    problems = (
+        handler.log_writer.problem() for handler in logging.getLogger().handlers if isinstance(handler, _Handler)
+    )
     return next(filter(None, problems), None)
 
 

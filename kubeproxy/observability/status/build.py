@@ -228,7 +228,8 @@ def _sources(observation: Observation) -> Iterator[SourceStatus]:
             observation.manifests.last_change or None,
             len(observation.manifests.faults),
             tuple(
-                redact(str(problem)) for problem in sorted(problems, key=lambda it: not it.is_fault)[:PROBLEMS_SHOWN]
+                redact(str(problem))
+                for problem in sorted(problems, key=lambda problem: not problem.is_fault)[:PROBLEMS_SHOWN]
             ),
             warnings=sum(problem.warning for problem in problems),
             stale_since=observation.stale.get("manifests"),
