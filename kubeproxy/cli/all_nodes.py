@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 16
 """Nodes asked at a time: each is a request that the API server carries to a kubelet's node."""
 PAGE: Final = 500
-"""Pods in one answer of the API server."""
+"""How many pods are in one answer of the API server."""
 MOST_SERVICES: Final = 500
-"""Services that are not ok which a node names."""
+"""How many Services that are not ok a node names."""
 NAMED: Final = 4
 """Nodes named beside a Service."""
 NOT_OK: Final = ",".join(state for state in State if state is not State.OK)
@@ -79,7 +79,7 @@ class Cluster:
 
     nodes: Sequence[Node]
     services: Mapping[str, Mapping[str, list[str]]] = field(init=False)
-    """By Service and state: the nodes on which it is in that state."""
+    """For each Service and state, the nodes on which the Service is in that state."""
 
     def __post_init__(self) -> None:
         services: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -130,7 +130,7 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[
 
 
 def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: int, as_json: bool) -> int:
-    """Ask all nodes and print the answers; return the exit status."""
+    """Ask all nodes and print the answers. Return the exit status."""
     from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.kubeconfig import Overrides, load
@@ -151,7 +151,8 @@ def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: 
 
 
 async def ask(client: Client, *, namespace: str, selector: str, port: int) -> Cluster:
-    """Ask each pod that the selector finds; KubeproxyError if there is none, or the API server does not answer."""
+    """Ask each pod that the selector finds. Raise KubeproxyError if there is none, or the API server does not
+    answer."""
     pods = await _pods(client, namespace, selector)
     if not pods:
         raise KubeproxyError(

@@ -18,11 +18,11 @@ from typing import Any, Final
 from kubeproxy.model.errors import KubeproxyError
 
 USUAL: Final = ("cni0", "cbr0", "kube-bridge", "mynet0")
-"""Names that plugins give to the bridge of pods."""
+"""The names that plugins give to the bridge of pods."""
 CANDIDATES: Final = 16
-"""Addresses that are tried, from the end of the bridge's range: plugins give them out from its beginning."""
+"""How many addresses are tried, from the end of the bridge's range, because plugins assign them from its beginning."""
 ARP_S: Final = 0.4
-"""Seconds to wait for the owner of an address; on one bridge an answer takes less than a millisecond."""
+"""How many seconds to wait for the owner of an address. On one bridge an answer takes less than a millisecond."""
 _CLONE_NEWNET: Final = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -68,7 +68,7 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
         _ip("-n", pod, "route", "add", "default", "via", str(interface.ip))
         yield found
     finally:
-        _ip("netns", "del", pod)  # the pair of links goes with it
+        _ip("netns", "del", pod)  # The pair of links goes with it.
 
 
 def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:
@@ -104,7 +104,7 @@ def _free_address(pod: str, interface: ipaddress.IPv4Interface) -> str:
 
 
 def _has_owner(pod: str, address: ipaddress.IPv4Address) -> bool:
-    """Ask the bridge by ARP who has an address, as RFC 5227 has it: from no address of its own."""
+    """Ask the bridge by ARP which host has an address. As in RFC 5227, the question comes from no address."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         Pod(pod, "", "").enter()

@@ -24,9 +24,9 @@ from kubeproxy.observability.redaction import redact
 from kubeproxy.runtime.output import echo
 
 MOST_BYTES: Final = 32 * 2**20
-"""Of one part; the rest is cut off. A rule set of 10,000 Services has 10 MB."""
+"""The largest size of one part in bytes. The rest is cut off. A rule set of 10,000 Services has 10 MB."""
 PROGRAM_S: Final = 20.0
-"""Seconds that a program may take; nft lists 250,000 elements in some seconds."""
+"""How many seconds a program may take. nft lists 250,000 elements in some seconds."""
 LOG_LINES: Final = 5000
 UNIT: Final = "kubeproxy"
 
@@ -37,7 +37,7 @@ PAGES: Final = {
     "metrics.txt": "/metrics",
     "tasks.txt": "/debug/tasks",
 }
-"""Pages of the daemon, all on its metrics port."""
+"""The pages of the daemon, all on its metrics port."""
 PROGRAMS: Final = {
     "rules/nftables-own.txt": ("nft", "list", "table", "inet", "kubeproxy"),
     "rules/nftables-tables.txt": ("nft", "list", "tables"),
@@ -75,7 +75,7 @@ SYSCTLS: Final = (
     *("fs/nr_open", "fs/file-nr", "kernel/threads-max", "net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/route_localnet"),
     *("net/ipv4/conf/*/accept_local", "net/netfilter/nf_conntrack_*"),
 )
-"""Settings of the kernel below /proc/sys."""
+"""The settings of the kernel below /proc/sys."""
 LEFT_OUT: Final = """\
 Not in this archive, on purpose: kubeconfig files, tokens, keys and certificates; the environment of processes; entries
 of connection tracking and the access log (they name clients); manifests. Private keys, tokens, passwords, and the user
@@ -211,7 +211,7 @@ def _processes() -> Iterator[str]:
             yield (
                 "".join(path.joinpath(name).read_text() for name in ("status", "limits", "smaps_rollup", "stat")) + "\n"
             )
-        except OSError as error:  # it has ended, or is another user's
+        except OSError as error:  # The process has ended, or is another user's.
             yield f"process {path.name}: {error.strerror}\n"
 
 

@@ -26,7 +26,7 @@ from kubeproxy.runtime.output import echo, write_data
 AT_ONCE: Final = 32
 """Connections under way at a time."""
 MOST_ENDPOINTS: Final = 10
-"""Endpoints of a service port that are asked directly."""
+"""How many endpoints of a service port are asked directly."""
 NOT_AS_TRACED: Final = 2
 """The exit status if a connection does not end as the daemon says."""
 IPV4: Final = 4
@@ -142,7 +142,8 @@ class Test:
 
     daemon: Daemon
     places: dict[str, tuple[str, ThreadPoolExecutor]]
-    """By the name of the place: its address (empty: this node), and threads that connect from there."""
+    """For each place by its name, its address and the threads that connect from there. The address is empty for this
+    node."""
     timeout_s: float
     result: Result
     _udp: set[str] = field(default_factory=set)

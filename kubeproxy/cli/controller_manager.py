@@ -91,7 +91,7 @@ class ManagerCommand(click.Command):
     """A command that takes its flags as Go programs do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, after the translation."""
+        """Parse as click does, after the translation."""
         return super().parse_args(ctx, as_click(args, FLAGS))
 
 

@@ -132,7 +132,7 @@ def daemon_at(address: str, config: str) -> Daemon:
     bound = _bound(config)
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(bound.loopback, bound.port)  # other addresses do not serve the status
+    return Daemon(bound.loopback, bound.port)  # Other addresses do not serve the status.
 
 
 def _bound(config: str) -> MetricsAddress:

@@ -109,7 +109,7 @@ def grouped(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]
             continue
         default = text_of(field.default) if field is not None and field.flag == flag.name else ""
         if len(default) > _LONGEST_WORD:
-            default = default.replace(",", ", ")  # a word without a blank would be wider than a terminal
+            default = default.replace(",", ", ")  # A word without a blank would be wider than a terminal.
         sections[_heading(flag)].append((flag, flag.text + (f"  [{default}]" if default else "")))
     return sections, without_effect
 

@@ -79,7 +79,7 @@ def _listeners(port: int, proc: Path) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         try:
             _, *lines = (proc / "net" / table).read_text().splitlines()
-        except FileNotFoundError:  # no IPv6
+        except FileNotFoundError:  # There is no IPv6.
             continue
         for line in lines:
             # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …

@@ -32,7 +32,7 @@ class KubectlCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """As click does; what is wrong with the command line ends the command with exit status 1."""
+        """Do what click does. An error in the command line ends the command with exit status 1."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.NoSuchOption as error:
@@ -44,7 +44,7 @@ class KubectlCommand(click.Command):
         raise click.exceptions.Exit(FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, after the translation. Shell completion reads what is typed so far as it is."""
+        """Parse as click does, after the translation. Shell completion reads the words as they are typed."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         translated = list(self._translated(args))
@@ -94,7 +94,7 @@ def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None
         option = known.get(arg[:2])
         if option is not None and len(arg) > 2:
             if option.is_flag and not arg[2:].startswith("="):
-                return arg, None  # several switches at once are click's business
+                return arg, None  # click itself reads several switches at once.
             return arg[:2], arg[2:].removeprefix("=")
     return arg, None
 

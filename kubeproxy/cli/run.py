@@ -94,8 +94,11 @@ def _absolute(path: str) -> str:
 
 
 def _import_structlog() -> None:
-    """Without rich, which structlog imports where it is installed, for tracebacks that are not shown here: it would
-    take a tenth of the CPU time of a start, and clients are waiting."""
+    """Import structlog without rich, which structlog imports if it is installed, for tracebacks that are not shown
+    here.
+
+    It would take a tenth of the CPU time of a start, while clients are waiting.
+    """
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # what Python takes for "there is none"

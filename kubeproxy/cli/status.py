@@ -148,7 +148,7 @@ class Selection:
 
     query: Mapping[str, str]
     limit: int | None
-    """The most Services; None if no limit is given."""
+    """The largest number of Services. None if no limit is given."""
 
     @property
     def service(self) -> str:

@@ -45,11 +45,11 @@ TREND = 20
 MOST_WARNINGS = 3
 """Recent warnings shown with --watch."""
 LEAST_ROWS = 3
-"""Lines of the table, however low the terminal is."""
+"""How many lines the table has at least, however low the terminal is."""
 FULL_HEAD = 40
-"""Lines of a terminal that has room for all facts of the daemon above the table."""
+"""How many lines a terminal has that has room for all facts of the daemon above the table."""
 IN_SHORT = ("config", "traffic", "services")
-"""Facts that a lower terminal shows."""
+"""The facts that a lower terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,11 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
         console.print(Group(*head[:1], *(_details(service, glyphs) for service in status.services)))
         return
     used = sum(len(console.render_lines(part)) for part in head)
-    room = None if height is None else max(LEAST_ROWS, height - used - 2)  # for what is left out, and the cursor
+    # These lines are for what is left out, and for the cursor.
+    room = None if height is None else max(LEAST_ROWS, height - used - 2)
     shown, lines = _table(status.services, console.width, room, glyphs)
     console.print(Group(*head), soft_wrap=False)
-    console.print(Group(*lines), crop=False)  # what is too long is wrapped by the terminal, and never cut
+    console.print(Group(*lines), crop=False)  # The terminal wraps a line that is too long, and never cuts it.
     left = status.matched - status.offset - shown
     if left > 0:
         console.print(Text(f"  {glyphs.more} and {left:,} more", style="dim"))

@@ -43,7 +43,7 @@ class Reason(StrEnum):
     STALE = "stale"
     """The state of an earlier run is served, because the sources are not listed."""
     KUBERNETES = "kubernetes"
-    """Changes of the API server's objects are not known, or not all of them are kept."""
+    """Changes of the API server's objects are not known, or not all objects are kept."""
     CONFIGURATION = "configuration"
     MANIFESTS = "manifests"
     """A manifest is faulty, and what stands in it is not in effect."""
@@ -79,7 +79,7 @@ class Health:
     """Why the last sync failed. None if it did not fail."""
     families: tuple[Family, ...]
     degraded: Mapping[Reason, str] = field(default_factory=dict)
-    """Problems that other parts have found, in words."""
+    """The problems that other parts have found, in words."""
     node_exists: bool = True
     """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
@@ -131,7 +131,7 @@ class ProxyHealth:
 
     def __init__(self, *, timeout_s: float, families: Iterable[Family] = (Family.IPV4,)) -> None:
         self.timeout_s = timeout_s
-        """Seconds that a change may wait: twice the sync period, as in kube-proxy. A reload may change it."""
+        """For how many seconds a change may wait: twice the sync period, as in kube-proxy. A reload may change it."""
         self._families = tuple(families)
         self._last_updated: float | None = None
         self._waiting_since: float | None = None
@@ -172,9 +172,10 @@ class ProxyHealth:
         self._node_exists = exists
 
     def degraded(self, reason: Reason, problem: str | None, *, part: str = "") -> None:
-        """Record a problem that does not make the node unhealthy, in words; None says that it is over.
+        """Record a problem that does not make the node unhealthy, in words. None ends it.
 
-        Problems of several parts with the same reason stay apart."""
+        Problems of several parts with the same reason are kept apart.
+        """
         problems = self._degraded.setdefault(reason, {})
         if problem is None:
             problems.pop(part, None)

@@ -36,7 +36,7 @@ class EventCounts:
     """Kubernetes Events since the start of this process."""
 
     sent: int
-    """Events that the API server accepted."""
+    """How many Events the API server has accepted."""
     dropped: int
     """Events beyond the rate limit, or refused by the API server."""
 
@@ -66,7 +66,7 @@ class KernelFlowsState:
     ends: int
     """Reported ends of our connections."""
     overflows: int
-    """Times that the kernel had no room for ends."""
+    """How often the kernel had no room for ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Picture:
     manifests: ManifestState | None = None
     """None if no manifests are configured."""
     requests: Requests | None = None
-    """Requests to the API server. None if no API server is configured."""
+    """The requests to the API server. None if no API server is configured."""
     events: EventCounts | None = None
     """None if no API server is configured."""
     draining: DrainingEndpoints | None = None
@@ -91,6 +91,7 @@ class Picture:
     conntrack: ConntrackRoom | None = None
     """None if the kernel does not track connections, or does not report them."""
     stale: Mapping[str, float] = field(default_factory=dict)
-    """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
+    """The sources for which the state of an earlier run is served, and since when that may be wrong, in Unix
+    seconds."""
     reasons: Mapping[Reason, str] = field(default_factory=dict)
     """Why the daemon is not wholly well (see `Health.reasons`)."""

@@ -21,7 +21,7 @@ MODE: Final = "userspace"
 """The answer of ``/proxyMode``, kube-proxy's name for this kind of proxy."""
 
 _SMALL: Final = 16 * 1024
-"""Bytes up to which an answer is not compressed."""
+"""Answers up to this number of bytes are not compressed."""
 
 
 def health_routes(
@@ -92,7 +92,8 @@ def metrics_routes(
         text = await exposition.render()
         headers = {"Content-Type": CONTENT_TYPE}
         if len(text) > _SMALL and "gzip" in request.headers.get("Accept-Encoding", "").lower():
-            # zlib releases the interpreter lock, so the thread does not delay the loop; level 1 is 20 times smaller.
+            # zlib releases the interpreter lock, so the thread does not delay the loop. Level 1 makes an answer 20
+            # times smaller.
             text = await asyncio.to_thread(gzip.compress, text, 1)
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=text, headers=headers)

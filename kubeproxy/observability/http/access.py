@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 OPEN_PAGES: Final = frozenset({"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"})
-"""Pages of the metrics server for other hosts: what Prometheus scrapes, and pages without names of the cluster."""
+"""The pages of the metrics server for other hosts: what Prometheus scrapes, and pages without names of the cluster."""
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 

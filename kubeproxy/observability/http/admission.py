@@ -17,11 +17,11 @@ RATE: Final = 100.0
 LOCAL_RATE: Final = 2000.0
 """New connections per second for an address of this host, which all local clients share."""
 BURST_S: Final = 2.0
-"""Seconds of the rate that may be used at once after a pause."""
+"""For how many seconds the rate may be saved up during a pause, to be used at once."""
 ADDRESSES: Final = 4096
-"""Addresses with a recorded rate; the one seen longest ago is dropped."""
+"""For how many addresses the rate is recorded. The one that was seen longest ago is dropped."""
 LOCAL_SHARE: Final = 4
-"""Addresses of this host lose connections last, unless one has more than this part of all (1/n)."""
+"""Addresses of this host lose connections last, unless one address has more than this part of all (1/n)."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,8 @@ class Admission:
     def __init__(self, *, rate: float = RATE, local_rate: float = LOCAL_RATE) -> None:
         self._rate, self._local_rate = rate, local_rate
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By client key: remaining connections, and when they were computed; the key seen longest ago first."""
+        """The remaining connections of each client key, and when they were computed. The key that was seen longest ago
+        is first."""
 
     def admit(self, key: str, now: float, *, local: bool) -> bool:
         """Return whether a new connection of this client key is served."""

@@ -13,7 +13,7 @@ from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 
 SERVER: Final = "kubeproxy"
 """The ``Server`` header, without versions, which would help an attacker."""
-# aiohttp has no setting for it, and no hook sees its answers to garbage.
+# aiohttp has no setting for this, and no hook sees its answers to garbage.
 web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -23,7 +23,8 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of every answer, unless the page sets its own: browsers do not guess types, frame pages or cache them."""
+"""The headers of every answer, unless the page sets its own. With them browsers do not guess types, frame pages or
+cache them."""
 
 Gate = Callable[[web.Request], Awaitable[web.Response | None]]
 """Returns the answer to a request that its page must not answer, or None."""
@@ -74,7 +75,7 @@ def behind(gate: Gate) -> Middleware:
 
 def from_loopback(request: web.Request) -> bool:
     """Return whether the client connects from a loopback address."""
-    if request.transport is None:  # the client has disconnected
+    if request.transport is None:  # The client has disconnected.
         return False
     address, *_ = request.transport.get_extra_info("peername") or ("",)
     return is_loopback(address)

@@ -35,7 +35,7 @@ from kubeproxy.runtime.classic_bpf import (
 OTHERS: Final = 4
 """Queues for clients of other hosts; a power of two."""
 BACKLOG: Final = 1024
-"""Connections that wait in each queue."""
+"""How many connections may wait in each queue."""
 
 _LOCAL: Final = (RET, 0, 0, 0)
 
@@ -61,7 +61,7 @@ def program() -> tuple[Step, ...]:
     ipv6: list[Step] = []
     other = _spread(NETWORK_HEADER + 15)  # 8 bytes into the source address, which begins at 8
     for word in range(4):
-        left = 4 * (3 - word) + 1  # remaining steps of the comparison, and its return
+        left = 4 * (3 - word) + 1  # These are the remaining steps of the comparison, and its return.
         ipv6 += [
             (LD_ABS, 0, 0, NETWORK_HEADER + 8 + 4 * word),
             (TAX, 0, 0, 0),

@@ -47,15 +47,15 @@ HANDSHAKE_S: Final = 10.0
 CONNECTIONS: Final = 64
 """Connections open at once."""
 CLOSE_S: Final = 1.0
-"""Seconds that pending answers get when the server closes."""
+"""How many seconds pending answers get when the server closes."""
 ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted from one queue per turn of the loop: a flood delays other work by about a millisecond."""
 FULL_PAUSE_S: Final = 0.1
-"""Seconds without accept when the process has no descriptor or memory for a connection."""
+"""For how many seconds nothing is accepted if the process has no descriptor or memory for a connection."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: on, 0 s. Closing then resets the connection, and the kernel keeps no state."""
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
-"""Errors of a connection that ended before accept; the next one may work."""
+"""The errors of a connection that ended before accept. The next one may work."""
 
 log = structlog.get_logger(__name__)
 
@@ -281,7 +281,7 @@ class HttpServer:
                 self._tasks.start(self._serve(client, key, local), name=f"{self._listening.name}: connection")
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        except OSError:  # the client has already disconnected
+        except OSError:  # The client has already disconnected.
             client.close()
             return
         client.close()
@@ -306,7 +306,7 @@ class HttpServer:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, client, ssl=self._protection.tls(), ssl_handshake_timeout=HANDSHAKE_S
                 )
-        except OSError:  # the client has already disconnected, or speaks no TLS
+        except OSError:  # The client has already disconnected, or speaks no TLS.
             connection.abort()
             client.close()
         except BaseException:

@@ -17,20 +17,21 @@ from kubeproxy.model.errors import ConfigError
 CHECK_S: Final = 10.0
 """Seconds between two looks at the files."""
 SELF_SIGNED_DAYS: Final = 365
-"""Validity of the certificate made in memory, as kube-controller-manager's; each start makes a new one."""
+"""For how many days the certificate made in memory is valid, as kube-controller-manager's. Each start makes a new
+one."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Paths of PEM files, which may be empty."""
+    """The paths of PEM files, which may be empty."""
 
     certificate: str = ""
     """The server's certificate followed by its chain. Without it a certificate is made in memory."""
     key: str = ""
     client_ca: str = ""
-    """Authorities of client certificates. Without: none is asked for."""
+    """The authorities of client certificates. If it is empty, no client certificate is asked for."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -131,7 +132,7 @@ def _load_self_signed(context: ssl.SSLContext) -> None:
     )
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    descriptor = os.memfd_create("serving")  # ssl takes paths only
+    descriptor = os.memfd_create("serving")  # ssl takes only paths.
     with open(descriptor, "wb") as file:
         file.write(secret + certificate.public_bytes(pem))
         file.flush()

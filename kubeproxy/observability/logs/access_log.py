@@ -27,11 +27,11 @@ FETCH_S: Final = 0.5
 BATCH: Final = 1000
 """Lines rendered and written at a time."""
 SLICE_S: Final = 0.002
-"""Seconds of logging between two yields to the event loop."""
+"""How many seconds of logging lie between two yields to the event loop."""
 THE_LOG: Final = "-"
 """The value of the setting for the log itself."""
 MODE: Final = 0o640
-"""Permissions of a new file: addresses of clients are not for every user."""
+"""The permissions of a new file. Addresses of clients are not for every user."""
 
 log = structlog.get_logger(__name__)
 access = structlog.get_logger(f"{OURS}.access")
@@ -67,9 +67,9 @@ class AccessLog:
         return self._complaint
 
     def use(self, where: str, *, as_json: bool) -> None:
-        """Set the place: a file, the log itself (``-``) or none (empty); the file has logfmt or JSON lines.
+        """Set where lines go: a file, the log itself (``-``), or nowhere if `place` is empty.
 
-        The log itself keeps its own format. A call always reopens the file.
+        A file has logfmt or JSON lines, and the log itself keeps its own format. A call always reopens the file.
         """
         self._where, self._json = where, as_json
         self._complaint = None
@@ -92,7 +92,7 @@ class AccessLog:
             if not self._where:
                 return
             try:
-                ended = sorted(await self._ended(), key=_end)  # each process gives its own
+                ended = sorted(await self._ended(), key=_end)  # Each process gives its own.
             except KubeproxyError as error:
                 self._log.warning("cannot fetch ended connections", reason=str(error))
                 return

@@ -24,7 +24,7 @@ class RateLimit:
         self.interval_s = interval_s
         self.capacity = capacity
         self._allowed: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
-        """By key: when it was last allowed, and how often it was suppressed since; the oldest first."""
+        """For each key, when a line was last allowed, and how many were suppressed since. The oldest is first."""
 
     def allow(self, key: Hashable, now: float) -> int | None:
         """Return how often the key was suppressed since it was last allowed. Return None if it is to be suppressed

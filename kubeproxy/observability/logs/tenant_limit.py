@@ -23,7 +23,7 @@ FIELDS: Final = {
 INTERVAL_S: Final = 60.0
 OF_OBJECT: Final = 5
 OF_NAMESPACE: Final = 50
-"""Lines of one kind in `INTERVAL_S`."""
+"""How many lines of one kind a namespace may have in `INTERVAL_S`."""
 CAPACITY: Final = 4096
 """Objects and namespaces that are remembered; beyond it the oldest interval is forgotten."""
 
@@ -35,7 +35,7 @@ class TenantLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
-        """By message, and object or namespace: since when it is counted, and the lines since then."""
+        """By message and object or namespace: since when lines are counted, and how many there were since then."""
         self._unsaid: dict[str, int] = {}
         """Lines dropped by message since the last one that passed."""
         self.suppressed = 0

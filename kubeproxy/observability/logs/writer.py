@@ -15,9 +15,9 @@ from queue import SimpleQueue
 from typing import Final, TextIO
 
 BACKLOG_BYTES: Final = 1 << 20
-"""Size of the backlog: some five thousand lines, beside the 64 KiB of a pipe."""
+"""The size of the backlog in bytes: some five thousand lines, beside the 64 KiB of a pipe."""
 FLUSH_S: Final = 1.0
-"""Seconds that the end of the process waits for a reader."""
+"""How many seconds the end of the process waits for a reader."""
 _FLUSH_POLL_S: Final = 0.01
 
 
@@ -29,7 +29,7 @@ class LogWriter:
         self._encoding, self._errors = stream.encoding or "utf-8", stream.errors or "backslashreplace"
         try:
             self._descriptor = stream.fileno()
-        except OSError:  # a stream without a descriptor
+        except OSError:  # The stream has no descriptor.
             self._descriptor = -1
         # No lock: garbage collection, which may log, runs anywhere. Each counter has one writer.
         self._backlog: SimpleQueue[memoryview] = SimpleQueue()
@@ -70,7 +70,7 @@ class LogWriter:
         return True
 
     def flush(self, *, within_s: float = FLUSH_S) -> None:
-        """Wait until the backlog is empty, at most `within_s` seconds."""
+        """Wait until the backlog is empty, for at most `within_s` seconds."""
         until = time.monotonic() + within_s
         while self.waiting and time.monotonic() < until:
             time.sleep(_FLUSH_POLL_S)
@@ -86,14 +86,14 @@ class LogWriter:
         while data and _has_room(self._descriptor, within_ms=0):
             try:
                 data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
-            except BlockingIOError:  # another process has set O_NONBLOCK
+            except BlockingIOError:  # Another process has set O_NONBLOCK.
                 break
         return data
 
     def _start_thread(self) -> None:
         # Not threading.Thread: its start() waits for a signal of the thread, which never comes without memory.
         if not self._has_thread:
-            with contextlib.suppress(RuntimeError):  # no thread available: the next line tries again
+            with contextlib.suppress(RuntimeError):  # There is no thread, so the next line tries again.
                 _thread.start_new_thread(self._write_backlog, ())
                 self._has_thread = True
 

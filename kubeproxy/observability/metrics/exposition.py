@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of kube-proxy, which every scraper reads."""
 SLICE_S: Final = 0.001
-"""Seconds of work between two yields to the event loop."""
+"""How many seconds of work lie between two yields to the event loop."""
 
 
 CountersOf = Mapping[FrontendName, Counters]

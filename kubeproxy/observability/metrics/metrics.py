@@ -27,10 +27,11 @@ SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 """Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
 
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
-"""As in pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to 300 s."""
+"""The buckets of pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to
+300 s."""
 
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""From the normal lag of a busy loop to a lag that an operator notices."""
+"""The buckets reach from the normal lag of a busy loop to a lag that an operator notices."""
 
 # kube-proxy has no ``_created`` series, and dashboards do not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -162,7 +163,7 @@ class Metrics:
             self._last_queued.labels(name).set(self._clock())
 
     def synced(self, duration_s: float, *, full: bool, adapter: str) -> None:
-        """Count a successful transaction; `full`: it compared everything with the kernel."""
+        """Count a successful transaction. With `full` it compared everything with the kernel."""
         self._apply.labels(adapter).observe(duration_s)
         for name in self._families:
             self._sync.labels(name).observe(duration_s)

@@ -29,7 +29,7 @@ class Start(Enum):
     AT_ONCE = auto()
     FIRST_CLIENT = auto()
     FIRST_VALUE = auto()
-    """With its first value that is not 0."""
+    """The series appears with its first value that is not 0."""
 
 
 class Series(NamedTuple):
@@ -146,8 +146,10 @@ FAMILIES: Final = (
         (Series("", start=Start.FIRST_VALUE),),
     ),
 )
-"""In the order of the text, the connections accepted first and the endpoints ejected last. No label is an address of a
-client or an endpoint, because their number has no bound."""
+"""The families in the order of the text: the accepted connections first, and the ejected endpoints last.
+
+No label is an address of a client or an endpoint, because their number has no bound.
+"""
 
 SERIES: Final = tuple(series for family in FAMILIES for series in family.series)
 
@@ -216,15 +218,13 @@ class Traffic:
         counters: Mapping[FrontendName, Counters],
         ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the text in slices, some of them empty.
-
-        Only one iterator at a time may run; it need not run to its end.
-        """
+        """Yield the text in slices, some of them empty. Only one iterator may run at a time, and it need not run to its
+        end."""
         read: Counters | None = None
         values = _NOTHING
         for batch in _batches(counters.items()):
             for name, now in batch:
-                if now is not read:  # frontends without clients may share one object
+                if now is not read:  # Frontends without clients may share one object.
                     read, values = now, cast(Values, _read(now))
                 before = self._seen.get(name)
                 if before != values:

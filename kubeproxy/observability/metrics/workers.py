@@ -35,13 +35,13 @@ class Workers(Collector):
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
         self._dial_seconds = 0.0
         self.accept_paused = 0
-        """How often accept paused for lack of descriptors or memory, since this process started."""
+        """How often accept has paused for lack of descriptors or memory since this process started."""
         self.log_skipped = 0
         """Connections missing in the access log, because too many ended at once."""
         self.memory_shortages = 0
         """Grows while memory for further clients is missing."""
         self.ports_exhausted = 0
-        """Dials that failed because all ports of this host towards the endpoint were in use."""
+        """How many dials have failed because all ports of this host towards the endpoint were in use."""
         self.looped = 0
         """Connections and datagrams refused because they loop through proxies."""
         self.adopted = 0
@@ -156,5 +156,5 @@ def consumption(pid: int) -> tuple[float, int] | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command name before may hold any character
+    fields = text[text.rindex(")") + 2 :].split()  # The command name before it may hold any character.
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES

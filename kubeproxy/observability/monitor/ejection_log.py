@@ -12,7 +12,8 @@ from kubeproxy.model import FrontendName, ServicePortName, Target
 EJECTED_LOG_AFTER: Final = 2
 """Failed dials in a row: a terminating pod often fails once before the cluster removes it."""
 LASTS_S: Final = 300.0
-"""Seconds of ejection after which the Service has an Event: developers see Events, and no metrics of nodes."""
+"""After this many seconds of ejection the Service gets an Event, because developers see Events and no metrics of
+nodes."""
 QUIET_S: Final = 60.0
 """Seconds after an ejection in which the next one of the endpoint is not logged; if it lasts, it is logged later."""
 
@@ -23,11 +24,11 @@ class Changes:
 
     ejected: Sequence[tuple[ServicePortName, EjectedEndpoint]]
     restored: Sequence[tuple[ServicePortName, Target, float]]
-    """With the number of seconds for which the endpoint was ejected."""
+    """The endpoints that are back, with the seconds for which each was ejected."""
     removed: Sequence[tuple[ServicePortName, Target, float]]
-    """Those that have left their Service while they were ejected: nobody knows whether they would answer."""
+    """The endpoints that have left their Service while they were ejected. It is unknown whether they would answer."""
     lasting: Sequence[tuple[ServicePortName, Target]]
-    """Those that have been ejected for `LASTS_S` now."""
+    """The endpoints that have been ejected for `LASTS_S` now."""
 
 
 class EjectionLog:
@@ -37,7 +38,7 @@ class EjectionLog:
     """
 
     def __init__(self, is_endpoint: Callable[[FrontendName, Target], bool]) -> None:
-        """`is_endpoint`: whether the target is an endpoint of that frontend still."""
+        """`is_endpoint` says whether the target is still an endpoint of that frontend."""
         self._is_endpoint = is_endpoint
         self._since: dict[tuple[ServicePortName, Target], float] = {}
         self._frontends: dict[tuple[ServicePortName, Target], FrontendName] = {}

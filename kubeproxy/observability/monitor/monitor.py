@@ -24,7 +24,7 @@ from kubeproxy.observability.monitor.ejection_log import EjectionLog
 CHECK_S: Final = 5.0
 """Seconds between two checks of the data plane."""
 LAG_S: Final = 0.25
-"""Seconds of sleep by which the loop's lag is measured: the lag is how much longer the sleep takes."""
+"""How many seconds the sleep lasts by which the loop's lag is measured. The lag is how much longer the sleep takes."""
 FULL_S: Final = 120.0
 """Seconds for which all descriptors may be in use before the node is unhealthy for load balancers; shorter shortages
 end by themselves or by an operator."""
@@ -32,10 +32,10 @@ DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
 """Seconds between two log messages of a problem, and for which a problem is shown after it was last seen."""
 MAX_NAMED: Final = 10
-"""Endpoints that one check logs by name; when a node dies with all its pods, the others are counted."""
+"""How many endpoints one check logs by name. When a node dies with all its pods, the others are only counted."""
 
 LOGGED_WHERE_FOUND: Final = frozenset((Reason.KUBERNETES, Reason.MANIFESTS, Reason.ACCESS_LOG))
-"""Reasons that their own part logs, with more detail than the check has."""
+"""The reasons that their own part logs, with more detail than the check has."""
 
 _DIGITS: Final = re.compile(r"\d+")
 """What may differ in two messages of one problem."""

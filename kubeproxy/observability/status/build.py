@@ -35,7 +35,7 @@ from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.observability.status.wording import several
 
 PROBLEMS_SHOWN: Final = 20
-"""Faults of manifests shown one by one."""
+"""How many faults of manifests are shown one by one."""
 REASONS_SHOWN: Final = 10
 """Reasons for the userspace path shown one by one."""
 

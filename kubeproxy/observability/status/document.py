@@ -58,10 +58,10 @@ class EndpointStatus:
     """One endpoint of a frontend."""
 
     address: str
-    """With its port."""
+    """The endpoint's address with its port."""
     standing: Standing
     used: bool
-    """Whether the frontend can send clients to it."""
+    """Whether the frontend can send clients to the endpoint."""
     reason: str = ""
     """Ejected: ``refused``, ``timeout``, ``silent``, ``unreachable``."""
     failures: int = 0
@@ -84,7 +84,7 @@ class EndpointStatus:
     by_hand: bool = False
     """Draining: whether a person has taken it out, and not a rollout."""
     preserved: bool = False
-    """Whether the proxy dials it from the client's own address."""
+    """Whether the proxy dials the endpoint from the client's own address."""
 
 
 class NamedCounters(Counters, array_like=False):
@@ -105,7 +105,7 @@ class FrontendStatus:
     addresses: tuple[str, ...]
     """The addresses that clients use: ``10.96.0.1:80``, ``node port 30080``."""
     own_addresses: tuple[str, ...]
-    """Addresses that are redirected for this node and its pods only."""
+    """The addresses that are redirected only for this node and its pods."""
     source_ranges: tuple[str, ...]
     """The only client addresses that the load balancer's addresses admit. Empty if all are admitted."""
     affinity_s: int | None
@@ -114,13 +114,13 @@ class FrontendStatus:
     """Which endpoint a new connection gets: ``round-robin``, ``random``, ``least-connections``, ``source-hash``,
     ``maglev``."""
     when_empty: str
-    """What happens to clients without endpoints: ``refuse``, ``drop``."""
+    """What happens to clients without endpoints: ``refuse`` or ``drop``."""
     counters: NamedCounters
     endpoints: tuple[EndpointStatus, ...]
     data_path: str = "userspace"
     """The way of new connections: ``userspace`` (by a worker), ``kernel`` (straight to an endpoint), ``refused``."""
     data_path_reason: str = ""
-    """Why they do not take the kernel path; otherwise empty."""
+    """Why new connections do not take the kernel path. It is empty if they do."""
     targets: tuple[str, ...] = ()
     """The endpoints to which the kernel leads them."""
     kernel_bytes: bool = True
@@ -221,7 +221,7 @@ class SourceStatus:
 
     name: str
     listed: bool
-    """Whether its first list is complete."""
+    """Whether the source's first list is complete."""
     behind_s: float
     """For how many seconds changes may be missing. 0 if the source is up to date."""
     last_event: float | None
@@ -231,7 +231,7 @@ class SourceStatus:
     problems: tuple[str, ...] = ()
     """The faults, or failed lists and watches, one line each."""
     left_out: int = 0
-    """Objects that are not served because of the memory limit."""
+    """How many objects are not served because of the memory limit."""
     stale_since: float | None = None
     """Since when the state of an earlier run, which replaces the source's own, may be wrong, in Unix seconds. None if
     no such state is served."""
@@ -268,9 +268,9 @@ class RescueStatus(RescueCounts):
     restarts: int
     """How often the rescue process was started again."""
     reports: int
-    """Failures that packets have reported."""
+    """How many failures packets have reported."""
     ejected: int
-    """Endpoints to which the kernel leads no new connections now."""
+    """How many endpoints get no new connections from the kernel now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class KernelFlowsStatus:
     """The connections of the kernel path in connection tracking."""
 
     open: int
-    """As of the last reading."""
+    """The number of open connections as of the last reading."""
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
@@ -292,11 +292,12 @@ class DataPathsStatus:
     wanted: str
     """The setting kubeproxy.dataPath: ``userspace``, ``kernel``, ``auto``."""
     kernel: int
-    """Frontends with new connections that go straight to an endpoint."""
+    """How many frontends have new connections that go straight to an endpoint."""
     userspace: int
-    """Frontends with new connections that go through a worker."""
+    """How many frontends have new connections that go through a worker."""
     refused: int
-    """Frontends with new connections that are refused, because no worker is to serve what the kernel cannot lead."""
+    """How many frontends have new connections that are refused, because no worker is to serve what the kernel cannot
+    lead."""
     reasons: dict[str, int]
     """Why the latter two do not take the kernel path, with the number of frontends, the most frequent first; at most
     ten."""
@@ -315,7 +316,7 @@ class RecentWarning:
     text: str
     details: str
     times: int = 1
-    """How often it was logged in a row."""
+    """How often the line was logged in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class Observation:
     """The parts of the daemon at one moment."""
 
     now: float
-    """Seconds of the proxier's clock."""
+    """The time in seconds of the proxier's clock."""
     wall: float
     """Unix seconds."""
     node: str
