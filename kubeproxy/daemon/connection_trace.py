@@ -158,7 +158,13 @@ class Tracer:
         elif met.spread is not None:
             shown = {} if listener is None else {endpoint.address: endpoint for endpoint in listener.endpoints}
             steps += forwarding(
-                met.spread, met, rules, shown, await self._bond(client, met.spread), client=client.address
+                met.spread,
+                met,
+                rules,
+                shown,
+                await self._bond(client, met.spread),
+                client=client.address,
+                client_port=asked.source_port,
             )
         return TraceReport(
             to=str(Target(asked.to.address, asked.to.port)),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
 
 from kubeproxy.model import Address, Target, Traffic
+from kubeproxy.model.maglev import place_of
 from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.rules import spread_chain
 from kubeproxy.netfilter.packet_simulation import Trace
-from kubeproxy.netfilter.ruleset import Masquerade, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet, Spread
 from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus
 
@@ -26,12 +28,15 @@ def forwarding(
     bond: Bond | None,
     *,
     client: Address | None,
+    client_port: int,
 ) -> Iterator[str]:
     """Yield the steps after the Service is known. `endpoints` are those of the frontend, by address with port."""
     assert met.matched is not None
     count = len(spread.targets)
-    yield f"the kernel leads it to one of {count} endpoints, at random with equal shares"
-    yield f"  {_slots(met.matched, count)}"
+    yield f"the kernel leads it to one of {count} endpoints, {_choice(spread)}"
+    if spread.client_hash is not None:
+        yield f"  {_place(spread.slots, spread.client_hash, client, client_port)}"
+    yield f"  {_slots(met.matched, spread)}"
     yield from (f"  {target}" for target in spread.targets[:SHOWN_TARGETS])
     if count > SHOWN_TARGETS:
         yield f"  and {count - SHOWN_TARGETS} more"
@@ -42,12 +47,30 @@ def forwarding(
     yield _masquerade(met, rules, client)
 
 
-def _slots(traffic: Traffic, count: int) -> str:
+def _choice(spread: Spread) -> str:
+    if spread.client_hash is not None:
+        return f"by a hash of the client's address{' and port' if spread.client_hash.by_port else ''}"
+    return f"at random {'by weight' if spread.slots else 'with equal shares'}"
+
+
+def _place(slots: Sequence[Target], client_hash: ClientHash, client: Address | None, client_port: int) -> str:
+    """Say which endpoint a client has under a hash, and why."""
+    by_port = client_hash.by_port
+    if client is None or (by_port and not client_port):
+        return f"which one, is decided by {'--from IP:PORT' if by_port else '--from IP'}, which is not given"
+    packed = ipaddress.ip_address(client).packed
+    place_ = place_of(packed, client_port if by_port else None, seed=client_hash.seed, size=len(slots))
+    return f"{Target(client, client_port) if by_port else client} has slot {place_}, which is that of {slots[place_]}"
+
+
+def _slots(traffic: Traffic, spread: Spread) -> str:
     """Return the names by which ``nft list table inet kubeproxy`` shows the slots."""
     destination, origin = traffic
+    count = len(spread.slots) or len(spread.targets)
     spreads = place(destination, "spreads", origin)
     slots = place(destination, f"{destination.protocol.lower()}_slots", origin)
-    return f"map {spreads}, chain {spread_chain(traffic, count)}, slots 0 to {count - 1} of map {slots}"
+    chain = spread_chain(traffic, count, spread.client_hash)
+    return f"map {spreads}, chain {chain}, slots 0 to {count - 1} of map {slots}"
 
 
 def _left_out(spread: Spread, endpoints: Mapping[str, EndpointStatus]) -> Iterator[str]:

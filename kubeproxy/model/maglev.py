@@ -78,9 +78,14 @@ def table_of(endpoints: Sequence[Target], balancing: Balancing) -> tuple[Target,
     return _table(tuple(target for target, _ in ranked), tuple(weight for _, weight in ranked))
 
 
+def size_for(endpoints: int) -> int:
+    """Return how many places a table of so many endpoints has."""
+    return next(size for most, size in SIZES if endpoints <= most) if endpoints else 0
+
+
 @lru_cache(maxsize=64)
 def _table(endpoints: tuple[Target, ...], weights: tuple[int, ...]) -> tuple[Target, ...]:
-    size = next(size for most, size in SIZES if len(endpoints) <= most)
+    size = size_for(len(endpoints))
     # Each endpoint's own order: from a place on in steps. As the size is prime, it comes to all of them.
     names = [zlib.crc32(str(target).encode()) for target in endpoints]
     places = [jhash((name,), 1) % size for name in names]

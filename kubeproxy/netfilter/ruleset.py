@@ -53,6 +53,14 @@ class Reach(NamedTuple):
     others: int
 
 
+class ClientHash(NamedTuple):
+    """The hash by which a client has its slot: the kernel's jhash."""
+
+    by_port: bool
+    """Whether the client's port counts, beside its address."""
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Endpoints among which the kernel spreads new connections, by DNAT.
@@ -62,7 +70,8 @@ class Spread:
     service_port: str
     """Its name, for comments and for the names of maps."""
     targets: tuple[Target, ...]
-    """Each gets the same share. If there is none, the redirect applies, as without a spread."""
+    """Each gets the same share, unless `slots` says otherwise. If there is none, the redirect applies, as without a
+    spread."""
     endpoints: tuple[Target, ...]
     """Where UDP flows may stay that lead there already: `targets`, and endpoints that get no new flows from the
     kernel."""
@@ -70,6 +79,10 @@ class Spread:
     """Seconds that a client stays with its target after its last connection; None: no affinity."""
     scope: Scope = Scope.CLUSTER
     """The frontend's. Clients are remembered for each by itself: another scope has other endpoints."""
+    slots: tuple[Target, ...] = ()
+    """The target in each slot, where their shares are not equal. Empty: one slot for each."""
+    client_hash: ClientHash | None = None
+    """How a client has its slot; None: it is drawn at random. With a hash the slots stand in this order."""
 
 
 @dataclass(frozen=True, slots=True)

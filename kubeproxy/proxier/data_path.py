@@ -48,8 +48,6 @@ class DataPathPolicy:
 
 USERSPACE_ONLY = DataPathPolicy()
 
-_BY_DRAW = (Scheduler.ROUND_ROBIN, Scheduler.RANDOM)
-"""The schedulers of the kernel path, where a random draw stands for both."""
 _SYSCTLS = {Family.IPV4: "net.ipv4.ip_forward", Family.IPV6: "net.ipv6.conf.all.forwarding"}
 
 
@@ -66,10 +64,8 @@ def why_userspace(frontend: Frontend, policy: DataPathPolicy, facts: NodeFacts) 
         return "kubeproxy.dataPath is auto, and failed connections of the kernel path are not rescued at present"
     if policy.wanted is Wanted.KERNEL and policy.rescue_starts:
         return "the rescue of failed connections is starting"
-    if policy.fallback and frontend.balancing.scheduler not in _BY_DRAW:
-        return f"the kernel draws endpoints at random, and the scheduler is {frontend.balancing.scheduler}"
-    if policy.fallback and frontend.balancing.weights:
-        return "the kernel draws endpoints with equal shares, and these have different weights"
+    if policy.fallback and frontend.balancing.scheduler is Scheduler.LEAST_CONNECTIONS:
+        return "the scheduler is least-connections, and only workers count what is open"
     unreachable = next((target for target in frontend.endpoints if _is_loopback(target.address)), None)
     if unreachable is not None:
         return f"endpoint {unreachable} is a loopback address, to which the kernel does not forward"

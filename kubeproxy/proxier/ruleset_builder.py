@@ -26,6 +26,7 @@ from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSe
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
 from kubeproxy.proxier.data_path import Ejected, Wanted, why_userspace
 from kubeproxy.proxier.hairpins import Hairpins
+from kubeproxy.proxier.kernel_slots import client_hash, slots_of
 from kubeproxy.proxier.node import Preserve
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.slot_budget import SlotBudget
@@ -280,7 +281,15 @@ class RuleSetBuilder:
             self.unled[name] = refusal
         else:
             self.unled.pop(name, None)
-        spread = Spread(str(name.service_port), targets, frontend.endpoints, frontend.affinity_timeout_s, name.scope)
+        spread = Spread(
+            str(name.service_port),
+            targets,
+            frontend.endpoints,
+            frontend.affinity_timeout_s,
+            name.scope,
+            slots_of(frontend, targets),
+            client_hash(frontend),
+        )
         if self._spread_of.get(name) != spread:
             self._spread_of[name] = spread
 

@@ -1,8 +1,8 @@
 """How many slots of the kernel path each namespace may have. Pure.
 
-A Service has a slot for each endpoint of each of its addresses. One object can have millions of them: 40 external
-addresses, 20 ports and 1,000 endpoints are 800,000, with which the kernel's maps take minutes to change, for all
-Services. Beyond its part, a namespace's frontends stay in user space, where they cost one element for
+A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of them: 40
+external addresses, 20 ports and 1,000 endpoints are 800,000, with which the kernel's maps take minutes to change, for
+all Services. Beyond its part, a namespace's frontends stay in user space, where they cost one element for
 an address.
 """
 
@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Final
 
 from kubeproxy.model import Frontend, FrontendName
+from kubeproxy.proxier.kernel_slots import slot_count
 
 SLOTS_MAX: Final = 1 << 18
 """Slots of all namespaces. A namespace may have half of what the others have left: alone 131,072, which are
@@ -33,11 +34,12 @@ class SlotBudget:
         namespace = name.service_port.namespace
         self.release(name)
         addresses = len(frontend.destinations)
-        wanted, had = addresses * len(frontend.endpoints), self._of_namespace[namespace]
+        slots = slot_count(frontend)
+        wanted, had = addresses * slots, self._of_namespace[namespace]
         if had + wanted > (SLOTS_MAX - (self._total - had)) // 2:
             reason = self._refused[name] = (
-                f"{wanted} slots ({addresses} addresses, {len(frontend.endpoints)} endpoints) are more than namespace"
-                f" {namespace} may have besides its {had}"
+                f"{wanted} slots ({addresses} addresses with {slots} each) are more than"
+                f" namespace {namespace} may have besides its {had}"
             )
             return reason
         self._count(name, namespace, wanted)

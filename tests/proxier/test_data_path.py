@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.messages import Message
 from kubeproxy.model import (
     NODE_PORTS,
+    Address,
     Balancing,
     Claim,
     Destination,
@@ -24,9 +29,10 @@ from kubeproxy.model import (
     Target,
     Traffic,
 )
+from kubeproxy.model.maglev import place_of
 from kubeproxy.model.snapshot import DataPath
 from kubeproxy.netfilter.packet_simulation import Fate, trace
-from kubeproxy.netfilter.ruleset import Masquerade, RuleSet
+from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
@@ -92,27 +98,58 @@ def test_a_frontend_takes_the_kernel_path_where_nothing_is_against_it(
     assert reason in why
 
 
-@pytest.mark.parametrize(
-    ("balancing", "reason"),
-    [
-        (Balancing(Scheduler.RANDOM), ""),
-        (Balancing(Scheduler.LEAST_CONNECTIONS), "the scheduler is least-connections"),
-        (Balancing(Scheduler.MAGLEV, seed=7), "the scheduler is maglev"),
-        (Balancing(weights=(1, 2, 3)), "different weights"),
-    ],
-)
-def test_what_the_kernel_cannot_spread_is_a_workers_unless_there_is_none(balancing: Balancing, reason: str) -> None:
-    drawn, wanted = frontend(VIP), replace(frontend(VIP), balancing=balancing)
+LEAST = Balancing(Scheduler.LEAST_CONNECTIONS)
+
+
+def test_what_the_kernel_cannot_count_is_a_workers_unless_there_is_none() -> None:
+    drawn, wanted = frontend(VIP), replace(frontend(VIP), balancing=LEAST)
     made = rules(drawn)
     assert made.data_path(drawn)[0] is DataPath.KERNEL
     made.lead(wanted)
     path, why, _ = made.data_path(wanted)
-    assert (path is DataPath.KERNEL) is (reason == "")
-    assert reason in why
+    assert (path, "least-connections" in why) == (DataPath.USERSPACE, True)
     made.lead(drawn)
     assert made.data_path(drawn)[0] is DataPath.KERNEL, "as soon as the kernel can"
     strict = rules(wanted, policy=replace(KERNEL, fallback=False))
     assert strict.data_path(wanted)[0] is DataPath.KERNEL, "a draw is better than a refusal"
+
+
+def test_weights_are_numbers_of_slots() -> None:
+    web = replace(frontend(VIP), balancing=Balancing(Scheduler.RANDOM, weights=(2, 4, 6)))
+    made = rules(web)
+    (spread,) = made.ruleset().spreads.values()
+    assert Counter(spread.slots) == dict(zip(THREE, (1, 2, 3), strict=True))
+    assert (spread.targets, spread.client_hash) == (THREE, None)
+    made.use_ejected({(Protocol.TCP, THREE[2]): False}, [web.name])
+    (spread,) = made.ruleset().spreads.values()
+    assert Counter(spread.slots) == {THREE[0]: 1, THREE[1]: 2}
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.SOURCE_HASH, Scheduler.MAGLEV])
+def test_past_an_ejected_endpoint_the_kernel_leads_each_client_as_a_worker_does(scheduler: Scheduler) -> None:
+    web = replace(frontend(VIP), balancing=Balancing(scheduler, seed=7))
+    made, balancer = rules(web), Balancer(rng=random.Random(1), probes_beside=True)
+    balancer.update(THREE, None, web.balancing)
+    by_port = scheduler is Scheduler.MAGLEV
+    for dead in ((), THREE[:1], THREE[:2]):
+        made.use_ejected({(Protocol.TCP, target): False for target in dead}, [web.name])
+        for target in dead:
+            balancer.failed(target, 0.0, "refused")
+        (spread,) = made.ruleset().spreads.values()
+        assert spread.client_hash == ClientHash(by_port, 7)
+        assert (len(spread.slots), set(spread.slots)) == (1021, set(THREE).difference(dead))
+        for number in range(500):
+            client, port = f"10.9.{number % 3}.{number % 250}", 1024 + number
+            packed = ipaddress.ip_address(client).packed
+            slot = place_of(packed, port if by_port else None, seed=7, size=1021)
+            assert spread.slots[slot] == balancer.pick(client, 0.5, port=port)
+
+
+def test_the_slots_of_a_hash_count_for_the_budget() -> None:
+    many = frozenset(Destination(Address(f"198.51.100.{number}"), Protocol.TCP, 80) for number in range(200))
+    web = replace(frontend(*many), balancing=Balancing(Scheduler.MAGLEV, seed=7))
+    path, why, _ = rules(web).data_path(web)
+    assert (path, "204200 slots (200 addresses with 1021 each)" in why) == (DataPath.USERSPACE, True)
 
 
 def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
@@ -249,7 +286,7 @@ def test_too_many_slots_stay_in_user_space() -> None:
     made = rules(wide)
     assert made.data_path(wide)[:2] == (
         DataPath.USERSPACE,
-        "400000 slots (100 addresses, 4000 endpoints) are more than namespace default may have besides its 0",
+        "400000 slots (100 addresses with 4000 each) are more than namespace default may have besides its 0",
     )
     assert not any(each.targets for each in made.ruleset().spreads.values())
     made.put(replace(wide, endpoints=THREE), 40001)

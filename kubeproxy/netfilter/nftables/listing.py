@@ -26,7 +26,7 @@ from kubeproxy.netfilter.nftables.declarations import (
     Kind,
 )
 from kubeproxy.netfilter.nftables.elements import Element
-from kubeproxy.netfilter.nftables.rules import is_dynamic
+from kubeproxy.netfilter.nftables.rules import choice_of, is_dynamic
 from kubeproxy.netfilter.nftables.spreads import Slots
 from kubeproxy.netfilter.nftables.transaction import EMPTY, Table
 
@@ -200,10 +200,10 @@ def _slots(sets: Mapping[str, _Set]) -> dict[Traffic, Slots]:
     for name, kind in SPREADS.items():
         for traffic, (chain, comment) in _jumps(kind, sets[name]).items():
             targets = numbered.pop(traffic, {})
-            count = int(chain.rpartition("_")[2])
+            count, client_hash = choice_of(chain)
             if not 0 < count == len(targets):
                 raise ValueError(chain)
-            slots[traffic] = Slots(tuple(targets[number] for number in range(count)), comment)
+            slots[traffic] = Slots(tuple(targets[number] for number in range(count)), comment, client_hash)
     if numbered:
         raise ValueError("slots without a jump")
     return slots

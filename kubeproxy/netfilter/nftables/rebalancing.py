@@ -14,7 +14,7 @@ from kubeproxy.model import Destination, Origin, Traffic, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_verdicts, clients_in
 from kubeproxy.netfilter.nftables.declarations import SETS, place
 from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
-from kubeproxy.netfilter.nftables.rules import Rule, spread_chain, spread_rules
+from kubeproxy.netfilter.nftables.rules import Rule, spread_rules
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,
@@ -88,7 +88,7 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
         for traffic, spread in some:
             old = have.slots.get(traffic, NO_SLOTS)
             new = slots[traffic] = arranged(old, spread)
-            if new.targets and spread_chain(traffic, len(new.targets)) not in have.chains:
+            if new.targets and chains_for(traffic, new)[0] not in have.chains:
                 missing = (name for name in chains_for(traffic, new) if name not in have.chains)
                 chains.update((name, spread_rules(name, rescued=have.rescue)) for name in missing)
             if old != new:

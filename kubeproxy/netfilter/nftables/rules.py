@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kubeproxy.model import MARK, Family, Origin, Traffic
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import DIVERT, IP, PREFIX, place
-from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import ClientHash, DirectLink, Masquerade, RuleSet, Spread
 
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
@@ -338,24 +338,45 @@ def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
 # Chains and maps that come and go with the Services.
 
 
-def spread_chain(traffic: Traffic, slots: int) -> str:
-    """Return the chain that chooses one of so many slots."""
+def spread_chain(traffic: Traffic, slots: int, client_hash: ClientHash | None = None) -> str:
+    """Return the chain that chooses one of so many slots, at random or by a hash of the client."""
     destination, origin = traffic
-    return f"{place(destination, f'{destination.protocol.lower()}_spread', origin)}_{slots}"
+    chosen_by = ""
+    if client_hash is not None:
+        chosen_by = f"_{'port' if client_hash.by_port else 'address'}{client_hash.seed:08x}"
+    return f"{place(destination, f'{destination.protocol.lower()}_spread', origin)}{chosen_by}_{slots}"
+
+
+def choice_of(chain: str) -> tuple[int, ClientHash | None]:
+    """Return of a chain that `spread_chain` names the number of slots, and the hash that chooses one."""
+    match = _SPREAD.fullmatch(chain)
+    if match is None:
+        raise ValueError(chain)
+    _, hashed, seed, slots = match.groups()
+    return int(slots), ClientHash(hashed == "port", int(seed, 16)) if hashed else None
+
+
+_SPREAD = re.compile(r"((?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46])(?:_(port|address)([0-9a-f]{8}))?_([0-9]+)")
 
 
 def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
     """Return the rules of a chain that `spread_chain` names. `rescued`: its failed connections are reported."""
-    name, _, slots = chain.rpartition("_")
+    slots, client_hash = choice_of(chain)
+    name = "_".join(chain.split("_")[: -1 if client_hash is None else -2])
     family = Family(int(name[-1]))
     is_tcp = "tcp_spread" in name
-    port = "tcp dport" if is_tcp else "udp dport"
-    key = port if "node_port" in name else f"{IP[family]} daddr . {port}"
+    protocol = "tcp" if is_tcp else "udp"
+    key = f"{protocol} dport" if "node_port" in name else f"{IP[family]} daddr . {protocol} dport"
+    if client_hash is None:
+        chosen, why = f"numgen random mod {slots}", f"one of {slots} slots"
+    else:
+        client = f"{IP[family]} saddr" + (f" . {protocol} sport" if client_hash.by_port else "")
+        chosen, why = f"jhash {client} mod {slots} seed {client_hash.seed}", f"the client's of {slots} slots"
     return (
         *((Rule(*rescue.copying(family)),) if is_tcp and rescued else ()),
         Rule(
-            f"dnat {IP[family]} to {key} . numgen random mod {slots} map @{name.replace('spread', 'slots')}",
-            f"one of {slots} slots",
+            f"dnat {IP[family]} to {key} . {chosen} map @{name.replace('spread', 'slots')}",
+            why,
         ),
     )
 
@@ -371,7 +392,7 @@ def comment_of(spread: Spread) -> str:
     return UNUSUAL.sub("?", spread.service_port)[:LONGEST]
 
 
-_DYNAMIC = re.compile(r"(?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46]_[0-9]+|(?:sticky|learn)[46]-.+")
+_DYNAMIC = re.compile(rf"{_SPREAD.pattern}|(?:sticky|learn)[46]-.+")
 
 
 def is_dynamic(chain: str) -> bool:

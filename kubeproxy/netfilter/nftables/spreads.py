@@ -1,12 +1,14 @@
-"""Spreads in our nftables table: endpoints in numbered slots, from which the rules draw one at random. Pure.
+"""Spreads in our nftables table: endpoints in numbered slots, of which the rules choose one. Pure.
 
 A destination with N targets has the slots 0 to N - 1 and jumps to the chain that draws one of N, so each target has
-exactly the same share. When a target goes, a new one takes its slot, or else the last one does; other new ones come at
-the end. So a change of one endpoint costs the same among thousands.
+exactly the same share; a target with a larger share has several. When one leaves a slot, a new one takes it, or else
+the last one does; other new ones come at the end. So a change of one endpoint costs the same among thousands. Where a
+hash of the client chooses, each slot has the target that the spread says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -15,7 +17,7 @@ from kubeproxy.model import Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
 from kubeproxy.netfilter.nftables.rules import comment_of, spread_chain
-from kubeproxy.netfilter.ruleset import Spread
+from kubeproxy.netfilter.ruleset import ClientHash, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Slots:
 
     targets: tuple[Target, ...]
     comment: str
+    client_hash: ClientHash | None = None
+    """How a client has its slot; None: it is drawn at random."""
     spread: Spread | None = field(default=None, compare=False)
     """What they were made of; None: they were read from the kernel."""
 
@@ -37,21 +41,27 @@ def arranged(have: Slots, wanted: Spread | None) -> Slots:
         return NO_SLOTS
     if have.spread is wanted:
         return have
-    return Slots(_kept(have.targets, wanted.targets), comment_of(wanted), wanted)
+    numbered = wanted.slots or wanted.targets
+    if wanted.client_hash is None:
+        numbered = _kept(have.targets, numbered)
+    return Slots(numbered, comment_of(wanted), wanted.client_hash, wanted)
 
 
 def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target, ...]:
+    """Return the wanted targets in an order in which as many as possible stay in their slots."""
     if have == wanted:
         return have
-    staying, known = frozenset(wanted), frozenset(have)
-    newcomers = (target for target in wanted if target not in known)
-    targets = list(dict.fromkeys(have))
-    for number in range(len(targets) - 1, -1, -1):
-        if targets[number] in staying:
-            continue
-        if (newcomer := next(newcomers, None)) is not None:
-            targets[number] = newcomer
-            continue
+    missing, surplus = Counter(wanted), list[int]()
+    for number, target in enumerate(have):
+        if missing[target]:
+            missing[target] -= 1
+        else:
+            surplus.append(number)
+    newcomers = list((+missing).elements())
+    targets = list(have)
+    while surplus and newcomers:
+        targets[surplus.pop()] = newcomers.pop(0)
+    for number in reversed(surplus):
         last = targets.pop()
         if number < len(targets):
             targets[number] = last
@@ -66,23 +76,22 @@ def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> 
 
 
 def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
-    """Return the chains that draw slots, and those for one slot more and one less.
+    """Return the chains that choose slots, and those that draw from one slot more and one less.
 
-    So a rolling change of endpoints finds its chains, which only the program nft can make."""
-    shapes = {
-        (place(to, f"{to.protocol.lower()}_spread", origin), len(some.targets)) for (to, origin), some in slots.items()
-    }
-    return {chain for name, count in shapes for chain in _chains_around(name, count)}
+    So a rolling change of endpoints finds its chains, which only the program nft can make. A hash has as many slots
+    before as after most changes."""
+    shapes: dict[tuple[str, int, ClientHash | None], tuple[Traffic, Slots]] = {}
+    for traffic, some in slots.items():
+        name = place(traffic.destination, traffic.destination.protocol.lower(), traffic.origin)
+        shapes[name, len(some.targets), some.client_hash] = traffic, some
+    return {chain for traffic, some in shapes.values() for chain in chains_for(traffic, some)}
 
 
 def chains_for(traffic: Traffic, slots: Slots) -> list[str]:
     """Return the same for the slots of one traffic."""
-    to, origin = traffic
-    return _chains_around(place(to, f"{to.protocol.lower()}_spread", origin), len(slots.targets))
-
-
-def _chains_around(name: str, count: int) -> list[str]:
-    return [f"{name}_{number}" for number in (count, count + 1, count - 1) if number > 0]
+    count = len(slots.targets)
+    counts = (count, count + 1, count - 1) if slots.client_hash is None else (count,)
+    return [spread_chain(traffic, number, slots.client_hash) for number in counts if number > 0]
 
 
 SlotChange = tuple[Traffic, Slots, Slots]
@@ -115,4 +124,5 @@ def spread_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
 def _spread_entry(traffic: Traffic, slots: Slots) -> Entry | None:
     if not slots.targets:
         return None
-    return Entry(destination_key(traffic.destination), spread_chain(traffic, len(slots.targets)), slots.comment)
+    chain = spread_chain(traffic, len(slots.targets), slots.client_hash)
+    return Entry(destination_key(traffic.destination), chain, slots.comment)

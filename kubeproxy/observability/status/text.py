@@ -212,12 +212,20 @@ def data_path(frontend: FrontendStatus) -> Iterator[str]:
     """Yield the data path of a frontend's new connections. Yield nothing if the kernel path is not asked for."""
     if frontend.data_path == "kernel":
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
-        yield f"data path   kernel, to {count} in equal shares; {frontend.counters.by_kernel} connections so far"
+        yield f"data path   kernel, to {count} {_shares(frontend)}; {frontend.counters.by_kernel} connections so far"
     elif frontend.data_path_reason and frontend.data_path_reason != NOT_ASKED:
         yield f"data path   {frontend.data_path}: {frontend.data_path_reason}"
     counters = frontend.counters
     if frontend.data_path == "kernel" or counters.kernel_open or counters.kernel_bytes_in:
         yield f"by kernel   {words.kernel_traffic(frontend)}"
+
+
+def _shares(frontend: FrontendStatus) -> str:
+    """Return how the kernel spreads clients."""
+    if frontend.scheduler in ("source-hash", "maglev"):
+        return "by a hash of the client"
+    weighed = len({endpoint.weight for endpoint in frontend.endpoints if endpoint.used}) > 1
+    return "by weight" if weighed else "in equal shares"
 
 
 def recent_warning(one: RecentWarning) -> str:

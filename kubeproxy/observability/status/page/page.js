@@ -345,7 +345,7 @@ function listener(frontend) {
   if (frontend.own_addresses.length) lines.push(`addresses for this node and its pods: ${frontend.own_addresses.join(", ")}`);
   if (frontend.source_ranges.length) lines.push(`load balancer addresses admit only ${frontend.source_ranges.join(", ")}`);
   if (frontend.data_path === "kernel") {
-    lines.push(`data path kernel, to ${count(frontend.targets.length)} endpoints in equal shares; ${count(c.by_kernel)} connections so far`);
+    lines.push(`data path kernel, to ${count(frontend.targets.length)} endpoints; ${count(c.by_kernel)} connections so far`);
   } else if (frontend.data_path_reason && frontend.data_path_reason !== NOT_ASKED) {
     lines.push(`data path userspace: ${frontend.data_path_reason}`);
   }

@@ -1,0 +1,51 @@
+"""The slots of a frontend on the kernel path: which endpoint has how many, and which client has which. Pure."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from kubeproxy.model import Frontend, Scheduler, Target
+from kubeproxy.model.maglev import size_for, table_of, usable_at
+from kubeproxy.netfilter.ruleset import ClientHash
+
+
+def slot_count(frontend: Frontend) -> int:
+    """Return how many slots a frontend has for each of its addresses."""
+    if frontend.balancing.scheduler.hashes:
+        return size_for(len(frontend.endpoints))
+    weights = frontend.balancing.weights
+    return sum(weights) // gcd(*weights) if weights else len(frontend.endpoints)
+
+
+def client_hash(frontend: Frontend) -> ClientHash | None:
+    """Return the hash by which a client has its slot, or None if it is drawn."""
+    balancing = frontend.balancing
+    if not balancing.scheduler.hashes:
+        return None
+    return ClientHash(balancing.scheduler is Scheduler.MAGLEV, balancing.seed)
+
+
+def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    """Return the endpoint in each slot, one of `targets`. Empty: one slot for each of them."""
+    balancing = frontend.balancing
+    if not targets:
+        return ()
+    usable = frozenset(targets)
+    if balancing.scheduler.hashes:
+        table = table_of(frontend.endpoints, balancing)
+        if len(targets) == len(frontend.endpoints):
+            return table
+        # Each client whose endpoint is left out has the next one of its own order, as a worker leads it.
+        return tuple(
+            target if target in usable else usable_at(table, place, usable.__contains__) or target
+            for place, target in enumerate(table)
+        )
+    if not balancing.weights:
+        return ()
+    unit = gcd(*balancing.weights)
+    return tuple(
+        target
+        for number, target in enumerate(frontend.endpoints)
+        if target in usable
+        for _ in range(balancing.weight_of(number) // unit)
+    )
