@@ -12,7 +12,7 @@ process has ended
 - otherwise: there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
   and the kubelet starts the container again, with its own back-off.
 
-It runs in an interpreter of its own without any package, which takes 4 MiB, so it imports nothing of this project. All
+It runs in an interpreter of its own without any package, which takes 5 MiB, so it imports nothing of this project. All
 its signals are blocked; it takes one after the other.
 """
 

@@ -21,6 +21,8 @@ class Case:
     """We create what kubectl, or its version 1.20, gives up: its lines are among ours."""
     said: tuple[str, ...] = ()
     """What of kubectl's standard error has to be in ours, word by word."""
+    said_by_server: tuple[str, ...] = ()
+    """In the place of `said`, where the server validates fields: 1.25 and newer."""
     arguments: tuple[str, ...] = field(default=())
     """Instead of ``-f .`` of the files' directory: the whole of what is given with -f."""
 
@@ -231,16 +233,19 @@ CASES = (
         "unknown-field",
         {"a.yaml": config_map("uf", "foo: bar\n")},
         said=('ValidationError(ConfigMap): unknown field "foo" in io.k8s.api.core.v1.ConfigMap',),
+        said_by_server=('cannot be handled as a ConfigMap: strict decoding error: unknown field "foo"',),
     ),
     Case(
         "wrong-types",
         {"a.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: wt}\nspec: {containers: {a: b}, hostNetwork: 1}\n"},
         said=('invalid type for io.k8s.api.core.v1.PodSpec.containers: got "map", expected "array"',),
+        said_by_server=("cannot unmarshal object into Go struct field PodSpec.spec.containers of type []v1.Container",),
     ),
     Case(
         "missing-field",
         {"a.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: mf}\nspec: {replicas: 1}\n"},
         said=('missing required field "selector" in io.k8s.api.apps.v1.DeploymentSpec',),
+        said_by_server=('The Deployment "mf" is invalid: ', "* spec.selector: Required value"),
     ),
     Case("unknown-ignored", {"a.yaml": config_map("ui", "foo: bar\n")}, ("--validate=false",)),
     Case(
