@@ -104,7 +104,7 @@ class KubernetesSource:
         behind = next((it for it in states if it.last_error and (it.behind_s >= BEHIND_S or not it.lists)), None)
         if behind is None:
             return None
-        effect = "changes are not known" if behind.lists else "none is known yet"
+        effect = "changes are not known" if behind.lists else "not listed yet"
         return f"{behind.resource}: {effect}: {behind.last_error}"
 
     async def _choose_slices(self) -> Resource[Any]:

@@ -465,7 +465,7 @@ async def test_a_starting_server_is_retried_with_few_log_lines() -> None:
             await server.start()
             await until(lambda: all(state.failures.get("forbidden", 0) >= 2 for state in source.state()))
             said = source.complaint() or ""
-            assert re.match("services: none is known yet: .*answered 403: Forbidden", said), said
+            assert re.match("services: not listed yet: .*answered 403: Forbidden", said), said
             server.inject(Fault(status=503, retry_after="0", times=4))
             server.forbidden = False
             await until(lambda: sink.complete and in_step(source))
