@@ -15,6 +15,7 @@ from kubeproxy.model import Address
 from kubeproxy.netfilter.conntrack.flow_table import flows_to
 from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, SYN_RECV, TIME_WAIT, is_open
 from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts, udp_timeouts
+from kubeproxy.netfilter.local_addresses import local_addresses
 
 RECENT_S: Final = 2
 """The kernel says in whole seconds for how long it remembers a flow."""
@@ -29,14 +30,16 @@ class Seen(NamedTuple):
     open: int
     """TCP connections of others to it that have begun and not ended."""
     recent: bool
-    """Whether a connection has ended, or a datagram was exchanged, a moment ago."""
+    """Whether a connection has ended, or a datagram was exchanged, a moment ago; not one of this node itself, whose
+    kubelet probes a pod to its end."""
 
 
 def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
     """Return what there is to each of these addresses. KernelError when the kernel refuses."""
     tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
-    fresh = {state: (tcp[name],) for state, name in _STATES.items()}
+    fresh: dict[int | None, Sequence[int]] = {None: udp, **{state: (tcp[name],) for state, name in _STATES.items()}}
     packed = {each: ipaddress.ip_address(each).packed for each in addresses}
+    own = {ipaddress.ip_address(it.address).packed for it in local_addresses()}
     opened, recent = Counter[bytes](), set[bytes]()
     for flow in flows_to(addresses):
         target = flow.route[3]
@@ -44,7 +47,9 @@ def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTOR
             continue  # a connection of the pod to itself ends with it
         if flow.tcp_state is not None and is_open(flow):
             opened[target] += 1
-        elif _is_recent(flow.remaining_s, udp if flow.tcp_state is None else fresh.get(flow.tcp_state, ())):
+        elif flow.source not in own and _is_recent(
+            flow.remaining_s, udp if flow.tcp_state is None else fresh.get(flow.tcp_state, ())
+        ):
             recent.add(target)
     return {each: Seen(opened[target], target in recent) for each, target in packed.items()}
 

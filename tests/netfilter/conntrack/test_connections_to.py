@@ -80,14 +80,19 @@ def test_connections_to_pods(host: Host, stack: ExitStack, filtered: int, monkey
     assert len(listeners) == 4
 
 
-def test_a_connection_that_has_just_ended_is_recent(host: Host, stack: ExitStack) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_connection_that_has_just_ended_is_recent_unless_it_is_the_nodes(
+    host: Host, stack: ExitStack, own: bool
+) -> None:
     listener = listening(host, stack, PODS[0])
     client = connected(host, stack, "10.2.0.2", (PODS[0], 8080))
     accepted, _ = listener.accept()
     accepted.close()
     client.close()
+    if not own:
+        host.ip("addr del 10.2.0.2/32 dev lo")
     with host.entered():
-        assert connections_to(PODS[:1]) == {PODS[0]: Seen(0, recent=True)}
+        assert connections_to(PODS[:1]) == {PODS[0]: Seen(0, recent=not own)}
 
 
 def test_a_connection_that_ended_long_ago_is_not(host: Host, stack: ExitStack) -> None:
@@ -96,6 +101,7 @@ def test_a_connection_that_ended_long_ago_is_not(host: Host, stack: ExitStack) -
     accepted, _ = listener.accept()
     accepted.close()
     client.close()
+    host.ip("addr del 10.2.0.2/32 dev lo")
     host.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 500)  # as if it had counted down
     with host.entered():
         assert connections_to(PODS[:1]) == {PODS[0]: Seen(0, recent=False)}
@@ -108,6 +114,7 @@ def test_a_datagram_is_recent(host: Host, stack: ExitStack) -> None:
     client.sendto(b"question", (PODS[0], 8080))
     _, address = server.recvfrom(100)
     server.sendto(b"answer", address)
+    host.ip("addr del 10.2.0.2/32 dev lo")
     with host.entered():
         assert connections_to(PODS[:2]) == {PODS[0]: Seen(0, recent=True), PODS[1]: Seen(0, recent=False)}
 
