@@ -16,9 +16,9 @@ from kubeproxy.netfilter.conntrack.connections_to import Seen
 from kubeproxy.proxier.local_pods import Leaving, LocalPods
 from kubeproxy.proxier.node import NodeFacts
 
-POD, SIX, OTHER = Address("10.244.1.7"), Address("fd00:244::7"), Address("10.244.1.8")
+POD, OTHER = Address("10.244.1.7"), Address("10.244.1.8")
 NODE = NodeFacts(name="node-a", own_addresses=frozenset({Address("10.2.0.1")}))
-WEB, API = ServiceName("default", "web"), ServiceName("default", "api")
+WEB = ServiceName("default", "web")
 IDLE = Seen(0, recent=False)
 
 
@@ -186,44 +186,3 @@ def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < outcome.left_s <= 60
 
     play(scenario)
-
-
-def test_all_addresses_and_services_of_a_pod_leave_with_it() -> None:
-    pods = LocalPods()
-    pods.put(WEB, slices(WEB, endpoint(POD), endpoint(SIX), endpoint(OTHER, "uid-8")), NODE)
-    pods.put(API, slices(API, endpoint(POD), endpoint(Address("10.244.9.9"), node="node-b")), NODE)
-    assert pods.leaving({POD: "uid-7"}) == {Leaving(POD, "uid-7"), Leaving(SIX, "uid-7")}
-    assert pods.services_at([POD]) == {WEB, API}
-    assert pods.addresses == {POD, SIX, OTHER}
-
-
-def test_another_pod_with_the_address_does_not_leave() -> None:
-    pods = LocalPods()
-    pods.put(WEB, slices(WEB, endpoint(POD, "uid-9")), NODE)
-    assert pods.leaving({POD: "uid-7"}) == frozenset()
-    assert pods.leaving({POD: ""}) == frozenset()
-
-
-def test_pods_of_the_hosts_network_and_of_other_nodes_are_none_of_ours() -> None:
-    pods = LocalPods()
-    pods.put(
-        WEB, slices(WEB, endpoint(Address("10.2.0.1")), endpoint(POD, node="node-b"), endpoint(SIX, node="")), NODE
-    )
-    assert not pods.addresses
-    pods.put(WEB, slices(WEB, endpoint(POD, node="")), NodeFacts())
-    assert not pods.addresses
-
-
-def test_pods_come_and_go() -> None:
-    pods = LocalPods()
-    pods.put(WEB, slices(WEB, endpoint(POD)), NODE)
-    before = pods.changes
-    pods.put(WEB, slices(WEB, endpoint(POD, terminating=True)), NODE)
-    assert [each.terminating for each in pods.at(POD)] == [True]
-    assert pods.changes == before
-    pods.put(API, slices(API, endpoint(POD)), NODE)
-    pods.put(WEB, (), NODE)
-    assert pods.changes == before
-    pods.put(API, (), NODE)
-    assert pods.changes > before
-    assert not pods.at(POD)

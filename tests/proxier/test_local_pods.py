@@ -1,0 +1,133 @@
+"""The pods of this node: which endpoints they are, which of them leave, and where their preStop hooks are led."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kubeproxy.model import Address, Endpoint, Protocol, ServiceName
+from kubeproxy.proxier.local_pods import Leaving, LocalPods
+from kubeproxy.proxier.node import NodeFacts
+from tests.proxier.builders import endpoint_slice, name, service, targets
+from tests.proxier.fake_node import SOURCE, Node
+
+A, SIX, B = Address("10.0.0.1"), Address("fd00::1"), Address("10.0.0.2")
+HOST = Address("192.0.2.1")
+FACTS = NodeFacts(name="node-a", own_addresses=frozenset({HOST}))
+WEB, API = name("web"), name("api")
+VIP = "10.96.0.1:80"
+
+
+def endpoint(address: Address, pod: str = "uid-a", node: str = "node-a", *, terminating: bool = False) -> Endpoint:
+    return Endpoint(address, node=node, pod=pod, terminating=terminating, ready=not terminating)
+
+
+def put(pods: LocalPods, of: ServiceName, *endpoints: Endpoint, facts: NodeFacts = FACTS) -> None:
+    pods.put(of, [endpoint_slice(of.name, endpoints)] if endpoints else (), facts)
+
+
+def test_all_addresses_and_services_of_a_pod_leave_with_it() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A), endpoint(SIX), endpoint(B, "uid-b"))
+    put(pods, API, endpoint(A), endpoint(Address("10.0.9.9"), node="node-b"))
+    assert pods.leaving({A: "uid-a"}) == {Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
+    assert pods.services_at([A]) == {WEB, API}
+    assert pods.addresses == {A, SIX, B}
+    assert pods.identity(A) == "uid-a"
+
+
+def test_another_pod_with_the_address_does_not_leave() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A, "uid-c"))
+    assert pods.leaving({A: "uid-a"}) == frozenset()
+    assert pods.leaving({A: ""}) == frozenset()
+
+
+def test_an_endpoint_without_a_pod_leaves_by_its_address() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A, ""), endpoint(B, ""))
+    assert pods.leaving({A: ""}) == {Leaving(A, "")}
+
+
+def test_pods_of_the_hosts_network_and_of_other_nodes_are_none_of_ours() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(HOST), endpoint(A, node="node-b"), endpoint(B, node=""))
+    put(pods, API, endpoint(A, node=""), facts=NodeFacts())
+    assert not pods.addresses
+
+
+def test_pods_come_and_go() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A))
+    before = pods.changes
+    put(pods, WEB, endpoint(A, terminating=True))
+    assert [each.terminating for each in pods.at(A)] == [True]
+    put(pods, API, endpoint(A))
+    put(pods, WEB)
+    assert pods.changes == before
+    put(pods, API)
+    assert pods.changes > before
+    assert not pods.at(A)
+
+
+def test_a_pod_in_anothers_place_is_a_change() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A))
+    before = pods.changes
+    put(pods, WEB, endpoint(B))
+    assert pods.changes > before
+    assert pods.addresses == {B}
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    made = Node(facts=FACTS)
+    made.use(drain_hook=34567, drain_hook_port=10258)
+    made.tracker.replace_services(SOURCE, [service("web")])
+    made.tracker.replace_slices(SOURCE, [endpoint_slice("web", (endpoint(A), endpoint(B, "uid-b", "node-b")))])
+    made.start()
+    await made.rest()
+    yield made
+    await made.close()
+
+
+async def test_a_pod_that_leaves_gets_no_new_connections(node: Node) -> None:
+    node.use(leaving=frozenset({Leaving(A, "uid-a")}))
+    await node.rest()
+    assert node.answers(VIP) == targets("10.0.0.2:8080")
+    node.use(leaving=frozenset())
+    await node.rest()
+    assert node.answers(VIP) == targets("10.0.0.1:8080 10.0.0.2:8080")
+
+
+async def test_its_successor_gets_them_at_once(node: Node) -> None:
+    node.use(leaving=frozenset({Leaving(A, "uid-a")}))
+    await node.rest()
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", (endpoint(A, "uid-c"), endpoint(B, "uid-b", "node-b"))))
+    await node.rest()
+    assert node.answers(VIP) == targets("10.0.0.1:8080 10.0.0.2:8080")
+
+
+async def test_the_last_endpoint_goes_on_serving(node: Node) -> None:
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", (endpoint(A),)))
+    node.use(leaving=frozenset({Leaving(A, "uid-a")}))
+    await node.rest()
+    assert node.answers(VIP) == targets("10.0.0.1:8080")
+
+
+async def test_hooks_of_this_nodes_pods_are_led_to_the_socket(node: Node) -> None:
+    def hooks() -> set[tuple[str, Protocol, int]]:
+        return {(it.address, it.protocol, it.port) for it in node.netfilter.kernel.hooks}
+
+    assert hooks() == {(A, Protocol.TCP, 10258)}
+    assert node.netfilter.kernel.hook_port == 34567
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", (endpoint(SIX, "uid-d"), endpoint(B, "uid-b"))))
+    await node.pass_time(1.0)
+    assert hooks() == {(SIX, Protocol.TCP, 10258), (B, Protocol.TCP, 10258)}
+    node.use(drain_hook_port=10300)
+    await node.pass_time(1.0)
+    assert hooks() == {(SIX, Protocol.TCP, 10300), (B, Protocol.TCP, 10300)}
+    node.use(drain_hook_port=0)
+    await node.pass_time(1.0)
+    assert (hooks(), node.netfilter.kernel.hook_port) == (set(), 0)
