@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from kubeproxy.commands.rolling_update.controller import Controller, Data, without_marks
+from kubeproxy.commands.rolling_update.controller import Controller, Data, UpdateError, without_marks
 from kubeproxy.kubernetes.printing.go_encoding import compact_json
 from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ConfigError
@@ -98,6 +98,19 @@ def check_names(old: Controller, new: Controller, what: str) -> None:
             f"{what} must specify a matching key with non-equal value in Selector for {old.name}:"
             f" it has {_shown(new.selector)}, {old.name} has {_shown(old.selector)}"
         )
+
+
+def check_size(new: Controller) -> None:
+    """Raise UpdateError if the new controller is to have no pods."""
+    if new.replicas <= 0:
+        raise UpdateError(f"Invalid controller spec for {new.name}; required: > 0 replicas, actual: {new.replicas}")
+
+
+def without_pods(new: Controller) -> Controller:
+    """Return a copy of size 0, as which the new controller is created."""
+    empty = new.copy()
+    empty.spec["replicas"] = 0
+    return empty
 
 
 def with_key(old: Controller, key: str, value: str) -> Controller:

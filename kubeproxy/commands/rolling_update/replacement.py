@@ -183,7 +183,7 @@ class Replacement:
             key=options.deployment_label_key,
             replicas=desired,
         )
-        _check_size(new)
+        new_controller.check_size(new)
         return _Target(new, False, desired, resumed)
 
     async def _from_file(self, old: Controller) -> _Target:
@@ -201,7 +201,7 @@ class Replacement:
             return _Target(existing, True, desired_size(existing), resumed)
         if new.spec.get("replicas") is None:
             new.spec["replicas"] = original_size(old) if resumed else old.replicas
-        _check_size(new)
+        new_controller.check_size(new)
         return _Target(new, False, new.replicas, resumed)
 
     def _refuse_another(self, old: Controller, name: str, next_one: Controller | None) -> None:
@@ -224,13 +224,13 @@ class Replacement:
     async def _would_be_created(self, new: Controller) -> None:
         """Let the server check the new controller before anything is written."""
         try:
-            await self._requests.try_create(_without_pods(new))
+            await self._requests.try_create(new_controller.without_pods(new))
         except StatusError as error:
             if error.status in (403, 422):
                 raise
 
     async def _create(self, old: Controller, new: Controller, desired: int) -> Controller:
-        wanted = _without_pods(new)
+        wanted = new_controller.without_pods(new)
         wanted.annotations[SOURCE] = old.source_id
         wanted.annotations[DESIRED_REPLICAS] = str(desired)
         created = await self._requests.create(wanted)
@@ -296,11 +296,11 @@ class Replacement:
         elif options.filename:
             found = await self._requests.get((await self._read_file()).name)
         else:
-            all_found = [each for each in await self._requests.all() if is_source_of(name, each) and not each.deleting]
-            if len(all_found) > 1:
-                names = ", ".join(sorted(each.name for each in all_found))
+            successors = [one for one in await self._requests.all() if is_source_of(name, one) and not one.deleting]
+            if len(successors) > 1:
+                names = ", ".join(sorted(one.name for one in successors))
                 raise UpdateError(f"{name} is deleted, and several controllers replace it: {names}; name one of them")
-            found = all_found[0] if all_found else None
+            found = successors[0] if successors else None
         return found if found is not None and is_source_of(name, found) else None
 
     # Back
@@ -309,7 +309,7 @@ class Replacement:
         """Scale the old controller up again, and the new one down."""
         options = self._options
         if old is None:
-            replacement = next((each for each in await self._requests.all() if is_source_of(name, each)), None)
+            replacement = next((one for one in await self._requests.all() if is_source_of(name, one)), None)
             if replacement is None:
                 raise _missing(name)
             raise self._too_late(name, replacement)
@@ -383,17 +383,6 @@ class Replacement:
             poll_interval_s=self._options.poll_interval_s,
             timeout_s=self._options.timeout_s,
         )
-
-
-def _check_size(new: Controller) -> None:
-    if new.replicas <= 0:
-        raise UpdateError(f"Invalid controller spec for {new.name}; required: > 0 replicas, actual: {new.replicas}")
-
-
-def _without_pods(new: Controller) -> Controller:
-    wanted = new.copy()
-    wanted.spec["replicas"] = 0
-    return wanted
 
 
 def _missing(name: str) -> StatusError:
