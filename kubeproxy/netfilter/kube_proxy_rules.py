@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from kubeproxy.model.errors import KernelError
@@ -19,7 +19,8 @@ from kubeproxy.netfilter.nftables import table_names as nftables_tables
 from kubeproxy.netfilter.subprocess import run
 
 IPVS_INTERFACE = "kube-ipvs0"
-"""The interface on which the ipvs mode puts service addresses. Other users of IPVS do not have it."""
+"""The interface on which the ipvs mode puts service addresses. Other users of IPVS do not have it. As long as it is
+there, the node takes these addresses for its own, whether or not there are virtual services."""
 
 _NET = Path("/proc/net")
 _TIMEOUT_S = 30.0
@@ -43,8 +44,9 @@ async def look(*, net: Path = _NET) -> list[str]:
         for program in (f"{family}tables-{kind}" for kind in is_there if is_there[kind]):
             if catches(await _printed(f"{program}-save", "-t", "nat")):
                 found.append(f"{program}: table nat, chain KUBE-SERVICES")
-    if has_virtual_services(_text(net / "ip_vs"), interfaces=[name for _, name in socket.if_nameindex()]):
-        found.append(f"ipvs: virtual services, interface {IPVS_INTERFACE}")
+    if IPVS_INTERFACE in (name for _, name in socket.if_nameindex()):
+        virtual = "virtual services, " if _VIRTUAL_SERVICE.search(_text(net / "ip_vs")) else ""
+        found.append(f"ipvs: {virtual}interface {IPVS_INTERFACE}")
     return found
 
 
@@ -63,11 +65,6 @@ def catches(saved: str) -> bool:
     """Whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules. An empty chain, or one
     without a jump to it, has no effect. Pure."""
     return bool(_ENTERED.search(saved) and _SERVED.search(saved))
-
-
-def has_virtual_services(listed: str, *, interfaces: Iterable[str]) -> bool:
-    """Return whether IPVS, as ``/proc/net/ip_vs`` lists it, serves for kube-proxy. Pure."""
-    return IPVS_INTERFACE in interfaces and bool(_VIRTUAL_SERVICE.search(listed))
 
 
 def _tables() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.netfilter.kube_proxy_rules import catches, complaint, has_virtual_services
+from kubeproxy.netfilter.kube_proxy_rules import catches, complaint
 from tests.netfilter.iptables.test_adapter import KUBE_PROXY
 from tests.netfilter.stage import Adapter, dump
 from tests.netfilter.test_adapters import RULES, foreign_rules
@@ -56,14 +56,6 @@ TCP  0A600001:01BB rr
 )
 def test_only_a_chain_with_rules_and_a_jump_to_it_catches_packets(saved: str, caught: bool) -> None:
     assert catches(saved) == caught
-
-
-def test_ipvs_is_kube_proxys_only_with_its_interface() -> None:
-    assert has_virtual_services(VIRTUAL_SERVICES, interfaces=["lo", "kube-ipvs0"])
-    assert not has_virtual_services(VIRTUAL_SERVICES, interfaces=["lo", "eth0"])
-    header = "".join(VIRTUAL_SERVICES.splitlines(keepends=True)[:3])
-    assert not has_virtual_services(header, interfaces=["kube-ipvs0"])
-    assert not has_virtual_services("", interfaces=["kube-ipvs0"])
 
 
 def test_the_complaint_names_the_rules_and_the_remedy() -> None:
@@ -139,4 +131,7 @@ def test_virtual_services_of_the_ipvs_mode(network: Network, tmp_path: Path) -> 
     assert look(network.node, net=str(tmp_path)) == []
     network.node.ip("link add kube-ipvs0 type bridge")
     assert look(network.node, net=str(tmp_path)) == ["ipvs: virtual services, interface kube-ipvs0"]
-    assert look(network.node) == []
+    header = "".join(VIRTUAL_SERVICES.splitlines(keepends=True)[:3])
+    (tmp_path / "ip_vs").write_text(header)
+    assert look(network.node, net=str(tmp_path)) == ["ipvs: interface kube-ipvs0"], "it keeps the service addresses"
+    assert look(network.node) == ["ipvs: interface kube-ipvs0"]

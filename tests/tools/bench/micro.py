@@ -18,7 +18,7 @@ from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings, decode, encode
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
-from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
+from kubeproxy.model import Address, Balancing, Family, FrontendName, Scheduler, ServicePortName, Target
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.host_ports import HostPorts
@@ -53,15 +53,32 @@ def thrice(benchmark: BenchmarkFixture, act: Callable[[], T]) -> T:
 # The choice of an endpoint, once per connection.
 
 
-def balancer(*, affinity_s: float | None = None) -> Balancer:
+def balancer(*, affinity_s: float | None = None, scheduler: Scheduler = Scheduler.ROUND_ROBIN) -> Balancer:
     made = Balancer(rng=random.Random(1))
-    made.update(TARGETS, affinity_s)
+    made.update(TARGETS, affinity_s, Balancing(scheduler, seed=7))
     return made
 
 
 def test_pick(benchmark: BenchmarkFixture) -> None:
     chooser = balancer()
     assert benchmark(chooser.pick, "10.2.0.2", NOW) in TARGETS
+
+
+def test_pick_at_random(benchmark: BenchmarkFixture) -> None:
+    assert benchmark(balancer(scheduler=Scheduler.RANDOM).pick, "10.2.0.2", NOW) in TARGETS
+
+
+def test_pick_the_least_connections(benchmark: BenchmarkFixture) -> None:
+    assert benchmark(balancer(scheduler=Scheduler.LEAST_CONNECTIONS).pick, "10.2.0.2", NOW) in TARGETS
+
+
+def test_pick_by_source_hash(benchmark: BenchmarkFixture) -> None:
+    assert benchmark(balancer(scheduler=Scheduler.SOURCE_HASH).pick, "10.2.0.2", NOW) in TARGETS
+
+
+def test_pick_by_maglev(benchmark: BenchmarkFixture) -> None:
+    chooser = balancer(scheduler=Scheduler.MAGLEV)
+    assert benchmark(lambda: chooser.pick("10.2.0.2", NOW, port=40_000)) in TARGETS
 
 
 def test_pick_with_affinity(benchmark: BenchmarkFixture) -> None:
