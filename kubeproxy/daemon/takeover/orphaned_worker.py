@@ -76,7 +76,13 @@ class OrphanedWorker:
                     self._answered.set()
                 elif isinstance(message, Moved):
                     if not self._moved.is_set():
-                        log.info("connections moved here", pid=self.pid, moved=message.moved, left=message.left)
+                        log.info(
+                            "connections moved here",
+                            pid=self.pid,
+                            moved=message.moved,
+                            left=message.left,
+                            still_ms=round(1000 * message.longest_s, 1),
+                        )
                     self._moved.set()
                 elif isinstance(message, Bindings) and self._room > 0:
                     self._room -= len(message.bound.bindings)

@@ -59,7 +59,7 @@ from kubeproxy.dataplane.workers.protocol import (
     Topic,
     WorkerStatusReply,
 )
-from kubeproxy.dataplane.workers.takeover_messages import Move
+from kubeproxy.dataplane.workers.takeover_messages import Move, Moved
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.runtime import privileges, sandbox
 
@@ -248,12 +248,12 @@ class Worker:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         self._mover.add(list(zip(request.workers, sockets, strict=True)), request.count)
 
-    def _report_moved(self, moved: int, left: int) -> None:
+    def _report_moved(self, moved: int, left: int, longest_s: float = 0.0) -> None:
         if self._move_number is not None:
             self._answer(MoveReply(self._move_number, self._open, moved, left))
             self._move_number = None
         if self._orphan is not None and self._mover is not None:
-            self._orphan.moved(moved, left)
+            self._orphan.moved(Moved(moved, left, longest_s))
 
     # Requests.
 

@@ -37,6 +37,8 @@ class Way:
         self.room = 0
         self.alive = True
         self.moved = 0
+        self.longest_s = 0.0
+        """How long a load was under way at most, from before its first connection was stopped until its receipt."""
         self.returned: list[Movable] = []
         """What the receiver has refused, and is served here again; the reader clears it."""
         self._reactor = reactor
@@ -45,6 +47,7 @@ class Way:
         self._sent = 0
         """The number of the last load."""
         self._load: list[Frozen] = []
+        self._began = 0.0
         self._waits = True
         """For a receipt: at first for the one with the room."""
         self._watched = LEVEL
@@ -56,9 +59,10 @@ class Way:
         """Whether the next load may be sent."""
         return self.alive and not self._waits
 
-    def send(self, load: list[Frozen]) -> None:
-        """Send a load; without connections it asks for the room."""
+    def send(self, load: list[Frozen], began: float) -> None:
+        """Send a load, which was begun then; without connections it asks for the room."""
         self._sent += 1
+        self._began = began
         self._waits, self._load = True, load
         descriptors = [descriptor for each in load for descriptor in each.descriptors]
         try:
@@ -109,6 +113,8 @@ class Way:
             raise GarbledError(f"a receipt for load {receipt.number} instead of {self._sent}")
         self._waits, self.room = False, receipt.room
         refused = set(receipt.refused)
+        if self._load:
+            self.longest_s = max(self.longest_s, self._reactor.clock() - self._began)
         for at, frozen in enumerate(self._load):
             if at not in refused:
                 frozen.close()
@@ -147,9 +153,9 @@ class Way:
 class Mover:
     """Moves what the engine serves, until the process ends."""
 
-    def __init__(self, reactor: Reactor, engine: Engine, on_idle: Callable[[int, int], None]) -> None:
-        """`on_idle` is called whenever nothing can leave now that could before, with how many have moved, and how many
-        are left."""
+    def __init__(self, reactor: Reactor, engine: Engine, on_idle: Callable[[int, int, float], None]) -> None:
+        """`on_idle` is called whenever nothing can leave now that could before, with how many have moved, how many are
+        left, and for how many seconds one was still at most."""
         self._reactor = reactor
         self._engine = engine
         self._on_idle = on_idle
@@ -162,6 +168,7 @@ class Mover:
         self._refused: set[Movable] = set()
         """What no receiver takes."""
         self._moved = 0
+        self._longest_s = 0.0
         self._idle = False
         self._scheduled = False
         self._asked_at = reactor.now
@@ -191,6 +198,7 @@ class Mover:
             way.returned.clear()
             self._moved += way.moved
             way.moved = 0
+            self._longest_s = max(self._longest_s, way.longest_s)
         self._ways = [way for way in self._ways if way.alive]
         if not any(self._candidates.values()):
             self._find()
@@ -200,7 +208,7 @@ class Mover:
         if not self._idle and all(way.free for way in self._ways):
             self._idle = True
             self._refused.intersection_update(self._engine.movable())
-            self._on_idle(self._moved, self._engine.open)
+            self._on_idle(self._moved, self._engine.open, self._longest_s)
 
     def _find(self) -> None:
         """Find what can leave to one of the workers."""
@@ -217,7 +225,7 @@ class Mover:
         if not candidates:
             return False
         load: list[Frozen] = []
-        descriptors = size = 0
+        descriptors, size, began = 0, 0, self._reactor.clock()
         limit = min(LOAD_DESCRIPTORS, way.room)
         while candidates and descriptors + 6 <= limit and size < LOAD_BYTES:
             frozen = candidates.popleft().freeze()
@@ -228,5 +236,5 @@ class Mover:
         if not load and self._reactor.now < self._asked_at + FULL_S:
             return False
         self._asked_at = self._reactor.now
-        way.send(load)
+        way.send(load, began)
         return bool(load)

@@ -183,9 +183,9 @@ class Orphan:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def moved(self, moved: int, left: int) -> None:
+    def moved(self, moved: Moved) -> None:
         """Tell the owner that all that can move has moved."""
-        self._lines = chain(self._lines, [encode(Moved(moved, left))])
+        self._lines = chain(self._lines, [encode(moved)])
         self._send()
 
     def _send(self) -> None:

@@ -62,6 +62,8 @@ class Moved(TakeoverMessage, frozen=True):
 
     moved: int
     left: int
+    longest_s: float = 0.0
+    """For how long a connection was still at most."""
 
 
 class Recall(TakeoverMessage, frozen=True):

@@ -48,7 +48,7 @@ class Worker:
         self._parts: list[Mover | Adopter] = []
 
     def move_to(self, *ends: socket.socket) -> None:
-        mover = Mover(self.reactor, self.engine, lambda moved, left: self.idle.append((moved, left)))
+        mover = Mover(self.reactor, self.engine, lambda moved, left, longest_s: self.idle.append((moved, left)))
         mover.add(list(enumerate(ends)), len(ends))
         self._parts.append(mover)
 
