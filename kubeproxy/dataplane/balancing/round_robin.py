@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from kubeproxy.model import Balancing, Target
 
@@ -48,6 +48,10 @@ class RoundRobin:
         """See `Policy.pick`. An endpoint that is not usable loses its turn."""
         turns, passed = self._turns, list[tuple[int, Target]]()
         picked: Target | None = None
+        if turns and usable(turns[0][1]):  # nearly always, and much faster
+            at, picked = turns[0]
+            heapreplace(turns, (at + self._strides[picked], picked))
+            return picked
         while turns and picked is None:
             at, target = heappop(turns)
             passed.append((at + self._strides[target], target))
