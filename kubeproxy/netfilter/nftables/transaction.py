@@ -189,62 +189,86 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
     The steps are to be sent as one transaction. If that is too large for the kernel they can be sent one by one: guards
     come before the redirects to guarded ports, and an element is replaced within one step.
     """
-    steps: list[str] = []
-    is_missing = have is None
-    if have is None or not have.sound:
-        steps.append((DELETION if have is not None else "") + creation())
-        have = EMPTY
-    new, rules = _made_of(wanted, have)
-    steps += map_steps("add", new.clients - have.clients)
-    if new.transparent and not have.transparent:
-        steps.append(chain_creation(DIVERT, DIVERT_HOOK) + "\n")
-    if new.rescue and not have.rescue:
-        steps.append(rescue.creation(TABLE, wanted.tcp_timeouts))
-    elif new.rescue and any(have.chains.get(name) != new.chains[name] for name in rescue.SET_TIMEOUTS):
-        steps.append(rescue.replacement(TABLE, wanted.tcp_timeouts))
-    steps += chain_steps(have.chains, rules)
-    removals: list[str] = []
-    for name, elements in new.sets.items():
-        removal = list(set_steps("delete", name, have.sets[name] - elements))
-        # A range cannot be added beside one that it overlaps.
-        (steps if SETS[name].ranges else removals).extend(removal)
-        steps += set_steps("add", name, elements - have.sets[name])
-    steps += element_steps(_redirect_elements(have.redirects, wanted.redirects))
-    if new.rescue and have.rescue and new.slots and (have.paused or not have.slots):
+    first = ""
+    before = have
+    if before is None or not before.sound:
+        first = (DELETION if before is not None else "") + creation()
+        before = EMPTY
+    new, rules = _made_of(wanted, before)
+    is_apart = (
+        apart is not None
+        and (before.sound or have is None)
+        and not before.slots
+        and sum(len(some.targets) for some in new.slots.values()) >= apart
+    )
+    additions, removals = _set_steps(before, new)
+    steps = [
+        *([first] if first else []),
+        *_objects(before, new, wanted, rules),
+        *additions,
+        *element_steps(_redirect_elements(before.redirects, wanted.redirects)),
+    ]
+    if new.rescue and before.rescue and new.slots and (before.paused or not before.slots):
         # The first packets of all are rescued, too.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
-    is_apart = (
-        apart is not None
-        and (have.sound or is_missing)
-        and not have.slots
-        and sum(len(some.targets) for some in new.slots.values()) >= apart
-    )
-    for _, some in groupby(sorted(changed(have.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):
+    for _, some in groupby(sorted(changed(before.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):
         changes = list(some)
         if is_apart:
             slots.append(slot_elements(changes))
         else:
             steps += element_steps(slot_elements(changes))
         steps += element_steps(spread_elements(changes))
-    steps += element_steps(verdict_elements(have.verdicts, new.verdicts))
-    if have.paused:
+    steps += element_steps(verdict_elements(before.verdicts, new.verdicts))
+    if before.paused:
         removals.append(flushing(PAUSE_SETS))
+    steps += [*removals, *_obsolete(before, new, only_chains=not (steps or removals))]
+    if is_apart and have is None:
+        return Transition(steps[1:], new, first, joined.from_iterable(slots))
+    return Transition(steps, new, slots=joined.from_iterable(slots))
+
+
+def _objects(have: Table, new: Table, wanted: RuleSet, rules: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
+    """Yield the steps that make maps of clients and chains, and fill the chains that differ."""
+    yield from map_steps("add", new.clients - have.clients)
+    if new.transparent and not have.transparent:
+        yield chain_creation(DIVERT, DIVERT_HOOK) + "\n"
+    if new.rescue and not have.rescue:
+        yield rescue.creation(TABLE, wanted.tcp_timeouts)
+    elif new.rescue and any(have.chains.get(name) != new.chains[name] for name in rescue.SET_TIMEOUTS):
+        yield rescue.replacement(TABLE, wanted.tcp_timeouts)
+    yield from chain_steps(have.chains, rules)
+
+
+def _set_steps(have: Table, new: Table) -> tuple[list[str], list[str]]:
+    """Return the steps that change sets before the redirects change, and those that come after it."""
+    early: list[str] = []
+    late: list[str] = []
+    for name, elements in new.sets.items():
+        # A range cannot be added beside one that it overlaps.
+        deletions = early if SETS[name].ranges else late
+        deletions += set_steps("delete", name, have.sets[name] - elements)
+        early += set_steps("add", name, elements - have.sets[name])
+    return early, late
+
+
+def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
+    """Yield the steps that delete what no rule needs any more.
+
+    Chains that draw slots are not deleted for their own sake (`only_chains`), because the next change may need them
+    again. They stay in the new table."""
     # A chain of a longer name may jump to one of its beginning.
-    obsolete = sorted((name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name)), reverse=True)
-    if not (steps or removals):
-        # Chains that draw slots are not removed for their own sake: the next change may need them again.
-        new.chains.update((name, have.chains[name]) for name in obsolete if draws_slots(name))
-        obsolete = [name for name in obsolete if not draws_slots(name)]
-    if obsolete:
-        removals.append("".join(f"delete chain {TABLE} {name}\n" for name in obsolete))
+    chains = sorted((name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name)), reverse=True)
+    if only_chains:
+        new.chains.update((name, have.chains[name]) for name in chains if draws_slots(name))
+        chains = [name for name in chains if not draws_slots(name)]
+    if chains:
+        yield "".join(f"delete chain {TABLE} {name}\n" for name in chains)
     if have.transparent and not new.transparent:
-        removals.append(f"flush chain {TABLE} {DIVERT}\ndelete chain {TABLE} {DIVERT}\n")
+        yield f"flush chain {TABLE} {DIVERT}\ndelete chain {TABLE} {DIVERT}\n"
     if have.rescue and not new.rescue:
-        removals.append(rescue.deletion(TABLE))
-    first = steps.pop(0) if is_apart and is_missing else ""
-    steps += [*removals, *map_steps("delete", have.clients - new.clients)]
-    return Transition(steps, new, first, joined.from_iterable(slots))
+        yield rescue.deletion(TABLE)
+    yield from map_steps("delete", have.clients - new.clients)
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
