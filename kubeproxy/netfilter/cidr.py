@@ -1,4 +1,4 @@
-"""Ranges of addresses (CIDRs): made disjoint, and searched for an address. Pure."""
+"""Ranges of addresses (CIDRs): made disjoint, and searched for an address."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def _clean_iptables_nft(family: Family, program: str, dry_run: bool) -> li
 
 def removal(saved: str) -> tuple[str, list[str]]:
     """From the text of ``iptables-save``: the input for ``iptables-restore --noflush`` that removes kube-proxy's
-    userspace chains and the jumps to them, and the names of those chains. Pure."""
+    userspace chains and the jumps to them, and the names of those chains."""
     commands: list[str] = []
     removed: list[str] = []
     table, chains, jumps = "", list[str](), list[str]()

@@ -30,7 +30,7 @@ def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
 
 
 def direct_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[DirectLink]:
-    """These links, by the addresses of this node. Pure."""
+    """These links, by the addresses of this node."""
     found = set()
     for it in addresses:
         if it.network is None or it.address.startswith("fe80:"):

@@ -51,7 +51,7 @@ async def look(*, net: Path = _NET) -> list[str]:
 
 
 def complaint(found: Sequence[str]) -> str | None:
-    """Return the warning for an operator about what `look` found; None: nothing found. Pure."""
+    """Return the warning for an operator about what `look` found; None: nothing found."""
     if not found:
         return None
     return (
@@ -63,7 +63,7 @@ def complaint(found: Sequence[str]) -> str | None:
 
 def catches(saved: str) -> bool:
     """Whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules. An empty chain, or one
-    without a jump to it, has no effect. Pure."""
+    without a jump to it, has no effect."""
     return bool(_ENTERED.search(saved) and _SERVED.search(saved))
 
 

@@ -78,7 +78,7 @@ def landing_addresses() -> Mapping[Family, Address]:
 
 
 def first_global(addresses: Iterable[LocalAddress], family: Family) -> Address | None:
-    """Return the first address that other hosts can reach. Pure."""
+    """Return the first address that other hosts can reach."""
     return next((it.address for it in addresses if it.family is family and it.is_global and it.usable), None)
 
 

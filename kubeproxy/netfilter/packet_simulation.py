@@ -1,4 +1,4 @@
-"""Decides what a rule set does to a packet, as the kernel would. Pure."""
+"""Decides what a rule set does to a packet, as the kernel would."""
 
 from __future__ import annotations
 

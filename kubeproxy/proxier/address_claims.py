@@ -1,4 +1,4 @@
-"""Which service port has a destination that several claim. Pure.
+"""Which service port has a destination that several claim.
 
 It is the one with the least `Place`, in whichever scope, and after it the next: so at a restart it is the same one as
 before.

@@ -1,4 +1,4 @@
-"""Address blocks, asked for every endpoint: a set of CIDRs that answers within a microsecond. Pure."""
+"""Address blocks, asked for every endpoint: a set of CIDRs that answers within a microsecond."""
 
 from __future__ import annotations
 

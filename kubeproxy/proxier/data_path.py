@@ -1,4 +1,4 @@
-"""The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel. Pure.
+"""The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel.
 
 The userspace path serves every frontend. The kernel path lies in front of it, so a frontend changes its path by its
 spread alone, and its listener stays. Without the fallback to user space (strict kernel path) there is a refusal in the

@@ -1,5 +1,5 @@
 """Applies the drain requests of a Service to its endpoints, and reports what is in effect of them; takes out the
-endpoints that a person, or a pod's own preStop hook, has asked for. Pure.
+endpoints that a person, or a pod's own preStop hook, has asked for.
 
 An endpoint that is to drain counts as one that terminates and still serves, as a pod does that is being deleted: it
 gets no new connection, unless no other endpoint is ready (under a Local policy: none on this node). Then it goes on, as

@@ -1,4 +1,4 @@
-"""Selects the endpoints of a service port: by readiness, traffic policy and topology. Pure.
+"""Selects the endpoints of a service port: by readiness, traffic policy and topology.
 
 The rules are those of kube-proxy's CategorizeEndpoints (pkg/proxy/topology.go), decided for one family at a time:
 

@@ -1,4 +1,4 @@
-"""When Services have to be looked at again: a heap with one time for each. Pure."""
+"""When Services have to be looked at again: a heap with one time for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves one Service and its EndpointSlices into frontends. Pure.
+"""Resolves one Service and its EndpointSlices into frontends.
 
 A service port has up to three frontends in each family, one per scope; a scope without destinations has none:
 

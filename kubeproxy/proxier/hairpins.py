@@ -1,4 +1,4 @@
-"""Endpoints that the kernel may lead to themselves: their answers to their own packets must come back. Pure."""
+"""Endpoints that the kernel may lead to themselves: their answers to their own packets must come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares wanted frontends with existing listeners and returns the next moves. Pure.
+"""Compares wanted frontends with existing listeners and returns the next moves.
 
 The life of a listener. The data plane is updated *before* rules redirect clients to a listener, and *after* they stop:
 so a client always finds its listener. A move that waits for the kernel is decided again once the rules that it waits

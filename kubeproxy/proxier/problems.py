@@ -1,4 +1,4 @@
-"""The texts about Services that are not, or not wholly, served. Pure."""
+"""The texts about Services that are not, or not wholly, served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves each Service and its EndpointSlices into frontends, by the present settings and drain requests. Pure."""
+"""Resolves each Service and its EndpointSlices into frontends, by the present settings and drain requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints, addresses and ports that the configuration withholds from Services. Pure.
+"""Endpoints, addresses and ports that the configuration withholds from Services.
 
 An API server holds the objects of many authors, and this proxy dials from the node's address: with the node's rights in
 network policies and firewalls. So endpoints from there are restricted by default. The author of a manifest has this

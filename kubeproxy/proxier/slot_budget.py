@@ -1,4 +1,4 @@
-"""How many slots of the kernel path each namespace may have. Pure.
+"""How many slots of the kernel path each namespace may have.
 
 A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of them: 40
 external addresses, 20 ports and 1,000 endpoints are 800,000, with which the kernel's maps take minutes to change, for

@@ -1,4 +1,4 @@
-"""Slow start: the share of an endpoint that has just become ready grows linearly. Pure.
+"""Slow start: the share of an endpoint that has just become ready grows linearly.
 
 The share grows in steps, as other weights: so it holds for every scheduler and on both data paths. At the first sight
 of a frontend, as at the start of the daemon, no endpoint is new. And where most endpoints are new, their shares begin

@@ -1,4 +1,4 @@
-"""The way in which a flow of the kernel path has ended, and when. Pure.
+"""The way in which a flow of the kernel path has ended, and when.
 
 The kernel forgets a connection some time after its end (nf_conntrack_tcp_timeout_time_wait, by default 120 s), and has
 its times only with net.netfilter.nf_conntrack_timestamp=1.

@@ -1,4 +1,4 @@
-"""Finds the frontend to which a translated flow belongs: ours, and none of another program's. Pure.
+"""Finds the frontend to which a translated flow belongs: ours, and none of another program's.
 
 A flow is one of the kernel path if its original destination has a spread, and it leads to an endpoint of that. A flow
 to a proxy port of ours has taken the userspace path; a flow to anything else was translated by another program.

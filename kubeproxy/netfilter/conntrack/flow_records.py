@@ -1,4 +1,4 @@
-"""Translated flows as ctnetlink writes them, for counting and for the access log. Pure.
+"""Translated flows as ctnetlink writes them, for counting and for the access log.
 
 A table may have hundreds of thousands of them, each is read again and again, and at every end there is an event. A
 kernel writes the same attributes in the same order for most of them. So the first record of each kind is walked

@@ -1,4 +1,4 @@
-"""Sums the bytes of flows by frontend. Pure.
+"""Sums the bytes of flows by frontend.
 
 The kernel counts by flow, and forgets a flow some time after its end. So the last count of each flow is kept, and what
 has been added since goes into the sum of its frontend, which never falls. What a flow moves between the last reading

@@ -1,4 +1,4 @@
-"""Requests to ctnetlink and the flows in its answers (linux/netfilter/nfnetlink_conntrack.h). Pure.
+"""Requests to ctnetlink and the flows in its answers (linux/netfilter/nfnetlink_conntrack.h).
 
 A dump has thousands of flows, and few of them are ever deleted. So a flow is read by one regular expression of the
 bytes that the kernel writes for its protocol: that takes half as long as a whole `FlowRecord`, of which only six values

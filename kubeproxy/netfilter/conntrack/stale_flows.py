@@ -1,4 +1,4 @@
-"""Finds conntrack flows that contradict the rules in force. Pure.
+"""Finds conntrack flows that contradict the rules in force.
 
 Only a flow's first packet meets the redirects; the kernel keeps their result for as long as the client goes on sending.
 A TCP client gets a reset and reconnects, but a UDP client that keeps its socket gets no answer any more. So after a

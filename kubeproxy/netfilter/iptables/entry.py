@@ -1,4 +1,4 @@
-"""Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``). Pure.
+"""Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``).
 
 python-iptables can build these, too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
 layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h and

@@ -1,4 +1,4 @@
-"""What our nftables table declares: its maps, sets and base chains. Pure.
+"""What our nftables table declares: its maps, sets and base chains.
 
 Chains of spreads, and chains and maps of session affinity, come and go. All else is static but for rules that no
 destination needs: what changes with the cluster are elements.

@@ -1,4 +1,4 @@
-"""Elements of our table's maps and sets as values, in nft's syntax, and in that of nf_tables. Pure.
+"""Elements of our table's maps and sets as values, in nft's syntax, and in that of nf_tables.
 
 nft's syntax is for the program nft, which carries out everything that concerns rules. The kernel's own syntax
 (linux/netfilter/nf_tables.h) is for changes of elements alone, which `element_socket` sends without a program.

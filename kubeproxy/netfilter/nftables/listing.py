@@ -1,4 +1,4 @@
-"""Reads our nftables table from the output of ``nft -j list table``. Pure."""
+"""Reads our nftables table from the output of ``nft -j list table``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of the spreads of some destinations in our nftables table. Pure.
+"""Changes of the spreads of some destinations in our nftables table.
 
 Other endpoints of a Service are other elements. Neither finding them nor entering them in the table takes longer among
 ten thousand Services than among ten.

@@ -1,4 +1,4 @@
-"""The rules that catch failed connections of the kernel path, as static chains of our table. Pure.
+"""The rules that catch failed connections of the kernel path, as static chains of our table.
 
 They see packets of connections with an *original* destination in the sets ``translated*``, and no others: other
 programs translate addresses, too, and set the same status bits. First packets come to them from the chains that lead

@@ -1,4 +1,4 @@
-"""The rules of our nftables table. Pure. ``docs/netfilter.md`` and ``docs/data-paths.md`` show them."""
+"""The rules of our nftables table. ``docs/netfilter.md`` and ``docs/data-paths.md`` show them."""
 
 from __future__ import annotations
 

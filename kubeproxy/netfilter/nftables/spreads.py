@@ -1,4 +1,4 @@
-"""Spreads in our nftables table: endpoints in numbered slots, of which the rules choose one. Pure.
+"""Spreads in our nftables table: endpoints in numbered slots, of which the rules choose one.
 
 A destination with N targets has the slots 0 to N - 1 and jumps to the chain that draws one of N, so each target has
 exactly the same share; a target with a larger share has several. When one leaves a slot, a new one takes it, or else

@@ -1,4 +1,4 @@
-"""Steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table. Pure."""
+"""Steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table."""
 
 from __future__ import annotations
 

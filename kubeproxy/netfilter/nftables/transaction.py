@@ -1,4 +1,4 @@
-"""Our nftables table as a value: wanted, in the kernel, and the transaction between. Pure.
+"""Our nftables table as a value: wanted, in the kernel, and the transaction between.
 
 What changes with the cluster are elements, so that the cost of a packet and of a change does not grow with the number
 of Services. ``docs/netfilter.md`` shows the table.

@@ -65,7 +65,7 @@ class RouteWatch:
 
 
 def lost_ways(data: bytes) -> Iterator[Prefix]:
-    """Yield the destinations of deleted routes, and of new ones that lead nowhere. Pure."""
+    """Yield the destinations of deleted routes, and of new ones that lead nowhere."""
     for message in parse(data):
         if message.kind not in (_RTM_NEWROUTE, _RTM_DELROUTE) or len(message.body) < _ROUTE.size:
             continue
@@ -80,7 +80,7 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Return whether links that go down, or addresses or next hops that go, are among the messages. Pure."""
+    """Return whether links that go down, or addresses or next hops that go, are among the messages."""
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True
@@ -92,7 +92,7 @@ def hides_losses(data: bytes) -> bool:
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:
-    """The addresses within prefixes: some 100 ms of 100,000, and little for host routes and default routes. Pure."""
+    """The addresses within prefixes: some 100 ms of 100,000, and little for host routes and default routes."""
     families = {it.version for it in prefixes if it.prefixlen == 0}
     if families == {4, 6}:
         return set(addresses)

@@ -3,7 +3,7 @@
 metrics       what the control process counts
 traffic       what the data plane counts, by Service
 workers       the workers
-state         other parts, read at each scrape; `kernel_flows` and `rescue` are those of the kernel path
+state         other parts, read at each scrape; `kernel_path` is that of the kernel path
 slis          health checks as service level indicators
 exposition    the text of a scrape
 """

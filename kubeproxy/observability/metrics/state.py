@@ -19,8 +19,7 @@ from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs.tenant_limit import TENANTS
-from kubeproxy.observability.metrics.kernel_flows import kernel_flow_families
-from kubeproxy.observability.metrics.rescue import rescue_families
+from kubeproxy.observability.metrics.kernel_path import kernel_flow_families, rescue_families
 from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
 from kubeproxy.runtime.histogram import cumulative
 
