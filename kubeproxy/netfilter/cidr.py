@@ -12,8 +12,9 @@ from kubeproxy.model import Address, Family
 
 @lru_cache(maxsize=1 << 14)
 def disjoint(cidrs: frozenset[str], family: Family) -> tuple[str, ...]:
-    """The CIDRs of one family as the fewest disjoint ranges, in canonical form and order. A single address has no
-    prefix length, as tools print it. ValueError for an invalid CIDR."""
+    """Return the CIDRs of one family as the fewest disjoint ranges, in canonical form and order.
+
+    A single address has no prefix length, as tools print it. Raise ValueError for an invalid CIDR."""
     networks: list[Any] = [ipaddress.ip_network(cidr, strict=False) for cidr in cidrs if (":" in cidr) is (family == 6)]
     return tuple(
         str(network[0] if network.num_addresses == 1 else network) for network in ipaddress.collapse_addresses(networks)

@@ -116,8 +116,10 @@ async def _clean_iptables_nft(family: Family, program: str, dry_run: bool) -> li
 
 
 def removal(saved: str) -> tuple[str, list[str]]:
-    """From the text of ``iptables-save``: the input for ``iptables-restore --noflush`` that removes kube-proxy's
-    userspace chains and the jumps to them, and the names of those chains."""
+    """Return the input for ``iptables-restore --noflush`` that removes kube-proxy's userspace chains and the jumps to
+    them, and the names of those chains.
+
+    Both are found in the text of ``iptables-save``."""
     commands: list[str] = []
     removed: list[str] = []
     table, chains, jumps = "", list[str](), list[str]()

@@ -30,7 +30,7 @@ def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
 
 
 def direct_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[DirectLink]:
-    """These links, by the addresses of this node."""
+    """Return the links of this node on which hosts reach one another without it, by its addresses."""
     found = set()
     for it in addresses:
         if it.network is None or it.address.startswith("fe80:"):

@@ -31,8 +31,9 @@ _VIRTUAL_SERVICE = re.compile(r"^(?:TCP|UDP|SCTP) ", re.MULTILINE)
 
 
 async def look(*, net: Path = _NET) -> list[str]:
-    """The foreign rules in force, each by the name under which an operator finds it. A missing program or permission
-    counts as no rules. The kernel makes and loads nothing for it."""
+    """Return the foreign rules in force, each by the name under which an operator finds it.
+
+    A missing program or permission counts as no rules. The kernel makes and loads nothing for it."""
     tables = _tables()
     found = [f"nftables: table {table}" for table in map("{} kube-proxy".format, _FAMILIES) if table in tables]
     for family in _FAMILIES:
@@ -62,8 +63,9 @@ def complaint(found: Sequence[str]) -> str | None:
 
 
 def catches(saved: str) -> bool:
-    """Whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules. An empty chain, or one
-    without a jump to it, has no effect."""
+    """Return whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules.
+
+    An empty chain, or one without a jump to it, has no effect."""
     return bool(_ENTERED.search(saved) and _SERVED.search(saved))
 
 

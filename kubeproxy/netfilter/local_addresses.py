@@ -68,8 +68,9 @@ def local_addresses() -> tuple[LocalAddress, ...]:
 
 
 def landing_addresses() -> Mapping[Family, Address]:
-    """The node address of each family for `RuleSet.landing`: the source address of the default route, else the first
-    global one in use. A family without any is missing."""
+    """Return the node address of each family for `RuleSet.landing`.
+
+    It is the source address of the default route, else the first global one in use. A family without any is missing."""
     found = {family: _source_of_default_route(family) for family in Family}
     if None in found.values():
         addresses = local_addresses()

@@ -76,8 +76,10 @@ class Holders:
         """Processes that searches found, by the inode of their socket."""
 
     def __call__(self, protocol: Protocol, address: Address, port: int) -> tuple[Holder, ...]:
-        """Every process that answers at a port of an address; a wildcard address stands for all of its family. TCP
-        sockets count only where they listen. OSError when the kernel refuses."""
+        """Return every process that answers at a port of an address.
+
+        A wildcard address stands for all of its family. TCP sockets count only where they listen. Raise OSError when
+        the kernel refuses."""
         found: dict[Holder, None] = {}
         for uid, inode in sorted(set(_sockets(protocol, address, port))):
             privileged = uid in (0, os.geteuid()) or port < _first_unprivileged()
@@ -114,7 +116,7 @@ def kube_proxy_process() -> int | None:
 
 
 def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[int, int]]:
-    """User and inode of each socket that has the port there."""
+    """Yield the user and the inode of each socket that has the port there."""
     number, states = _KINDS[protocol]
     wanted = port.to_bytes(2, "big")
     families = (socket.AF_INET6,) if family_of(address) is Family.IPV6 else (socket.AF_INET, socket.AF_INET6)

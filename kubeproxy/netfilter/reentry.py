@@ -104,7 +104,7 @@ class Reentry:
             raise
 
     def look(self) -> None:
-        """Follow the interfaces that have come and gone since the last look. OSError."""
+        """Follow the interfaces that have come and gone since the last look. Raise OSError if the kernel refuses."""
         if list(received(self._changes)):
             self._update()
 

@@ -15,12 +15,11 @@ _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables
 
 
 async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
-    """The first of these adapters (``nftables``, ``iptables``) that works, and why it was selected. Without names the
-    adapter that makes no rules.
+    """Return the first of these adapters (``nftables``, ``iptables``) that works, and why it was selected.
 
-    nftables works when the kernel accepts our whole table in a trial that changes nothing, iptables when its lock and
-    tables can be opened. KernelError with every reason when none works.
-    """
+    Without names it is the adapter that makes no rules. nftables works when the kernel accepts our whole table in a
+    trial that changes nothing, iptables when its lock and tables can be opened. Raise KernelError with every reason
+    when none works."""
     if not order:
         return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to all clients"
     seen: list[str] = []

@@ -39,7 +39,8 @@ def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float
 
 
 def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
-    """By address the names and UIDs of the pods that are to drain; None: whatever pod has the address.
+    """Return the names and UIDs of the pods that are to drain, by address; None stands for whatever pod has the
+    address.
 
     So each endpoint costs one look, however many requests name its address."""
     pods: dict[Address, set[str]] = {}

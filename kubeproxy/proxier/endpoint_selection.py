@@ -110,8 +110,9 @@ def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
 
 
 def _usable(some: Sequence[Candidate]) -> tuple[Target, ...]:
-    """The ready ones. If there is none, terminating ones that still serve, so that a rollout which removes the last
-    endpoint does not refuse clients that could be served."""
+    """Return the ready endpoints, or, if there is none, terminating ones that still serve.
+
+    So a rollout that removes the last endpoint does not refuse clients that could be served."""
     ready = [target for target, endpoint in some if endpoint.ready]
     return tuple(sorted(ready or [target for target, endpoint in some if _serves_while_terminating(endpoint)]))
 
@@ -128,7 +129,7 @@ def _by_topology(ready: Sequence[Candidate], facts: NodeFacts) -> Sequence[Candi
 def _hinted(
     ready: Sequence[Candidate], us: str, hints: Callable[[Endpoint], frozenset[str]]
 ) -> Sequence[Candidate] | None:
-    """Candidates with a hint for `us`; None if one has no hint, or `us` is unknown."""
+    """Return the candidates with a hint for `us`, or None if one has no hint, or `us` is unknown."""
     if not us or not all(hints(endpoint) for _, endpoint in ready):
         return None
     return [candidate for candidate in ready if us in hints(candidate.endpoint)]

@@ -153,8 +153,9 @@ def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destina
 
 
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
-    """A node port exists in the families of the cluster IPs. A Service without one, as manifests may have it, has its
-    node ports in both."""
+    """Return the node port of a service port, in the families of the cluster IPs.
+
+    A Service without a cluster IP, as manifests may have it, has its node ports in both families."""
     if not port.node_port:
         return frozenset()
     if service.cluster_ips and family not in map(family_of, service.cluster_ips):
@@ -167,8 +168,9 @@ def _of_family(cidrs: Iterable[str], family: Family) -> frozenset[str]:
 
 
 def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, facts: NodeFacts) -> frozenset[Target]:
-    """The endpoints dialed from the client's address. Processes of this host never are: their answers to the client
-    would leave the host without passing this proxy."""
+    """Return the endpoints that are dialed from the client's address.
+
+    Processes of this host never are: their answers to the client would leave the host without passing this proxy."""
     asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
     return choice.on_this_node.intersection(endpoints) if asked else frozenset()
 

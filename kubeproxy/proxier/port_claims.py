@@ -295,8 +295,9 @@ class NodePortClaims:
             holding.final.add(address)
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
-        """Whether a node port is redirected though these processes have it. They do not include processes that have it
-        and do not listen, as a redirect takes no client from those."""
+        """Return whether a node port is redirected though these processes have it.
+
+        They do not include processes that have it and do not listen, as a redirect takes no client from those."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)

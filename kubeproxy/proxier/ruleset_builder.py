@@ -181,7 +181,8 @@ class RuleSetBuilder:
         return self._ejected
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
-        """The path of a frontend's new connections, why it is not the kernel's, and the endpoints of the kernel's."""
+        """Return the path of a frontend's new connections, why it is not the kernel's, and the endpoints of the
+        kernel's."""
         otherwise = DataPath.USERSPACE if self._settings.data_path.fallback else DataPath.REFUSED
         reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
             frontend.name
@@ -255,9 +256,11 @@ class RuleSetBuilder:
         return frozenset(Destination(pod, Protocol.TCP, port) for pod in self._pods) if port else frozenset()
 
     def _transparent(self) -> bool:
-        """Whether a frontend may dial from clients' addresses, or ever could. Not whether one does now: the data plane
-        gets endpoints before the kernel gets rules, and answers must find their way back by then; and running
-        connections outlive their frontend, and need the way back to their end."""
+        """Return whether a frontend may dial from clients' addresses, or ever could.
+
+        Whether one does now is not enough: the data plane gets endpoints before the kernel gets rules, and answers must
+        find their way back by then. And running connections outlive their frontend, and need the way back to their
+        end."""
         if self._settings.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries

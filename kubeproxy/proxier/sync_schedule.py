@@ -98,8 +98,10 @@ class Schedule:
         self._check_at = -math.inf
 
     def foreign_change(self, now: float) -> None:
-        """Another process has changed our rules: a full sync is due, at once the first time, and a little later while
-        it goes on (up to FOREIGN_CHANGE_LIMIT_S), so that two processes that disagree do not keep a core busy."""
+        """Require a full sync, because another process has changed our rules.
+
+        It is due at once the first time, and a little later while the changes go on (up to FOREIGN_CHANGE_LIMIT_S), so
+        that two processes that disagree do not keep a core busy."""
         if self._check_at < math.inf:
             return
         if now >= self._checked_at + RETRY_LIMIT_S:

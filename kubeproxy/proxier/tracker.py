@@ -361,4 +361,4 @@ def _slice_name(endpoint_slice: EndpointSlice) -> SliceName:
 
 
 def _ignore() -> None:
-    """The callback before one is set."""
+    """Do nothing; it is the callback before one is set."""

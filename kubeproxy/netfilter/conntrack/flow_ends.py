@@ -58,8 +58,9 @@ class FlowEnds:
             raise
 
     def take(self, *, cpu_s: float) -> Iterator[FlowRecord]:
-        """The flows that have ended, as far as known now. After `cpu_s` of processor time of this thread the rest stays
-        in the kernel until the next call."""
+        """Yield the flows that have ended, as far as known now.
+
+        After `cpu_s` of processor time of this thread the rest stays in the kernel until the next call."""
         ends_at = time.thread_time() + cpu_s
         for number, data in enumerate(received(self._socket)):
             if data is None:

@@ -33,14 +33,14 @@ def outcome(flow: FlowRecord) -> str:
 
 
 def lingering_s(timeouts: Mapping[str, int]) -> Mapping[int, int]:
-    """For how long the kernel remembers a connection after its last packet, by TCP state.
+    """Return for how long the kernel remembers a connection after its last packet, by TCP state.
 
-    `timeouts`: by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`)."""
+    `timeouts` are by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`)."""
     return {state: timeouts[name] for state, name in _LINGERING.items()}
 
 
 def span(flow: FlowRecord, lingering: Mapping[int, int]) -> tuple[float, float] | None:
-    """When a flow began and ended, in Unix seconds; None: the kernel has no times.
+    """Return when a flow began and ended, in Unix seconds, or None if the kernel has no times.
 
     A connection has ended with its last packet, so the time for which the kernel remembered it is taken off. Where the
     kernel has forgotten it earlier, as for another one from the same port, it is less."""

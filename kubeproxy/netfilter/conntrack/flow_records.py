@@ -88,8 +88,9 @@ class FlowRecord(NamedTuple):
 
 
 def dump_request(sequence: int) -> bytes:
-    """The request for all flows with a translated destination, of both families. Kernels before 5.18 do not filter by
-    status; they answer with all flows, and `records` leaves the others out."""
+    """Return the request for all flows with a translated destination, of both families.
+
+    Kernels before 5.18 do not filter by status. They answer with all flows, and `records` leaves the others out."""
     wanted = [(STATUS, struct.pack(">I", DST_NAT)), (STATUS_MASK, struct.pack(">I", DST_NAT))]
     return frame(GET, NFGEN.pack(socket.AF_UNSPEC, 0, 0) + encode(wanted), flags=NLM_F_DUMP, sequence=sequence)
 
@@ -171,7 +172,8 @@ def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
 
 
 def walked(body: bytes) -> FlowRecord | None:
-    """The flow in a message's body, whatever attributes it has; None: it is not TCP or UDP, or it is of a zone."""
+    """Return the flow in a message's body, whatever attributes it has, or None if it is not TCP or UDP, or is of a
+    zone."""
     if len(body) < NFGEN.size or body[0] not in _IP:
         return None
     found = inside(body[NFGEN.size :])
@@ -208,7 +210,8 @@ def inside(data: bytes) -> dict[int, bytes]:
 
 
 def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
-    """Protocol, source, destination, source port, destination port; None: another protocol, or of a zone."""
+    """Return protocol, source, destination, source port and destination port, or None for another protocol or for a
+    zone."""
     found = inside(data)
     if found.keys() != {_TUPLE_IP, _TUPLE_PROTO}:
         return None

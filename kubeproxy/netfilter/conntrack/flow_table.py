@@ -36,12 +36,14 @@ less."""
 
 
 def translated_flows() -> Iterator[FlowRecord]:
-    """The TCP and UDP flows with a translated destination, of both families. KernelError when the kernel refuses."""
+    """Return the TCP and UDP flows with a translated destination, of both families. Raise KernelError when the kernel
+    refuses."""
     return _flows(dump_request(1), DST_NAT)
 
 
 def flows_to(addresses: Collection[Address]) -> Iterator[FlowRecord]:
-    """The TCP and UDP flows that these addresses answer, translated or not. KernelError when the kernel refuses."""
+    """Yield the TCP and UDP flows that these addresses answer, translated or not. Raise KernelError when the kernel
+    refuses."""
     parsed = [ipaddress.ip_address(each) for each in addresses]
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
         wanted = {each.packed for each in parsed if each.version == version}

@@ -199,8 +199,9 @@ def _nest(kind: int, value: bytes) -> bytes:
 
 
 def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
-    """Matches a record that begins with the two tuples of such a flow. Groups: source and destination, their ports, and
-    the source of the replies with its port."""
+    """Return a pattern for records that begin with the two tuples of such a flow.
+
+    Its groups are source and destination, their ports, and the source of the replies with its port."""
     src, dst, size = _IP_SRC_DST[family]
     ip_length = 2 * (ATTRIBUTE_HEADER.size + size)
     proto_length = 3 * (ATTRIBUTE_HEADER.size + 4)

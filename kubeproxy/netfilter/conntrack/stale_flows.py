@@ -170,7 +170,7 @@ class _Rules:
         return None
 
     def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
-        """Whether an own client may be a pod of another node: a flow does not show by which interface it came."""
+        """Return whether a client may be a pod of another node. A flow does not show by which interface it came."""
         return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:

@@ -76,8 +76,10 @@ TCP_TIMEOUTS: Mapping[str, tuple[str, int]] = {
 
 
 def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path = DIRECTORY) -> dict[str, int]:
-    """For how long the kernel keeps a connection without a packet, by state, in seconds, once `limits` are applied. A
-    setting that cannot be read has its default."""
+    """Return for how long the kernel keeps a connection without a packet, by state, in seconds, once `limits` are
+    applied.
+
+    A setting that cannot be read has its default."""
     wanted = limits.settings()
     return {
         state: wanted[name] if name in wanted else _read(directory / name, default)

@@ -77,8 +77,9 @@ class RuleFactory:
     def make(
         self, family: Family, chain: str, items: Mapping[K, V], rules: Callable[[K, V], Iterable[Entry]], *, to: object
     ) -> frozenset[Entry]:
-        """The chain with the rules of each item; `to`: what else the rules depend on. Different items have different
-        rules."""
+        """Return the chain with the rules of each item.
+
+        The rules depend on `to` as well, and different items have different rules."""
         before_to, before, made = self._kept.get((family, chain), (to, {}, frozenset()))
         if before_to != to:
             before, made = {}, frozenset()

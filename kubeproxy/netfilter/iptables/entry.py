@@ -38,51 +38,53 @@ def _element(name: str, data: bytes, revision: int = 0) -> bytes:
 
 
 def match_port(protocol: Protocol, port: int) -> bytes:
-    """``-m tcp --dport`` (xt_tcpudp.h)."""
+    """Return ``-m tcp --dport`` (xt_tcpudp.h)."""
     ports = struct.pack("=HHHH", 0, 0xFFFF, port, port)
     return _element(protocol.lower(), ports + bytes(4 if protocol is Protocol.TCP else 2))
 
 
 def match_state(states: int, *, invert: bool = False) -> bytes:
-    """``-m conntrack --ctstate`` (xt_conntrack.h, xt_conntrack_mtinfo3)."""
+    """Return ``-m conntrack --ctstate`` (xt_conntrack.h, xt_conntrack_mtinfo3)."""
     return _element("conntrack", struct.pack("=146xHHH12x", 1, int(invert), states), revision=3)
 
 
 def match_comment(text: str) -> bytes:
-    """``-m comment --comment`` (xt_comment.h)."""
+    """Return ``-m comment --comment`` (xt_comment.h)."""
     return _element("comment", text.encode().ljust(256, b"\0"))
 
 
 def match_transparent(*, wildcard: bool = False) -> bytes:
-    """``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3): the packet is for a socket of this host that has
-    IP_TRANSPARENT; with ``--nowildcard`` (as iptables calls it) also if that listens on every address."""
+    """Return ``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3).
+
+    The packet is for a socket of this host that has IP_TRANSPARENT; with ``--nowildcard`` (as iptables calls it) also
+    if that listens on every address."""
     return _element("socket", b"\x03" if wildcard else b"\x01", revision=3)
 
 
 def match_elsewhere() -> bytes:
-    """``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1): not addressed to this host."""
+    """Return ``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1): not addressed to this host."""
     local, invert_destination = 1 << 2, 1 << 1
     return _element("addrtype", struct.pack("=HHI", 0, local, invert_destination), revision=1)
 
 
 def match_until(time: int) -> bytes:
-    """``-m time --datestop`` (xt_time.h, xt_time_info): until this moment, in seconds since 1970."""
+    """Return ``-m time --datestop`` (xt_time.h, xt_time_info): until this moment, in seconds since 1970."""
     last_second, every_monthday, every_weekday = 24 * 60 * 60 - 1, 0xFFFFFFFE, 0xFE
     return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
 def match_unmarked(bit: int) -> bytes:
-    """``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
+    """Return ``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
     return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
 
 
 def jump(chain: str) -> bytes:
-    """``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
+    """Return ``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
     return _element(chain, bytes(4))
 
 
 def redirect(family: Family, port: int) -> bytes:
-    """``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, for IPv6 nf_nat_range)."""
+    """Return ``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, for IPv6 nf_nat_range)."""
     big = port.to_bytes(2, "big") * 2
     if family is Family.IPV4:
         return _element("REDIRECT", struct.pack("=II8x4s", 1, _PORT_GIVEN, big))
@@ -90,20 +92,22 @@ def redirect(family: Family, port: int) -> bytes:
 
 
 def dnat(to: Address, port: int) -> bytes:
-    """``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, either family)."""
+    """Return ``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, either family)."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in to else socket.AF_INET, to)
     big = port.to_bytes(2, "big") * 2
     return _element("DNAT", struct.pack("=I16s16s4s4x", _ADDRESS_GIVEN | _PORT_GIVEN, packed, packed, big), revision=2)
 
 
 def mark(bit: int) -> bytes:
-    """``-j MARK --or-mark``, which iptables shows as ``--set-xmark`` (xt_mark.h, xt_mark_tginfo2)."""
+    """Return ``-j MARK --or-mark``, which iptables shows as ``--set-xmark`` (xt_mark.h, xt_mark_tginfo2)."""
     return _element("MARK", struct.pack("=II", bit, bit), revision=2)
 
 
 def reject(family: Family) -> bytes:
-    """``-j REJECT``: port unreachable (ipt_REJECT.h, ip6t_REJECT.h). Not a reset: to a client behind a port of a bridge
-    the kernel sends it past NAT, with the address of the redirect; and this target is for table filter, behind NAT."""
+    """Return ``-j REJECT``, by port unreachable (ipt_REJECT.h, ip6t_REJECT.h).
+
+    A reset would not do: to a client behind a port of a bridge the kernel sends it past NAT, with the address of the
+    redirect; and this target is for table filter, behind NAT."""
     return _element("REJECT", struct.pack("=I", 3 if family is Family.IPV4 else 4))
 
 
@@ -120,7 +124,9 @@ def rule(
     source: str | None = None,
     interface: str = "",
 ) -> Entry:
-    """A rule of these matches and target; `source` is an address or a CIDR, `interface` that by which packets come."""
+    """Return a rule of these matches and target.
+
+    `source` is an address or a CIDR, `interface` that by which packets come."""
     # With its end: not as a beginning of names.
     name = interface.encode() + b"\0" if interface else b""
     source_address, source_mask = _packed(family, source)
@@ -189,8 +195,9 @@ def head_size(family: Family) -> int:
 
 
 def canonical(family: Family, raw: bytes, target: str) -> Entry:
-    """An entry as the kernel gave it, in canonical form. `target` is the name of the chain or verdict that it jumps
-    to, for entries with a standard target."""
+    """Return an entry of the kernel in canonical form.
+
+    `target` is the name of the chain or verdict that it jumps to, for entries with a standard target."""
     notes, counters, end = _NOTES[family]
     entry = bytearray(raw)
     entry[notes : notes + 4] = bytes(4)

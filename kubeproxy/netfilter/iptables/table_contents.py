@@ -49,9 +49,10 @@ _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoint
 
 
 def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
-    """The chains of a rule set in each table of a family. Chains and jumps are there even when empty: with the last
-    rule that needs connection tracking, the kernel would end it, and every running connection with it. (Chains for
-    node ports and for pods are there when they have rules.)"""
+    """Return the chains of a rule set in each table of a family.
+
+    Chains and jumps are there even when empty: with the last rule that needs connection tracking, the kernel would end
+    it, and every running connection with it. (Chains for node ports and for pods are there when they have rules.)"""
     rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
     return {NAT: nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}
@@ -189,7 +190,9 @@ def without_pause(mangle: Chains, family: Family) -> Chains:
 
 
 def is_needed(wanted: RuleSet, family: Family) -> bool:
-    """Whether a family's tables are needed even if they have no rules of ours. Opening them loads them into the kernel,
-    so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port cannot be reached by IPv6 anyway."""
+    """Return whether a family's tables are needed even if they have no rules of ours.
+
+    Opening them loads them into the kernel, so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port
+    cannot be reached by IPv6 anyway."""
     destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources, wanted.hooks)
     return family is Family.IPV4 or any(":" in destination.address for destination in destinations)

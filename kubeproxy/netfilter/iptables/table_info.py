@@ -20,8 +20,10 @@ _KINDS = {
 
 
 def info_of(family: Family, table: str) -> bytes:
-    """The positions of a table's built-in chains, its number of rules and their length: the kernel's bytes, to be
-    compared. OSError (needs CAP_NET_RAW and CAP_NET_ADMIN). The kernel makes a table that is not there."""
+    """Return the positions of a table's built-in chains, its number of rules and their length, as the kernel's bytes,
+    to be compared.
+
+    Raise OSError without CAP_NET_RAW and CAP_NET_ADMIN. The kernel makes a table that is not there."""
     inet, level = _KINDS[family]
     info = ctypes.create_string_buffer(table.encode(), _INFO_BYTES)
     length = ctypes.c_uint32(_INFO_BYTES)

@@ -66,11 +66,13 @@ class Readable(Protocol):
     """What answers are read from: a socket, or one with a time limit of its own."""
 
     def recv(self, at_most: int, /) -> bytes:
-        """One read."""
+        """Read once."""
 
 
 def answers(netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES) -> Iterator[Message]:
-    """The answers to a request until the one that ends them; OSError if that is an error. `at_most`: bytes per read."""
+    """Yield the answers to a request until the one that ends them. Raise OSError if that one is an error.
+
+    A read takes `at_most` bytes."""
     while True:
         for message in parse(netlink.recv(at_most)):
             if message.sequence != sequence:

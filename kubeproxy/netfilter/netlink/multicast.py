@@ -10,7 +10,8 @@ _MESSAGE_BYTES = 1 << 16
 
 
 def subscribe(protocol: int, *groups: int) -> socket.socket:
-    """A non-blocking subscription. OSError when the kernel has no such groups, or refuses them (CAP_NET_ADMIN)."""
+    """Return a non-blocking subscription. Raise OSError when the kernel has no such groups, or refuses them
+    (CAP_NET_ADMIN)."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
         sock.bind((0, sum(1 << (group - 1) for group in groups)))
@@ -21,7 +22,8 @@ def subscribe(protocol: int, *groups: int) -> socket.socket:
 
 
 def received(sock: socket.socket) -> Iterator[bytes | None]:
-    """The reads that are waiting, each of one or more messages; None where messages were lost for want of room."""
+    """Yield the reads that are waiting, each of one or more messages, and None where messages were lost for want of
+    room."""
     while True:
         try:
             yield sock.recv(_MESSAGE_BYTES)

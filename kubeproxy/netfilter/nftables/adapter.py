@@ -286,7 +286,8 @@ class Nftables:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """While nft lists the table, no process renews the sets of the rescue: see `SetElements.prolong_alive`."""
+    """Keep every process from renewing the sets of the rescue while nft lists the table
+    (`SetElements.prolong_alive`)."""
     with ExitStack() as stack:
         with suppress(OSError):  # there is no table, or no rescue in it
             elements = SetElements()

@@ -33,8 +33,10 @@ def affinity_name(spread: Spread, family: Family) -> str:
 def affinity_chains(
     spreads: Mapping[Traffic, Spread], *, rescued: bool, uplinks: frozenset[str] = frozenset()
 ) -> dict[str, tuple[Rule, ...]]:
-    """The chains of all service ports with session affinity: one that leads a known client to its endpoint, and one
-    that keeps the endpoint of a client, or keeps it longer. `rescued`: failed connections are reported."""
+    """Return the chains of all service ports with session affinity.
+
+    One leads a known client to its endpoint, and one keeps the endpoint of a client, or keeps it longer. With
+    `rescued`, failed connections are reported."""
     chains: dict[str, tuple[Rule, ...]] = {}
     found = {it.name: it for it in affinities(spreads)}
     # A chain is made after the one to which it may jump, which has the shorter name.

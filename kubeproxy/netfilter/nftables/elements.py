@@ -136,7 +136,8 @@ def encoded_key(kind: Kind, key: Element) -> bytes:
 
 
 def _of_value(attribute: int, value: bytes) -> bytes:
-    """An attribute that holds a value of whole words. (Not by `encode`: there are a hundred thousand of them.)"""
+    """Return an attribute that holds a value of whole words. (Not by `encode`: there are a hundred thousand of
+    them.)"""
     return _TWO_HEADERS.pack(len(value) + 8, attribute | _NESTED, len(value) + 4, _VALUE) + value
 
 
@@ -166,7 +167,7 @@ class Batch(NamedTuple):
 
 
 def batches(kinds: Mapping[str, Kind], replacements: Iterable[Replacement]) -> list[Batch]:
-    """Replacements in the kernel's syntax: those of each map and set together, deletions first."""
+    """Return replacements in the kernel's syntax, those of each map and set together, and deletions first."""
     deleted: dict[str, list[bytes]] = {}
     added: dict[str, list[bytes]] = {}
     for name, old, new in replacements:

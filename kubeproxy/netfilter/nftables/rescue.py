@@ -115,8 +115,9 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
 
 
 def revival(table: str) -> str:
-    """The commands after which the rules work, for as long as after a renewal: the time of an element that is there
-    would stay as it is."""
+    """Return the commands after which the rules work for as long as after a renewal.
+
+    The element is deleted first, because the kernel does not prolong the time of an element that is there."""
     alive = ", ".join(f"{protocol} timeout {ALIVE_S:.0f}s" for protocol in ("tcp", "udp"))
     return f"flush set {table} {ALIVE}\nadd element {table} {ALIVE} {{ {alive} }}\n"
 
@@ -297,7 +298,7 @@ _UNREACHABLE = {
 
 
 def _checked(condition: str, protocol: str, chain: str) -> Rules:
-    """Rules that lead packets of translated connections to a chain."""
+    """Return the rules that lead packets of translated connections to a chain."""
     return tuple(
         (f"{condition} {original} goto {chain}", f"{family} {why}")
         for family in Family
@@ -306,8 +307,9 @@ def _checked(condition: str, protocol: str, chain: str) -> Rules:
 
 
 def originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:
-    """Conditions for packets of connections that were translated. nft 1.0.6 takes ``proto-dst`` in a concatenation only
-    after a match of the packet's own protocol."""
+    """Yield the conditions for packets of connections that were translated.
+
+    nft 1.0.6 takes ``proto-dst`` in a concatenation only after a match of the packet's own protocol."""
     ip, number = _IP[family], family.value
     key = f"{protocol} . ct original proto-dst"
     yield f"ct original {ip} daddr . {key} @translated{number}", "service address"

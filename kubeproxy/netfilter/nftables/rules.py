@@ -62,8 +62,10 @@ def _content_of(wanted: RuleSet) -> Content:
 
 
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """The rules of each static chain. They depend only on the landing and bind addresses and the shared links of a rule
-    set, on whether it is transparent and guards sockets, and on its `Content`."""
+    """Return the rules of each static chain.
+
+    They depend only on the landing and bind addresses and the direct links of a rule set, on whether it is transparent
+    and guards sockets, and on its `Content`."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     content = _content_of(wanted)
     return {
@@ -113,7 +115,9 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 
 
 def _diverting() -> dict[str, tuple[Rule, ...]]:
-    """Looking for the socket costs time for each packet, so the chain is there only where needed. An ICMP packet
+    """Return the chain that finds answers to connections from clients' addresses.
+
+    Looking for the socket costs time for each packet, so the chain is there only where it is needed. An ICMP packet
     belongs to the socket of the packet that it quotes, as when an endpoint refuses."""
     rule = Rule(
         # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of their

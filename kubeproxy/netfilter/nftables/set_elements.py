@@ -121,7 +121,8 @@ class SetElements:
         self._elements.transact(_removal(ALIVE_S))
 
     def stamps(self, family: Family) -> Stamps:
-        """When endpoints were asked and when they answered; OSError when the kernel refuses, as without the sets."""
+        """Return when endpoints were asked and when they answered. Raise OSError when the kernel refuses, as without
+        the sets."""
         # Asked first: an answer between the two readings counts, and a question does not.
         asked, asked_blur_s = self._times(f"asked{family.value}", family)
         answered, answered_blur_s = self._times(f"answered{family.value}", family)
@@ -170,7 +171,8 @@ def _addition(for_s: float) -> Batch:
 
 
 def _removal(for_s: float) -> list[Batch]:
-    """Added first, because what is not there cannot be deleted."""
+    """Return the batches that remove the elements. They are added first, because what is not there cannot be
+    deleted."""
     return [_addition(for_s), Batch(ALIVE, False, [_element(bytes([number])) for number in _NUMBERS.values()])]
 
 

@@ -25,7 +25,8 @@ _TIMEOUT_S: Final = 10.0
 
 
 def tables() -> list[str]:
-    """Each table as nft names it, by family and name, as in ``inet kubeproxy``. OSError when the kernel refuses."""
+    """Return each table as nft names it, by family and name, as in ``inet kubeproxy``. Raise OSError when the kernel
+    refuses."""
     with open_netlink(NETLINK_NETFILTER) as sock:
         sock.settimeout(_TIMEOUT_S)
         sock.send(frame(_GET, struct.pack(">BBH", 0, 0, 0), flags=NLM_F_DUMP, sequence=1))

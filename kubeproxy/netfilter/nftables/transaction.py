@@ -272,8 +272,9 @@ def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
-    """The numbers of the table's redirects that belong to a rule set, and of others. Their address is in the rules, and
-    their port in the elements."""
+    """Return the number of the table's redirects that belong to a rule set, and of others.
+
+    The address to which they lead is in the rules, and the port in the elements."""
     wanted = rules_of(ours)
     same = all(have.chains.get(chain) == comments_of(wanted[chain]) for chain in ("prerouting", "output"))
     mine = sum(ours.redirects.get(traffic) == port for traffic, port in have.redirects.items()) if same else 0

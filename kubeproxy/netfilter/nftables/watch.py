@@ -40,12 +40,13 @@ class TableWatch:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM_BYTES)
 
     def fileno(self) -> int:
-        """Readable when there is something to `look` at."""
+        """Return the descriptor that is readable when there is something to `look` at."""
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Whether another process has, or may have, changed our table since the last look. False while a transaction of
-        our own is under way; its result comes afterwards."""
+        """Return whether another process has, or may have, changed our table since the last look.
+
+        Return False while a transaction of our own is under way; its result comes afterwards."""
         self._unaccounted += self._count()
         if self._own_under_way:
             return False
@@ -53,12 +54,14 @@ class TableWatch:
         return found
 
     def begin(self) -> None:
-        """A transaction of our own begins."""
+        """Note that a transaction of our own begins."""
         self._own_under_way = True
 
     def end(self, *, committed: bool) -> None:
-        """Our transaction ended. The kernel notifies of a transaction before it answers the process that sent it, so
-        ours is among those counted by now."""
+        """Note that our transaction has ended.
+
+        The kernel notifies of a transaction before it answers the process that sent it, so ours is among those counted
+        by now."""
         self._unaccounted = max(0, self._unaccounted + self._count() - committed)
         self._own_under_way = False
 

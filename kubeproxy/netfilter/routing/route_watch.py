@@ -92,7 +92,8 @@ def hides_losses(data: bytes) -> bool:
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:
-    """The addresses within prefixes: some 100 ms of 100,000, and little for host routes and default routes."""
+    """Return the addresses within prefixes. It takes some 100 ms for 100,000 addresses, and little where the prefixes
+    are host routes and default routes."""
     families = {it.version for it in prefixes if it.prefixlen == 0}
     if families == {4, 6}:
         return set(addresses)

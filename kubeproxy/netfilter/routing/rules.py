@@ -199,7 +199,7 @@ def _wanted_entries(family: Family) -> list[_Entry]:
 
 
 def _rules(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
-    """Our rules in the kernel."""
+    """Yield our rules in the kernel."""
     for payload in dump(netlink, _RTM_GETRULE, _INET[family]):
         header = _RULE.unpack_from(payload)
         values = dict(attributes(payload[_RULE.size :]))

@@ -20,7 +20,7 @@ class RuleWatch:
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def fileno(self) -> int:
-        """Readable when there is something to `look` at."""
+        """Return the descriptor that is readable when there is something to `look` at."""
         return self._socket.fileno()
 
     def look(self) -> bool:
