@@ -39,9 +39,8 @@ def make_data_plane(
         count,
         on_end=_log_end,
         on_crash=on_crash,
-        run=instance_marker.run,
+        marker=instance_marker.fileno(),
         owner_prefix=PREFIX,
-        inherit=(instance_marker.fileno(),),
     )
 
 

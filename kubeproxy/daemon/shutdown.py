@@ -101,8 +101,8 @@ class Shutdown:
     async def drain_after_takeover(self, grace_s: float) -> None:
         """Move connections after a takeover, because the rules lead to another instance, and drain the others."""
         log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
-        if (successor := self._takeover.successor) is not None and successor.token:
-            moved, left = await self._data_plane.move(successor.successor, successor.token)
+        if successor := self._takeover.successor:
+            moved, left = await self._data_plane.move(successor)
             log.info("connections moved", moved=moved, left=left)
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()

@@ -119,7 +119,7 @@ class LocalDataPlane:
         """Return none: connections move between workers only."""
         return Entrances()
 
-    async def move(self, successor: str, token: str) -> tuple[int, int]:
+    async def move(self, successor: str) -> tuple[int, int]:
         """Move nothing."""
         return 0, self.open_connections
 

@@ -242,11 +242,10 @@ class DataPlane(DataPlaneReadings, Protocol):
     async def adopt(self) -> Entrances:
         """Let a worker of another instance send its connections to ours."""
 
-    async def move(self, successor: str, token: str) -> tuple[int, int]:
+    async def move(self, successor: str) -> tuple[int, int]:
         """Move the connections to the instance at a control socket, as far as it takes them.
 
-        Return the numbers moved, and left. What begins later, or cannot move yet, follows while this process lives.
-        `token` is the successor's."""
+        Return the numbers moved, and left. What begins later, or cannot move yet, follows while this process lives."""
 
     async def drain(self, grace_s: float) -> int:
         """Wait until the connections open now have ended, at most `grace_s` seconds, and return the number left.

@@ -75,7 +75,7 @@ class PortsOnly:
         """Return none: nothing is served."""
         return Entrances()
 
-    async def move(self, successor: str, token: str) -> tuple[int, int]:
+    async def move(self, successor: str) -> tuple[int, int]:
         """See `DataPlane.move`."""
         return 0, 0
 

@@ -11,6 +11,9 @@ the verifier binds it before it is sent, to ``kubeproxy/challenge/PURPOSE/CONTRO
 for, and between whom. The kernel binds a socket once and for ever. A prover answers only what is bound to the purpose
 and to the control socket of this very connection, and belongs to its own network namespace.
 
+The same option makes a socket a certificate: `sign` sets it on a socket of one's own that has a name, and `is_signed`
+tells a later process, which gets the socket from somebody else, that the name is from a process with the capability.
+
 The socket is an unconnected Unix socket, so that the option has no other effect.
 """
 
@@ -69,11 +72,7 @@ class Challenge:
     @property
     def answered(self) -> bool:
         """Return whether a process with CAP_NET_ADMIN has answered."""
-        try:
-            clock, _ = _TXTIME.unpack(self._sock.getsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.size))
-        except OSError:  # This is a kernel before 4.19.
-            return False
-        return bool(clock == time.CLOCK_TAI)
+        return _has_option(self._sock)
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -101,10 +100,44 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
                 return False
             if not _of_this_network(sock):
                 return False
-            sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))
+            return sign(sock)
+    except OSError:
+        return False
+
+
+def sign(sock: socket.socket) -> bool:
+    """Certify the name of a socket of ours for as long as the socket exists. Return whether the kernel has allowed it,
+    which takes CAP_NET_ADMIN."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))
     except OSError:
         return False
     return True
+
+
+def is_signed(descriptor: int, name: str) -> bool:
+    """Return whether a received descriptor is a socket of this network namespace with that abstract name, which a
+    process with CAP_NET_ADMIN has signed. Close it."""
+    try:
+        received = socket.socket(fileno=descriptor)
+    except OSError:  # The descriptor is no socket.
+        os.close(descriptor)
+        return False
+    with received as sock:
+        try:
+            of_that_name = sock.family == socket.AF_UNIX and sock.getsockname() == f"\0{name}".encode()
+            return of_that_name and _has_option(sock) and _of_this_network(sock)
+        except OSError:
+            return False
+
+
+def _has_option(sock: socket.socket) -> bool:
+    """Return whether a process with CAP_NET_ADMIN has set the option."""
+    try:
+        clock, _ = _TXTIME.unpack(sock.getsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.size))
+    except OSError:  # This is a kernel before 4.19.
+        return False
+    return bool(clock == time.CLOCK_TAI)
 
 
 def _bound(purpose: Purpose, control: str) -> bytes:

@@ -18,6 +18,7 @@ from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
+from kubeproxy.dataplane.workers.orphan import Marker
 from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import FrontendName, Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, sends
@@ -172,7 +173,7 @@ def channel_and_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channe
     ours, theirs = socket.socketpair()
     channel: Channel[Report] = Channel(ours, Report)
     columns = Columns(1)
-    worker = Worker(theirs, number=0, shared_rows=SharedRows(columns.fd, row=0), run="", owner_prefix="")
+    worker = Worker(theirs, number=0, shared_rows=SharedRows(columns.fd, row=0), marker=Marker(), owner_prefix="")
     yield channel, worker
     worker._engine.close()
     worker._reactor.shut()

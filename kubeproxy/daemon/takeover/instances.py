@@ -3,6 +3,9 @@
 Each run has a name for as long as one of its processes lives: an abstract Unix socket, bound by the control process and
 inherited by its workers. It needs no file, belongs to the network namespace as the rules do, and ends with the last
 process, however that ends. Names of other users do not count (`kubeproxy.runtime.abstract_sockets`).
+
+The control process signs it (`peer_capability.sign`). So a worker that has lost its control process shows by it that it
+belongs to a run of kubeproxy: nobody else can make such a socket, and it is inherited or given away, but not copied.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Final
 from uuid import uuid4
 
 from kubeproxy.daemon.takeover import control_socket
-from kubeproxy.runtime import privileges
+from kubeproxy.runtime import peer_capability, privileges
 from kubeproxy.runtime.abstract_sockets import listener, listening, users
 
 PREFIX: Final = "kubeproxy/run/"
@@ -65,14 +68,22 @@ def _may_administer(pid: int) -> bool:
     return bool(held >> privileges.Capability.NET_ADMIN & 1)
 
 
+def is_marker(descriptor: int, run: str) -> bool:
+    """Return whether a received descriptor is the marker of a run, as only a process with CAP_NET_ADMIN can make it.
+    Close it."""
+    return peer_capability.is_signed(descriptor, f"{PREFIX}{run}")
+
+
 class InstanceMarker:
     """The name of this run."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
-        self.run = uuid4().hex
+        run = uuid4().hex
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(f"\0{prefix}{self.run}")
+        self._name = f"{prefix}{run}"
+        self._sock.bind(f"\0{self._name}")
+        peer_capability.sign(self._sock)  # without the capability no connection moves from its workers
         self._sock.listen(0)  # no process accepts: the kernel shows the user of listening sockets only
 
     def fileno(self) -> int:
@@ -81,7 +92,7 @@ class InstanceMarker:
 
     def others(self) -> bool:
         """Return whether another run lives. Raise OSError when the kernel cannot list the names."""
-        return bool(listening(self._prefix) - {f"{self._prefix}{self.run}"})
+        return bool(listening(self._prefix) - {self._name})
 
     def close(self) -> None:
         """Release the name; it lives on while workers do."""

@@ -48,12 +48,14 @@ class OrphanedWorker:
         writer: asyncio.StreamWriter,
         hello: OrphanHello,
         *,
-        known: bool,
+        can_move: bool,
     ) -> None:
-        """`known`: a worker of our predecessor, or of this process before a re-exec."""
+        """`can_move`: it speaks our version of `Move`, and has shown the marker of a run of kubeproxy."""
         self.pid = hello.pid
-        self.can_move = known and hello.moves == MOVES
+        self.can_move = can_move
         """Whether its connections may come to our workers."""
+        if not can_move:
+            log.warning("orphaned worker: connections stay with it", pid=self.pid, its=hello.moves, ours=MOVES)
         self._sock = sock
         self._same_protocol = hello.protocol == PROTOCOL
         if not self._same_protocol:

@@ -139,8 +139,6 @@ class Take(TakeoverMessage, frozen=True, omit_defaults=True):
 
     successor: str = ""
     """The control socket of the new instance, to which workers turn; empty: no connection can move."""
-    token: str = ""
-    """What they show there: whoever has it has it from the owner."""
 
 
 class Refused(TakeoverMessage, frozen=True):

@@ -5,14 +5,14 @@ process could do the same harm without us. The proof is for one purpose and one 
 `Stop`, and a process between the two can pass neither on. A process that has it may still be wrong. So `Take` is
 refused while the kernel's rules lead to the owner, and `Hold` ends after a time in all (`owner.HOLD_S`).
 
-Orphaned workers have no privileges and are not trusted (`orphaned_worker`).
+Orphaned workers have no privileges and are not trusted (`orphaned_worker`). Those that show the marker of their run,
+which only a process with CAP_NET_ADMIN can have made (`instances.is_marker`), may move their connections here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import math
 import os
 import socket
@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.instances import is_marker
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
 from kubeproxy.daemon.takeover.owner import HoldTime, Owner
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, Predecessor, UnprovenError
@@ -52,11 +53,14 @@ from kubeproxy.dataplane.balancing.affinity import freshest
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     LINE_BYTES,
+    MOVES,
     PROTOCOL,
+    SHOWN,
     Bindings,
     Done,
     OrphanHello,
     Recall,
+    Show,
 )
 from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime import peer_capability
@@ -103,9 +107,8 @@ class TakeoverServer:
         """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
         self.stop_requested = asyncio.Event()
         """Set when an instance of another protocol version waits for this process to stop."""
-        self._token = os.urandom(16).hex()
-        self.successor: Take | None = None
-        """The request by which we have handed over."""
+        self.successor = ""
+        """The control socket of the instance that has taken over from us, to which our connections may move."""
         self._in_force = self._yielding = False
         self._orphans: set[OrphanedWorker] = set()
         self._refusals = 0
@@ -116,7 +119,7 @@ class TakeoverServer:
     @property
     def take(self) -> Take:
         """The request by which a predecessor hands over to us."""
-        return Take(successor=self._control.name, token=self._token)
+        return Take(successor=self._control.name)
 
     def listen(self) -> None:
         """Bind the name. New instances get `Busy` until `answer`."""
@@ -142,7 +145,7 @@ class TakeoverServer:
             self._tasks.start(self._relieve(orphan), name="takeover: relieve")
 
     async def _relieve(self, orphan: OrphanedWorker) -> None:
-        """Have an orphaned worker move its connections to our workers, if it is known, and retire."""
+        """Have an orphaned worker move its connections to our workers, if it may, and retire."""
         if orphan.can_move and (entrances := await self._owner.adopt()).sockets:
             try:
                 await orphan.move(entrances)
@@ -216,8 +219,8 @@ class TakeoverServer:
                 challenge = descriptors.pop() if descriptors else None
                 takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
                 if isinstance(hello, OrphanHello) and takes_orphans:
-                    if challenge is not None:
-                        self._control.prove(challenge, Purpose.RETIRE)
+                    proven = challenge is not None and self._control.prove(challenge, Purpose.RETIRE)
+                    can_move = proven and hello.moves == MOVES and await _shows_marker(sock, hello.run)
                     reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
                 elif isinstance(hello, Hello) and challenge is not None:
                     self._control.prove(challenge, Purpose.OWN)
@@ -237,10 +240,8 @@ class TakeoverServer:
                     return
             self._unproven.pop(sock, None)
             if isinstance(hello, OrphanHello):
-                pid = pid_of(sock)
-                known = is_child(pid) or hmac.compare_digest(hello.token.encode(), self._token.encode())
-                await self._serve_orphan(OrphanedWorker(sock, reader, writer, hello, known=known))
-                if pid == hello.pid:
+                await self._serve_orphan(OrphanedWorker(sock, reader, writer, hello, can_move=can_move))
+                if pid_of(sock) == hello.pid:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
             elif isinstance(hello, Order):
                 reason = await self._owner.obey(hello)
@@ -369,7 +370,7 @@ class TakeoverServer:
                 if (reason := await self._obstacle()) is not None:
                     return reason
                 hold.end()
-                self.successor = request
+                self.successor = request.successor
                 self.release()
                 await self._owner.yield_all()
                 self.superseded.set()
@@ -404,13 +405,11 @@ class TakeoverServer:
         log.error("background task failed", task=task, exc_info=error)
 
 
-def is_child(pid: int) -> bool:
-    """Return whether a process is a child of this one: after a re-exec the workers are."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ChildProcessError, OverflowError):
-        return False
-    return pid > 0
+async def _shows_marker(sock: socket.socket, run: str) -> bool:
+    """Return whether a worker has the marker of its run. OSError, ValueError when it does not answer."""
+    send_first(sock, Show())
+    _, descriptors = await receive_first(sock, SHOWN)
+    return [is_marker(descriptor, run) for descriptor in descriptors] == [True]
 
 
 async def _reap(pid: int) -> None:

@@ -30,7 +30,7 @@ from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.workers.adopter import Adopter
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.mover import Mover
-from kubeproxy.dataplane.workers.orphan import Orphan
+from kubeproxy.dataplane.workers.orphan import Marker, Orphan
 from kubeproxy.dataplane.workers.protocol import (
     Adopt,
     Apply,
@@ -81,11 +81,11 @@ class Worker:
     """A worker process, from its first request to its exit."""
 
     def __init__(
-        self, sock: socket.socket, *, number: int, shared_rows: SharedRows, run: str, owner_prefix: str
+        self, sock: socket.socket, *, number: int, shared_rows: SharedRows, marker: Marker, owner_prefix: str
     ) -> None:
-        """`sock` is this end of the channel; for `run` and `owner_prefix` see `orphan`."""
+        """`sock` is this end of the channel; for `marker` and `owner_prefix` see `orphan`."""
         self._number = number
-        self._run = run
+        self._marker = marker
         self._owner_prefix = owner_prefix
         self._reactor = Reactor()
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process(), send=send_backlogs)
@@ -217,12 +217,11 @@ class Worker:
         elif self._orphan is None:
             self._look_for_owner(self._owner_prefix, self._context.tune.orphan_grace_s)
 
-    def _look_for_owner(self, prefix: str, grace_s: float, *, token: str = "") -> None:
+    def _look_for_owner(self, prefix: str, grace_s: float) -> None:
         self._orphan = Orphan(
             self._reactor,
             owner_prefix=prefix,
-            run=self._run,
-            token=token,
+            marker=self._marker,
             grace_s=grace_s,
             bindings=self._engine.bindings,
             move=self._move_to,
@@ -280,9 +279,9 @@ class Worker:
                 return self._stop_accepting(number)
             case Drain(number, grace_s):
                 self._drain(number, grace_s)
-            case MoveTo(number, successor, token):
+            case MoveTo(number, successor):
                 self._move_number = number
-                self._look_for_owner(successor, FIND_S, token=token)
+                self._look_for_owner(successor, FIND_S)
             case Adopt(number):
                 return self._adopt(number)
             case _:
@@ -460,7 +459,7 @@ class Worker:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a worker; the exit status. The arguments are those of `process.command`."""
-    fd, number, counts_fd, run, owner_prefix = arguments
+    fd, number, counts_fd, marker, owner_prefix = arguments
     try:
         shared_rows = SharedRows(int(counts_fd), row=int(number))
         os.close(int(counts_fd))
@@ -469,7 +468,7 @@ def main(arguments: Sequence[str]) -> int:
             socket.socket(fileno=int(fd)),
             number=int(number),
             shared_rows=shared_rows,
-            run=run,
+            marker=Marker(socket.socket(fileno=int(marker)) if marker else None),
             owner_prefix=owner_prefix,
         )
         gc.collect()

@@ -5,16 +5,18 @@ answers an orphaned worker. The worker connects and introduces itself, with a so
 CAP_NET_ADMIN on (`peer_capability`). It obeys an owner that has given that proof: it retires, and before, the owner may
 ask for session affinity::
 
-    worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "..."}
+    worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "...", "moves": 2}
+    owner    {"type": "show"}                                with equal versions of what moves
+    worker   {"type": "shown"}                                 and the marker of its run
     owner    {"type": "recall"}                              any number of times, with equal protocol versions
     worker   {"type": "bindings", "bound": [...]}            any number
     worker   {"type": "done", "request": "recall"}
-    owner    {"type": "move", "workers": [0, 1], "count": 2}   and a socket to each; only if the owner knows the worker
+    owner    {"type": "move", "workers": [0, 1], "count": 2}   and a socket to each; only if the marker is signed
     worker   {"type": "moved", "moved": 20, "left": 0}
     owner    {"type": "retire"}
 
 A worker whose control process lives does the same when that process has handed over to another one
-(`protocol.MoveTo`): then it knows the owner's name, and has a token from it.
+(`protocol.MoveTo`): then it knows the owner's name.
 
 Without an owner the worker retires after its grace period.
 """
@@ -22,6 +24,7 @@ Without an owner the worker retires after its grace period.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -43,6 +46,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     OrphanHello,
     Recall,
     Retire,
+    Show,
+    Shown,
     decode,
     encode,
 )
@@ -56,6 +61,20 @@ TURN_S = 10.0
 """How long the worker waits for one owner when there is another name to ask."""
 
 
+class Marker:
+    """The marker of this run, which the control process has bound, signed and left to its workers."""
+
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        """None: there is none, and no connection moves from here."""
+        self._sock = sock
+        self.run = "" if sock is None else sock.getsockname().decode().rpartition("/")[2]
+
+    def show(self, to: socket.socket) -> None:
+        """Send it to an owner. OSError when the connection has ended, or cannot take it now."""
+        rights = array.array("i", [] if self._sock is None else [self._sock.fileno()])
+        to.sendmsg([encode(Shown())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [])
+
+
 class Orphan:
     """The search of one worker, from its creation on; it calls `retire` once, at the end."""
 
@@ -64,8 +83,7 @@ class Orphan:
         reactor: Reactor,
         *,
         owner_prefix: str,
-        run: str,
-        token: str = "",
+        marker: Marker,
         grace_s: float,
         bindings: Callable[[], Iterable[RestoreBindings | None]],
         move: Callable[[Move, Sequence[int]], None],
@@ -79,10 +97,13 @@ class Orphan:
         """Names that the worker has connected to."""
         self._turn = 0
         self._challenge: peer_capability.Challenge | None = None
-        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), run, MOVES, token))
+        self._marker = marker
+        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
         self._move = move
+        self._moves = False
+        """Whether this owner has connections move."""
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
         self._received = b""
@@ -121,6 +142,7 @@ class Orphan:
                 challenge.close()
             return False
         self._owner, self._received, self._unsent, self._challenge = sock, b"", b"", challenge
+        self._moves = False
         self._turn += 1
         turn = self._turn
         self._reactor.after(TURN_S, lambda: self._end_turn(turn))
@@ -175,8 +197,12 @@ class Orphan:
         elif any(isinstance(request, Retire) for request in requests):
             self._end()
         elif moves := [request for request in requests if isinstance(request, Move)]:
+            self._moves = True
             self._move(moves[0], descriptors)
             descriptors = []
+        elif any(isinstance(request, Show) for request in requests):
+            with contextlib.suppress(OSError):  # the owner ends the connection, and the worker comes again
+                self._marker.show(self._owner)
         elif any(isinstance(request, Recall) for request in requests):
             self._lines = _answer(self._bindings())
             self._send()
@@ -184,7 +210,9 @@ class Orphan:
             os.close(descriptor)
 
     def moved(self, moved: Moved) -> None:
-        """Tell the owner that all that can move has moved."""
+        """Tell the owner that all that can move has moved, if it has asked for that."""
+        if not self._moves:
+            return
         self._lines = chain(self._lines, [encode(moved)])
         self._send()
 
@@ -217,7 +245,7 @@ def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
     yield encode(Done("recall"))
 
 
-def _decode(line: bytes) -> Retire | Recall | Move | None:
+def _decode(line: bytes) -> Retire | Show | Recall | Move | None:
     """Return the owner's request, or None for another text, which is ignored."""
     try:
         return decode(line, FOR_ORPHANS)

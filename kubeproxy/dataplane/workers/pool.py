@@ -71,16 +71,16 @@ class WorkerDataPlane:
         *,
         on_end: Callable[[WorkerEnd], None],
         on_crash: Callable[[str, BaseException], None],
-        run: str = "",
+        marker: int | None = None,
         owner_prefix: str = "",
-        inherit: Sequence[int] = (),
         budget: DescriptorBudget | None = None,
     ) -> None:
         """To be made inside a running event loop; the workers start at once.
 
         `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix`: the prefix, without the leading NUL,
-        of the abstract Unix sockets at which an orphaned worker looks for a new owner and introduces itself as one of
-        this `run`; empty: it does not look. `inherit`: descriptors that stay open in every worker.
+        of the abstract Unix sockets at which an orphaned worker looks for a new owner; empty: it does not look.
+        `marker`: the descriptor of the marker of this run, by which it introduces itself there; every worker inherits
+        it.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()
@@ -94,9 +94,9 @@ class WorkerDataPlane:
         self._supervisor = Supervisor(
             count,
             command=lambda number, fd: command(
-                fd, number=number, counts_fd=self._columns.fd, run=run, owner_prefix=owner_prefix
+                fd, number=number, counts_fd=self._columns.fd, marker=marker, owner_prefix=owner_prefix
             ),
-            inherit=(*inherit, self._columns.fd),
+            inherit=(self._columns.fd,) if marker is None else (self._columns.fd, marker),
             initialize=self._initialize,
             on_stopped=self._keep_counters,
             on_end=on_end,
@@ -434,9 +434,9 @@ class WorkerDataPlane:
                     worker.request(Adopt, [inside])
         return Entrances(tuple(sockets.values()), tuple(sockets), self._count)
 
-    async def move(self, successor: str, token: str) -> tuple[int, int]:
+    async def move(self, successor: str) -> tuple[int, int]:
         """See `DataPlane.move`."""
-        replies = await self._supervisor.request_all(lambda number: MoveTo(number, successor, token))
+        replies = await self._supervisor.request_all(lambda number: MoveTo(number, successor))
         moves = [reply for reply in replies if isinstance(reply, MoveReply)]
         return sum(move.moved for move in moves), sum(move.left for move in moves)
 

@@ -38,9 +38,10 @@ READ_AGAIN_S = 0.1
 """How long a channel is not read after a MemoryError."""
 
 
-def command(fd: int, *, number: int, counts_fd: int, run: str, owner_prefix: str) -> list[str]:
-    """Return the command line of a worker; `fd` is its end of the channel, `counts_fd` the table of `Columns`."""
-    arguments = [str(fd), str(number), str(counts_fd), run, owner_prefix]
+def command(fd: int, *, number: int, counts_fd: int, marker: int | None, owner_prefix: str) -> list[str]:
+    """Return the command line of a worker; `fd` is its end of the channel, `counts_fd` the table of `Columns`, `marker`
+    that of its run."""
+    arguments = [str(fd), str(number), str(counts_fd), "" if marker is None else str(marker), owner_prefix]
     # -P: no imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]
 

@@ -112,7 +112,6 @@ class MoveTo(Struct, frozen=True, tag=True, array_like=True):
     number: int
     successor: str
     """The name of the control socket."""
-    token: str
     """Shows the successor that it has been announced."""
 
 

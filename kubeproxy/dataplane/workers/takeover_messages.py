@@ -17,9 +17,9 @@ from kubeproxy.dataplane.messages import RestoreBindings
 PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
 messages changes; `RestoreBindings` and what it holds are part of a message."""
-MOVES: Final = 1
-"""The version of what moves with a connection (`moving`). Raise it when `ConnectionState` or `SessionState` changes:
-between two versions nothing moves, and the connections drain."""
+MOVES: Final = 2
+"""The version of what moves with a connection (`moving`), and of `Show` and `Move`. Raise it when one of them,
+`ConnectionState` or `SessionState` changes: between two versions nothing moves, and the connections drain."""
 LINE_BYTES: Final = 4096
 """The longest line."""
 
@@ -40,12 +40,18 @@ class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"
     """The run that it belonged to."""
     moves: int = 0
     """The version of `Move` that it understands."""
-    token: str = ""
-    """The token of the owner's `Take`, by which the worker's own control process has announced it."""
 
 
 class Retire(TakeoverMessage, frozen=True):
     """The rules lead to the owner: the worker stops accepting, drains and ends. Frozen."""
+
+
+class Show(TakeoverMessage, frozen=True):
+    """Show the marker of your run."""
+
+
+class Shown(TakeoverMessage, frozen=True):
+    """The answer to `Show`, sent with the marker."""
 
 
 class Move(TakeoverMessage, frozen=True):
@@ -82,7 +88,10 @@ class Done(TakeoverMessage, frozen=True):
     request: str
 
 
-FOR_ORPHANS: Final[msgspec.json.Decoder[Retire | Recall | Move]] = msgspec.json.Decoder(Retire | Recall | Move)
+FOR_ORPHANS: Final[msgspec.json.Decoder[Retire | Show | Recall | Move]] = msgspec.json.Decoder(
+    Retire | Show | Recall | Move
+)
+SHOWN: Final = msgspec.json.Decoder(Shown)
 FROM_ORPHANS: Final[msgspec.json.Decoder[Bindings | Done | Moved]] = msgspec.json.Decoder(Bindings | Done | Moved)
 
 

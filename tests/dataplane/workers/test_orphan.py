@@ -41,7 +41,7 @@ CONTROL = """if True:
     from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 
     async def main(count, owner, grace_s, shutdown_grace_s, port, affinity_timeout_s):
-        plane = WorkerDataPlane(count, on_end=print, on_crash=print, run="that run", owner_prefix=owner)
+        plane = WorkerDataPlane(count, on_end=print, on_crash=print, marker=marker, owner_prefix=owner)
         held = plane.reserve(Protocol.TCP, Address("127.0.0.1"), 0)
         name = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
         await plane.send([
