@@ -297,6 +297,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "In a container: the control process before this one has ended by itself, as `how` says; its workers serve on.",
         "[A process of kubeproxy ends](operations.md#a-process-of-kubeproxy-ends)",
     ),
+    "orphaned worker: connections stay with it": (
+        "A worker of an earlier run has another version of what moves with a connection (`its`), or cannot show that a"
+        " kubeproxy with CAP_NET_ADMIN has started it. It serves its connections for at most `shutdownGrace`.",
+        "[Connections move](takeover.md#connections-move)",
+    ),
     "orphaned worker: other takeover protocol": (
         "A worker of an earlier run has another version of the takeover protocol; its session affinity is not fetched.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",

@@ -80,3 +80,37 @@ def test_other_descriptors_get_no_answer() -> None:
 def test_a_name_that_is_too_long_is_refused() -> None:
     with pytest.raises(OSError, match="too long"):
         Challenge(Purpose.RETIRE, "x" * 100)
+
+
+def named(name: str = NAME, *, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """A socket with an abstract name."""
+    sock = socket.socket(socket.AF_UNIX, kind)
+    sock.bind(f"\0{name}")
+    return sock
+
+
+@pytest.mark.netns
+def test_a_signed_socket_certifies_its_name_in_its_network(host: Host) -> None:
+    with named() as signed, host.entered(), named() as elsewhere:
+        assert peer_capability.sign(signed)
+        assert peer_capability.sign(elsewhere)
+        found = [peer_capability.is_signed(os.dup(sock.fileno()), NAME) for sock in (signed, elsewhere)]
+    assert found == [False, True], "asked from the network of the second"
+    with named() as signed:
+        assert peer_capability.sign(signed)
+        wanted = {NAME: True, f"{NAME}/x": False, NAME[:-1]: False, "": False}
+        assert {name: peer_capability.is_signed(os.dup(signed.fileno()), name) for name in wanted} == wanted
+
+
+def test_nothing_else_certifies_a_name() -> None:
+    unnamed = socket.socket(socket.AF_UNIX)
+    peer_capability.sign(unnamed)
+    internet = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with unnamed, internet, named() as unsigned:
+        others = (unnamed, internet, unsigned)
+        assert not any(peer_capability.is_signed(os.dup(other.fileno()), NAME) for other in others)
+    read, write = os.pipe()
+    assert not peer_capability.is_signed(read, NAME)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
+    os.close(write)

@@ -79,9 +79,9 @@ class InstanceMarker:
 
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
-        run = uuid4().hex
+        self.run = uuid4().hex
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._name = f"{prefix}{run}"
+        self._name = f"{prefix}{self.run}"
         self._sock.bind(f"\0{self._name}")
         peer_capability.sign(self._sock)  # without the capability no connection moves from its workers
         self._sock.listen(0)  # no process accepts: the kernel shows the user of listening sockets only

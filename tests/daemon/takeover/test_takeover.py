@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count, cycle, takewhile
 from uuid import uuid4
@@ -21,6 +21,7 @@ from kubeproxy.daemon.takeover import search as takeover_search
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
+from kubeproxy.daemon.takeover.instances import PREFIX, InstanceMarker
 from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.predecessor import Predecessor
 from kubeproxy.daemon.takeover.protocol import (
@@ -43,7 +44,20 @@ from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import Binding, RestoreBindings
-from kubeproxy.dataplane.workers.takeover_messages import PROTOCOL, Bindings, Done, OrphanHello, decode, encode
+from kubeproxy.dataplane.workers.takeover_messages import (
+    FOR_ORPHANS,
+    MOVES,
+    PROTOCOL,
+    Bindings,
+    Done,
+    Move,
+    Moved,
+    OrphanHello,
+    Show,
+    Shown,
+    decode,
+    encode,
+)
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -69,6 +83,8 @@ class Story(Owner):
         self.offered = Offer(5, ("manifests /one",))
         self.ponders = False
         """Whether its data plane has no answer."""
+        self.entrances: list[socket.socket] = []
+        """Where connections may come in."""
 
     def share(self, on: bool) -> None:
         self.words.append("share" if on else "unshare")
@@ -90,7 +106,7 @@ class Story(Owner):
         return self.bound
 
     async def adopt(self) -> Entrances:
-        return Entrances()
+        return Entrances(tuple(self.entrances), tuple(range(len(self.entrances))), len(self.entrances))
 
     async def yield_all(self) -> None:
         if self.obstacle is not None:
@@ -783,6 +799,57 @@ async def test_orphans_send_their_bindings(name: str) -> None:
     await until(lambda: others.server.orphans == 0)
     assert await others.recall() == []
     await others.close()
+
+
+def forged(run: str) -> socket.socket:
+    """A socket with the name of a run, as any process can bind it."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(f"\0{PREFIX}{run}")
+    return sock
+
+
+async def asked(name: str, owner: Takeover, hello: OrphanHello, shown: Sequence[int]) -> list[str]:
+    """Introduce an orphan that shows these descriptors; return what it is asked for."""
+    (only,) = listening(name)
+    loop = asyncio.get_running_loop()
+    words: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+        sock.connect(f"\0{only}")
+        challenge = peer_capability.Challenge(Purpose.RETIRE, only)
+        send_first(sock, hello, [challenge.fileno()])
+        while "retire" not in words:
+            for line in (await loop.sock_recv(sock, 4096)).splitlines():
+                match request := decode(line, FOR_ORPHANS):
+                    case Show():
+                        send_first(sock, Shown(), shown)
+                    case Move():
+                        send_first(sock, Moved(1, 0))
+                words.append(type_of(request))
+        challenge.close()
+    await until(lambda: owner.server.orphans == 0)
+    return words
+
+
+async def test_an_orphan_moves_its_connections_if_it_has_the_marker_of_a_run(name: str) -> None:
+    """Whatever else it shows, it only retires."""
+    story = Story()
+    story.entrances, inside = [(ends := socket.socketpair())[0]], ends[1]
+    async with process(name, story) as (owner, _):
+        owner.in_force()
+        marker, other = InstanceMarker(), InstanceMarker()
+        hello = OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES)
+        assert await asked(name, owner, hello, [marker.fileno()]) == ["show", "move", "retire"]
+        assert inside.recv(1) == b"", "the way in is the worker's alone"
+        inside.close()
+        with forged("forged") as sock:
+            lie = OrphanHello(PROTOCOL, os.getpid(), "forged", MOVES)
+            assert await asked(name, owner, lie, [sock.fileno()]) == ["show", "retire"]
+        assert await asked(name, owner, hello, [other.fileno()]) == ["show", "retire"]
+        assert await asked(name, owner, hello, []) == ["show", "retire"]
+        older = OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES - 1)
+        assert await asked(name, owner, older, [marker.fileno()]) == ["retire"]
+        marker.close()
+        other.close()
 
 
 async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:

@@ -12,21 +12,24 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first
+from kubeproxy.daemon.takeover.instances import is_marker
+from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first, send_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
     MOVES,
     PROTOCOL,
+    SHOWN,
     Bindings,
     Done,
     OrphanHello,
+    Show,
     decode,
 )
 from kubeproxy.model import Target
@@ -36,12 +39,14 @@ from tests.dataplane.conftest import ask, echo, endpoint, eventually, frontend, 
 
 CONTROL = """if True:
     import asyncio, json, sys
+    from kubeproxy.daemon.takeover.instances import InstanceMarker
     from kubeproxy.dataplane.messages import Listen, SetEndpoints, Tune
     from kubeproxy.dataplane.workers.pool import WorkerDataPlane
     from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 
     async def main(count, owner, grace_s, shutdown_grace_s, port, affinity_timeout_s):
-        plane = WorkerDataPlane(count, on_end=print, on_crash=print, marker=marker, owner_prefix=owner)
+        marker = InstanceMarker()
+        plane = WorkerDataPlane(count, on_end=print, on_crash=print, marker=marker.fileno(), owner_prefix=owner)
         held = plane.reserve(Protocol.TCP, Address("127.0.0.1"), 0)
         name = FrontendName(ServicePortName("default", "web", ""), Family.IPV4)
         await plane.send([
@@ -51,7 +56,7 @@ CONTROL = """if True:
         ])
         while len(workers := await plane.worker_status()) < count:
             await asyncio.sleep(0.01)
-        print(json.dumps({"port": held.port, "pids": [each.pid for each in workers]}), flush=True)
+        print(json.dumps({"run": marker.run, "port": held.port, "pids": [each.pid for each in workers]}), flush=True)
         await asyncio.sleep(3600)
 
     asyncio.run(main(*json.loads(sys.argv[1])))
@@ -64,6 +69,8 @@ class Orphans:
 
     address: tuple[str, int]
     pids: list[int]
+    run: str
+    """The name of their run."""
 
     @property
     def alive(self) -> list[int]:
@@ -95,7 +102,7 @@ async def orphans(
     output = json.loads(await asyncio.wait_for(control.stdout.readline(), 30))
     control.kill()
     await control.wait()
-    left = Orphans(("127.0.0.1", output["port"]), output["pids"])
+    left = Orphans(("127.0.0.1", output["port"]), output["pids"], output["run"])
     try:
         yield left
     finally:
@@ -116,6 +123,10 @@ class Owner:
     server: ControlSocket | None = None
     proves: bool = True
     """Whether it proves CAP_NET_ADMIN."""
+    asks: bool = False
+    """Whether it asks for the marker."""
+    markers: list[bool] = field(default_factory=list)
+    """For each worker that has shown something, whether that is the marker of its run."""
 
     async def listen(self) -> None:
         self.server = ControlSocket(self.name)
@@ -131,6 +142,11 @@ class Owner:
                 peer_capability.answer(descriptor, Purpose.RETIRE, self.server.name)
             else:
                 os.close(descriptor)
+        if self.asks:
+            send_first(sock, Show())
+            with contextlib.suppress(ConnectionError):
+                _, shown = await receive_first(sock, SHOWN)
+                self.markers += [is_marker(descriptor, message.run) for descriptor in shown]
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         self.came.append(message)
         self.writers.append(writer)
@@ -199,7 +215,7 @@ async def test_an_owner_retires_them(owner: Owner) -> None:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         assert sorted(owner.came, key=lambda came: left.pids.index(came.pid)) == [
-            OrphanHello(PROTOCOL, pid, "that run", MOVES) for pid in left.pids
+            OrphanHello(PROTOCOL, pid, left.run, MOVES) for pid in left.pids
         ]
         others = await connected(left.address)
         owner.send(b'{"type": "another"}\n{"type": "ret')
@@ -336,6 +352,20 @@ async def test_a_false_owner_does_not_hide_the_true_one(owner: Owner) -> None:
     false.close()
     for sock in held:
         sock.close()
+
+
+@pytest.mark.parametrize("proves", [True, False])
+async def test_they_show_the_marker_of_their_run_to_an_owner_that_has_proven_itself(owner: Owner, proves: bool) -> None:
+    """By it their connections may move. Whoever else gets it could claim to be a worker."""
+    owner.proves, owner.asks = proves, True
+    async with endpoint(echo) as target, orphans(target, owner=owner.name) as left:
+        reader, writer = await connected(left.address)
+        await owner.listen()
+        await eventually(lambda: len(owner.came) >= 2)
+        assert owner.markers == [True] * 2 * proves
+        writer.write(b"y")
+        assert await reader.readexactly(1) == b"y"
+        writer.close()
 
 
 IMPOSTOR = """if True:

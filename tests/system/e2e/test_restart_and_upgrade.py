@@ -7,17 +7,35 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.support.lab import Daemon
+from tests.support.lab import Daemon, Network
 from tests.system.e2e import kernel_state
 from tests.system.e2e.conftest import ADAPTERS, PATHS
 from tests.system.e2e.scripted_owner import incumbent
-from tests.system.e2e.stage import KERNEL, QUICK, VIP, Stage, ask, ask_often, endpoints, service, silent, until
+from tests.system.e2e.stage import (
+    KERNEL,
+    QUICK,
+    VIP,
+    Stage,
+    ask,
+    ask_often,
+    endpoints,
+    exchange,
+    service,
+    silent,
+    until,
+)
 from tests.system.e2e.steady_clients import Crowd
+from tests.system.e2e.test_takeover_variants import VIP_V6, in_v6, start_v6
 
 pytestmark = pytest.mark.netns
 
@@ -199,8 +217,9 @@ def waited_s(failure: str) -> float:
 
 @each_path
 def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
-    """Its workers serve until the rules of the new instance are in force, then drain."""
-    first = serve(stage, "--workers=2", netfilter=netfilter)
+    """Its workers serve until the rules of the new instance are in force. Then their connections move, and they end,
+    however long their grace period is."""
+    first = serve(stage, "--workers=2", "--shutdown-grace=90s", netfilter=netfilter)
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         first.process.kill()
@@ -208,11 +227,57 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
         linger()
         second = stage.daemon(QUICK, GRACE, "--workers=2", netfilter=netfilter)
         until(lambda: "orphaned worker serves on" in second.log(), "orphans have reported")
-        linger(2.0)
+        until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
+        linger()
     unhurt(crowd)
     crowd.show(f"control process killed ({netfilter})")
-    until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
     stage.await_answers(0, 1, 2)
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_every_kind_of_connection_survives_two_crashes(stage: Stage, ipv6: bool) -> None:
+    """Connections that are idle, in bulk and half-closed; each has all its bytes."""
+    options = (QUICK, "--workers=2", "--shutdown-grace=90s")
+    address = (VIP_V6 if ipv6 else VIP, 80)
+    web, listed = service(), endpoints("web", [0])
+    if ipv6:
+        start_v6(stage, 1)
+        web, listed = in_v6(service(), endpoints("web", [Network.pod_v6(0)]))
+    stage.write("web", web, listed)
+    daemon = stage.daemon(*options)
+    stage.await_answers(0, address=address)
+    over = threading.Event()
+
+    def exchange_for_ever() -> int:
+        for number in count(1):
+            exchange(stage.client, address, 100 << 20, "crash")
+            if over.is_set():
+                return number
+        raise AssertionError
+
+    idle, half_closed = (stage.client.connect(address, timeout=60) for _ in range(2))
+    with idle, half_closed, ThreadPoolExecutor(2) as pool:
+        half_closed.sendall(b"drip 100 0.2\n")
+        half_closed.shutdown(socket.SHUT_WR)
+        bulk = [pool.submit(exchange_for_ever) for _ in range(2)]
+        try:
+            for _ in range(2):
+                linger()
+                daemon.process.kill()
+                daemon.process.wait()
+                daemon = stage.daemon(*options)
+                until(partial(ended, daemon, 2), "the orphans have ended")
+        finally:
+            over.set()
+        assert min(each.result(120) for each in bulk) > 0
+        idle.sendall(b"name\n")
+        assert idle.recv(100) == b"pod-0"
+        assert half_closed.makefile("rb").read() == b"pod-0\n" * 100
+
+
+def ended(daemon: Daemon, orphans: int) -> bool:
+    """Whether a daemon has seen so many orphaned workers end."""
+    return daemon.log().count("orphaned worker has ended") >= orphans
 
 
 @each_path

@@ -93,10 +93,15 @@ def test_by_the_other_data_path(stage: Stage, first: dict[str, Any], second: dic
 
 @pytest.mark.parametrize("adapter", [NFTABLES, IPTABLES, BY_KERNEL], ids=lambda adapter: str(adapter["netfilter"]))
 def test_of_an_ipv6_service(stage: Stage, adapter: dict[str, Any]) -> None:
-    for index, pod in enumerate(stage.network.pods[:2]):
-        pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", Network.pod_v6(index), str(TARGET)])
+    start_v6(stage, 2)
     stage.write("web", *in_v6(service(), endpoints("web", [Network.pod_v6(0), Network.pod_v6(1)])))
     follow(stage, VIP_V6, adapter, adapter)
+
+
+def start_v6(stage: Stage, pods: int) -> None:
+    """Start the backends of some pods at their IPv6 addresses."""
+    for index, pod in enumerate(stage.network.pods[:pods]):
+        pod.popen([sys.executable, "-S", "-E", backend.__file__, f"pod-{index}", Network.pod_v6(index), str(TARGET)])
 
 
 def in_v6(web: Object, listed: Object) -> tuple[Object, Object]:
