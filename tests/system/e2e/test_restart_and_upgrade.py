@@ -30,6 +30,7 @@ from tests.system.e2e.stage import (
     ask_often,
     endpoints,
     exchange,
+    refused,
     service,
     silent,
     until,
@@ -245,7 +246,7 @@ def test_every_kind_of_connection_survives_two_crashes(stage: Stage, ipv6: bool)
         web, listed = in_v6(service(), endpoints("web", [Network.pod_v6(0)]))
     stage.write("web", web, listed)
     daemon = stage.daemon(*options)
-    stage.await_answers(0, address=address)
+    until(lambda: not refused(stage.client, address), "the Service answers")
     over = threading.Event()
 
     def exchange_for_ever() -> int:
