@@ -53,7 +53,7 @@ class Pod:
 def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
     """Make a namespace on the bridge of that name, or on the one that looks like the pods'; remove it at the end.
 
-    NoPodError if there is no such bridge, no free address, or no right to make one."""
+    Raise NoPodError if there is no such bridge, no free address, or no right to make one."""
     name, mtu, interface = _bridge(bridge)
     pod = f"kubeproxy-test-{os.getpid()}"
     outside = f"kptest{os.getpid()}"[:15]
@@ -72,7 +72,7 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
 
 
 def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:
-    """Return a bridge, its MTU and its IPv4 address; NoPodError if there is none, or several."""
+    """Return a bridge, its MTU and its IPv4 address. Raise NoPodError if there is none, or several."""
     found: dict[str, tuple[str, str, ipaddress.IPv4Interface]] = {}
     for link in json.loads(_ip("-j", "address", "show", "type", "bridge") or "[]"):
         addresses = [it for it in link.get("addr_info", ()) if it.get("family") == "inet"]

@@ -174,7 +174,7 @@ def _pages(report: Report, daemon: Daemon) -> None:
 
 
 def _output(*command: str) -> bytes:
-    """Return what a program writes, with its errors; OSError if it is not here."""
+    """Return what a program writes, with its errors. Raise OSError if the program is not installed."""
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"{command[0]} is not installed")
     done = subprocess.run(

@@ -127,7 +127,7 @@ def _pool(enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:
 
 
 def _services(daemon: Daemon, names: Sequence[str], limit: int) -> Iterator[ServiceStatus]:
-    """Yield the named Services, or all; KubeproxyError if one is unknown."""
+    """Yield the named Services, or all of them if `names` is empty. Raise KubeproxyError if a name is unknown."""
     for name in names or ("",):
         query = {"format": "json", "limit": str(limit), **({"service": name} if name else {})}
         found = daemon.ask(f"/statusz?{urlencode(query)}", Status)

@@ -103,7 +103,7 @@ class Daemon:
 
 
 def decode(body: bytes, answer: type[T]) -> T:
-    """Decode JSON of a daemon; KubeproxyError if it has another shape, as that of another version."""
+    """Decode JSON of a daemon. Raise KubeproxyError if it has another shape, as that of another version."""
     try:
         return msgspec.convert(_printable(msgspec.json.decode(body)), answer)
     except msgspec.DecodeError as error:

@@ -75,7 +75,7 @@ def _names_a_service(to: str) -> bool:
 def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
     """Return an address and port of a Service that the daemon knows by name.
 
-    KubeproxyError if it knows none, several, or none with such a port; ValueError if `source` is no address."""
+    Raise KubeproxyError if it knows none, several, or none with such a port; ValueError if `source` is no address."""
     found = daemon.ask(f"/statusz?{urlencode({'format': 'json', 'service': to})}", Status)
     if not found.services:
         raise KubeproxyError(found.hint or f"no Service {to}")

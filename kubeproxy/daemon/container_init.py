@@ -7,8 +7,8 @@ process has ended
 - after SIGTERM or SIGINT: so does this program, with the same exit status.
 - with exit status 0: another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
   container that has ended again, and that would take over in its turn.
-- otherwise, and other processes of the container live: those are workers, and serve on. This program starts the next
-  control process, which relieves them.
+- otherwise, and other processes of the container live: those are workers, and keep serving. This program starts the
+  next control process, which relieves them.
 - otherwise: there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
   and the kubelet starts the container again, with its own back-off.
 

@@ -240,7 +240,7 @@ async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
 
 
 def original_destination(client: socket.socket) -> Target:
-    """Return where a client wanted to go before a rule led it here. OSError if none has."""
+    """Return where a client wanted to go before a rule led it here. Raise OSError if none has."""
     if client.family == socket.AF_INET:
         found = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DST, 16)
         port, packed = struct.unpack("!2xH4s8x", found)

@@ -232,7 +232,7 @@ class PodDrains:
         return cpu_s
 
     def _forget(self) -> None:
-        """Send pods new connections again that have not asked for a while; those that are gone need none."""
+        """Give new connections again to pods whose hooks have not asked for a while. Pods that are gone need none."""
         now = _now()
         for address, pod in list(self._pods.items()):
             if not pod.waiting and now >= pod.last_at + UNDO_S:

@@ -308,8 +308,8 @@ class Engine:
             yield
 
     def open_by_endpoint(self) -> Iterator[tuple[FrontendName, Mapping[Target, int]] | None]:
-        """What is open to each endpoint by frontend; None: a frontend without any. The caller may pause between two
-        steps."""
+        """Yield each frontend with the number of open connections by endpoint, or None for a frontend without any. The
+        caller may pause between two steps."""
         for tally in tuple(self._context.touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)

@@ -260,7 +260,7 @@ class PortReserver(Protocol):
     """Reserves ports by binding them, so that no other process gets them."""
 
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
-        """Bind without listening; port 0 lets the kernel choose. OSError when the port is taken.
+        """Bind without listening; port 0 lets the kernel choose. Raise OSError when the port is taken.
 
         A `claim` only keeps other programs from a port that netfilter redirects; it is never listened on."""
 

@@ -41,7 +41,7 @@ class ServiceReport:
     generation: int = 0
     """The newest generation that is in effect."""
     unused: frozenset[Address] = frozenset()
-    """The addresses of pods to be used that this proxy does not have as ready endpoints yet."""
+    """The addresses in requests to use a pod at which this proxy has no ready endpoint yet."""
     kept: frozenset[Address] = frozenset()
     """The addresses to be drained that still get connections, because there is no other endpoint."""
     open: Mapping[Address, int] = field(default_factory=dict)

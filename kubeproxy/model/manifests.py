@@ -24,7 +24,7 @@ class ManifestProblem:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether a part of the manifest is not in effect that should be."""
+        """Return whether a part of the manifest that should be in effect is not."""
         return not (self.skipped or self.warning)
 
     @property

@@ -62,7 +62,7 @@ async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
     """Pause stale rules of an earlier run (see `Netfilter.pause`), of any adapter; the adapters that had redirects.
 
     Stale rules redirect to proxy ports that this process does not own. To be called at start, before the first listener
-    opens, if no other instance serves by them. KernelError if it fails: then they redirect until the first apply.
+    opens, if no other instance serves by them. Raise KernelError if it fails: then they redirect until the first apply.
 
     Clients that wait at a proxy port already are asked to begin anew: before the pause, which ends the guard of these
     ports, and after it, for those that came meanwhile and will not send again at once."""

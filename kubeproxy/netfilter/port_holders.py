@@ -46,7 +46,7 @@ class Holder(NamedTuple):
     privileged: bool
     """It belongs to root or to this daemon's own user, or only a privileged process can have that port."""
     pid: int | None = None
-    """None: unknown, as for a process of a hidden process namespace."""
+    """None if it is unknown, as for a process of a hidden process namespace."""
     command: str = ""
     listening: bool = True
     """False: it only has the port, as a UDP socket does."""

@@ -67,7 +67,7 @@ class ReentrySocket:
     """Makes the device anew, and sends packets by it. CAP_NET_ADMIN and CAP_NET_RAW are needed only to make it."""
 
     def __init__(self, group: int) -> None:
-        """OSError when the kernel has no veth, clsact or packet sockets, or this process may not make them.
+        """Raise OSError when the kernel has no veth, clsact or packet sockets, or this process may not make them.
 
         `group`: of the packet log, which is this process's own; so a device with its name is left over."""
         name = device_of(group)
@@ -81,7 +81,7 @@ class ReentrySocket:
             raise
 
     def send(self, packet: bytes, link: int) -> None:
-        """Have a packet enter at the interface with this number; OSError when the kernel does not take it."""
+        """Have a packet enter at the interface with this number. Raise OSError when the kernel does not take it."""
         self._socket.send(_FRAME.pack(_UNICAST, link, _SOURCE, _PROTOCOL[packet[0] >> 4]) + packet)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Reentry:
     """The filters of a device that `ReentrySocket` has made: one for each interface, as these come and go."""
 
     def __init__(self, group: int) -> None:
-        """OSError when the device is not there, or the kernel has no cls_bpf or act_mirred."""
+        """Raise OSError when the device is not there, or the kernel has no cls_bpf or act_mirred."""
         self._device = socket.if_nametoindex(device_of(group))
         self._known: set[int] = set()
         self._changes = subscribe(socket.NETLINK_ROUTE, _RTNLGRP_LINK)

@@ -13,16 +13,16 @@ from kubeproxy.model import Claim, Destination, Frontend, FrontendName, Origin, 
 
 
 class Place(NamedTuple):
-    """The rank of a claim among those on the same destination; the least one wins.
+    """The rank of a claim among those on the same destination. The lowest rank wins.
 
-    Services without a creation time are those of manifests, which the operator of the node writes: they go before all
-    that have one, and among themselves the one that was known first stays first.
+    A Service from a manifest has no creation time. The operator of the node wrote it, so it goes before all Services
+    with a creation time. Among the Services from manifests, the one that was known first stays first.
     """
 
     claim: Claim
     created: int
     service: tuple[str, str]
-    """Its namespace and name; empty without a creation time."""
+    """The Service's namespace and name. Both are empty if it has no creation time."""
 
     @classmethod
     def of(cls, frontend: Frontend, destination: Destination) -> Place:

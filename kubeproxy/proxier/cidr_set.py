@@ -23,7 +23,7 @@ class CidrSet:
     """The other blocks, of IPv4 and of IPv6: netmask -> network addresses."""
 
     def __post_init__(self) -> None:
-        """Sort them for lookups; ValueError for what is no CIDR."""
+        """Sort them for lookups. Raise ValueError for what is no CIDR."""
         hosts: set[str] = set()
         networks: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
         for cidr in self.cidrs:

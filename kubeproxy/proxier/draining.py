@@ -124,9 +124,9 @@ def drain_state(
 
 
 def _unused(requests: DrainRequests, now: float, endpoints: Iterable[Endpoint]) -> frozenset[Address]:
-    """Return the addresses of pods to be used that are no ready endpoints.
+    """Return the addresses in requests to use a pod at which this proxy has no ready endpoint yet.
 
-    Of several requests about an address the newest decides: the older ones are about pods that are gone."""
+    If several requests name an address, the newest one counts: the older ones are about pods that are gone."""
     to_use = sorted((it for it in requests.active(now) if it.want is Want.USE), key=lambda it: it.since)
     newest = {address: request for request in to_use for address in request.addresses}
     used = {

@@ -43,7 +43,7 @@ class Hairpins:
 
     @property
     def has_moved(self) -> bool:
-        """Whether any may have come or gone since `settle`."""
+        """Whether an address may have come or gone since `settle`."""
         return bool(self._moved)
 
     def moved(self, in_force: Set[Address]) -> dict[Address, bool]:

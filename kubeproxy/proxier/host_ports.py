@@ -14,7 +14,7 @@ from kubeproxy.model import Address, Protocol
 from kubeproxy.netfilter.port_holders import Holder
 
 FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
-"""Returns the processes that have a port at an address; OSError when the kernel refuses."""
+"""Returns the processes that have a port at an address. Raises OSError when the kernel refuses."""
 
 
 def no_holders(protocol: Protocol, address: Address, port: int) -> Sequence[Holder]:

@@ -222,7 +222,7 @@ class KernelSync:
             self._reports.conntrack_failed(error)
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours; KernelError when it refuses the question."""
+        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses the question."""
         return self.in_force is not None and (await self._netfilter.reach(self.in_force)).ours > 0
 
     # The end.

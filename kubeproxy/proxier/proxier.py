@@ -129,16 +129,18 @@ class Proxier:
             self._wake.set()
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours; KernelError when it refuses the question.
+        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses the question.
 
         Asked when a new instance claims that it has taken over the rules."""
         async with self._round_lock:
             return await self.kernel.leads_here()
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
-        """End `run` after its present round. `cleanup` removes the rules; `pause` drops clients' first packets until a
-        new instance serves (`Netfilter.pause`); KernelError if that fails. Without either the rules stay, for a new
-        instance that has taken them over. Open connections go on; new ones come only if already on their way."""
+        """End `run` after its present round. Raise KernelError if the kernel refuses what follows.
+
+        `cleanup` removes the rules. `pause` drops clients' first packets until a new instance serves
+        (`Netfilter.pause`). Without either the rules stay, for a new instance that has taken them over. Open
+        connections go on; new ones come only if they are already on their way."""
         self._stopped = True
         self.kernel.stop()
         self._wake.set()

@@ -139,7 +139,7 @@ class Ejector:
         return [(*endpoint, tenants) for endpoint, tenants in self._ejections.due(_now()).items()]
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
-        """Note that an endpoint that was due is being dialed."""
+        """Note that a due endpoint is being dialed now."""
         self._ejections.dialed(Endpoint(protocol, target), _now())
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:

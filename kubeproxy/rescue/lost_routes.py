@@ -1,7 +1,8 @@
 """Finds the endpoints to which the route has been lost.
 
-A route that is removed names its destination. If routes may have gone without a notification, every endpoint's route is
-looked up, some at a time. That is also done now and then, because a new endpoint may have no route from the beginning.
+When a route is removed, the kernel's notification names the destination, and the endpoints there have lost their route.
+If notifications may have been missed, the route of every endpoint is looked up, `LOOKUPS` at a time. All routes are
+also looked up at intervals, because a new endpoint may have no route from the beginning.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ tasks             background tasks, none lost silently
 threads           blocking work in threads
 output            standard output and standard error of the commands
 child_process     a child process with a channel
-keep_running      of a part that fails by an internal error
+keep_running      restarts a part that fails by an internal error
 backoff           delays between tries
-few_by_name       the first events of an interval are logged by name, the others counted
+few_by_name       logs the first events of an interval by name, and counts the others
 time_slice        lets the event loop run during a long task
 histogram         durations by bucket
 privileges        drops capabilities

@@ -4,9 +4,9 @@ The pods with the fewest open connections are chosen first, and are named to the
 these pods new connections, and continues to serve the open ones. When no connection is left, or the time is over, the
 pods get a deletion cost, so that the controller deletes exactly these pods.
 
-Controllers before Kubernetes 1.22 ignore the deletion cost. There the pods are deleted directly before the controller
-is scaled down. If the controller creates a pod in their place first, it deletes that pod again, because the pod is not
-ready yet.
+Controllers before Kubernetes 1.22 ignore the deletion cost. With these, the update deletes the pods itself, and scales
+the controller down immediately afterwards. If the controller has created a pod in the meantime, it deletes that pod
+again, because the pod is not ready yet.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ProxyRetirement:
         """Choose `number` of these pods, at most `MOST_AT_ONCE`, and return them when they are drained or the time is
         over.
 
-        Return nothing if the pods cannot be drained; they are then deleted without it.
+        Return nothing if the pods cannot be drained. They are then deleted without draining.
         """
         if number <= 0:
             return ()

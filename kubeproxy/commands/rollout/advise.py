@@ -46,7 +46,7 @@ class Advice:
     warnings: Sequence[str]
 
     def lines(self, name: str) -> list[str]:
-        """Return it as YAML, which `kubectl patch --patch-file` takes."""
+        """Return the advice as YAML, which `kubectl patch --patch-file` takes."""
         lines = [f"# deployment/{name}: what its rollouts need to lose no connection"]
         if not self.patch:
             lines.append("# Nothing is missing.")
@@ -64,7 +64,7 @@ def _commented(text: str, mark: str) -> list[str]:
 
 
 def advise(deployment: Mapping[str, Any], wanted: Wanted) -> Advice:
-    """Return what a Deployment lacks; ValueError if it is none."""
+    """Return what a Deployment lacks. Raise ValueError if the object is no Deployment."""
     spec = _mapping(deployment, "spec")
     pod = _mapping(_mapping(spec, "template"), "spec")
     if not pod.get("containers"):

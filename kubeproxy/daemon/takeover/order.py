@@ -40,8 +40,8 @@ ANSWER_S: Final = 10.0
 
 
 async def give(order: Order, *, within_s: float = ANSWER_S, prefix: str = PREFIX) -> None:
-    """Give an order to the owner of this node, which has so long for it. KubeproxyError if there is none, or it
-    refuses."""
+    """Give an order to the owner of this node, which has `within_s` seconds for it. Raise KubeproxyError if there is no
+    owner, or if it refuses."""
     faults: list[str] = []
     for name, uid in sorted(users(prefix).items(), reverse=True):
         try:

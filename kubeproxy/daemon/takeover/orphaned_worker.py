@@ -1,7 +1,7 @@
 """An orphaned worker, as the owner of the node sees it.
 
-A worker outlives its control process: it serves on until the owner's rules are in force. It has no privileges, so any
-process of our user may claim to be one: its answers are bounded, and count for our frontends and endpoints only
+A worker outlives its control process: it keeps serving until the owner's rules are in force. It has no privileges, so
+any process of our user may claim to be one: its answers are bounded, and count for our frontends and endpoints only
 (`RestoreBindings`).
 """
 
@@ -71,7 +71,8 @@ class OrphanedWorker:
         """How many clients more the current answer may name."""
 
     async def serve(self) -> None:
-        """Read its answers until it ends. OSError, ValueError: the connection breaks, or other text."""
+        """Read the worker's answers until it ends. Raise OSError if the connection breaks, and ValueError for any other
+        text."""
         try:
             while (message := await receive(self._reader, FROM_ORPHANS)) is not None:
                 if isinstance(message, Done):

@@ -54,7 +54,7 @@ ANSWER_S: Final = 5.0
 
 
 class BusyError(Exception):
-    """The process cannot be followed now, or is `looking` for an owner, too."""
+    """No instance can take over from the process now, or it is `looking` for an owner, too."""
 
     def __init__(self, *, looking: bool) -> None:
         super().__init__("it looks for an owner, too" if looking else "it is busy")
@@ -68,9 +68,10 @@ class UnprovenError(Exception):
 async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_for_room: bool = False) -> Predecessor:
     """Connect to a control process, say hello, and prove CAP_NET_ADMIN in both directions.
 
-    `waits_for_room` waits a moment, in a thread, if its queue is full.
-    BusyError, UnprovenError; FullError when it accepts no connection now; ConnectionError when it has ended;
-    TimeoutError when it does not answer; OSError, ValueError when its answer is not of this protocol.
+    With `waits_for_room` wait a moment, in a thread, if the process's queue is full. Raise FullError when the process
+    accepts no connection now, ConnectionError when it has ended, and TimeoutError when it does not answer. Raise
+    BusyError when nobody can take over from it now, UnprovenError when it is another user's or has not proven
+    CAP_NET_ADMIN, and OSError or ValueError when its answer is not of this protocol.
     """
     sock = await connect(name, waits_for_room=waits_for_room)
     end = sock.close

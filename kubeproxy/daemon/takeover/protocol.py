@@ -8,7 +8,7 @@ first message::
     new instance   {"type": "proof"}
     owner          {"type": "accepted", "services": 5, "sources": ["manifests /etc/kubeproxy/manifests"]}
 
-An owner that cannot be followed now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
+An owner from which nobody can take over now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
 
 With equal versions the owner challenges the new instance to ``take``, and then obeys ``recall``, ``hold``, ``resume``
 and ``take``. With different versions it challenges it to ``stop``; the new instance sends one request, and the owner
@@ -87,7 +87,7 @@ class Order(TakeoverMessage, frozen=True):
 
 
 class Busy(TakeoverMessage, frozen=True):
-    """The process cannot be followed now: ask again later. Frozen."""
+    """No instance can take over from this process now: ask again later. Frozen."""
 
     protocol: int
     looking: bool = False
@@ -169,7 +169,7 @@ def hello(version: str) -> Hello:
 
 
 async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
-    """OSError when the connection has ended."""
+    """Send a message. Raise OSError when the connection has ended."""
     if writer.is_closing():
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     writer.write(encode(message))
@@ -183,8 +183,8 @@ async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]
 
 
 def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Sequence[int] = ()) -> None:
-    """Send over a non-blocking socket that has no stream yet, or whose stream has nothing to send. OSError when the
-    connection has ended."""
+    """Send over a non-blocking socket that has no stream yet, or whose stream has nothing to send. Raise OSError when
+    the connection has ended."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     # A line is shorter than what an empty socket takes at once.
     sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
@@ -193,7 +193,7 @@ def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Seque
 async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[int]]:
     """Return the first message over a socket that has no stream yet, and its descriptors, which the caller closes.
 
-    OSError, at the end too; ValueError for any other text.
+    Raise OSError when the connection breaks or ends, and ValueError for any other text.
     """
     descriptors: list[int] = []
     line = b""

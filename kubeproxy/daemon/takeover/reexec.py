@@ -1,6 +1,6 @@
 """Re-exec: the control process executes the code on disk, under the same process number and command line.
 
-Its workers serve on as orphaned workers, and retire when the new image's rules are in force. First a separate process
+Its workers keep serving as orphans, and retire when the new image's rules are in force. First a separate process
 loads the code on disk and checks the configuration with it; if that fails, nothing happens.
 """
 

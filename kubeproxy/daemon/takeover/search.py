@@ -123,8 +123,8 @@ class Search:
         return name in self._states and self._states[name][0] is _State.FULL
 
     def _to_ask(self) -> list[str]:
-        """Return the names to ask in this round: all, or, if they are too many, some of each process, however many
-        names it has."""
+        """Return the names to ask in this round. If there are too many, processes take turns, so that one with many
+        names does not keep the others out."""
         names = self._names()
         full = list(filter(self._is_full, names))
         waiting = set(full) - set(random.sample(full, min(len(full), THREADS)))

@@ -262,7 +262,7 @@ class TakeoverServer:
                 sock.close()
 
     def _busy(self) -> Busy | None:
-        """Return the answer to a new instance that has to wait. Return None if the instance may follow us."""
+        """Return the answer to a new instance that has to wait. Return None if it may take over now."""
         if self._looking:
             return Busy(PROTOCOL, looking=True)
         if self._follows or not self._answering or self._has_new_instance or not self._control.open:
@@ -406,7 +406,7 @@ class TakeoverServer:
 
 
 async def _shows_marker(sock: socket.socket, run: str) -> bool:
-    """Return whether a worker has the marker of its run. OSError, ValueError when it does not answer."""
+    """Return whether a worker has the marker of its run. Raise OSError or ValueError when it does not answer."""
     send_first(sock, Show())
     _, descriptors = await receive_first(sock, SHOWN)
     return [is_marker(descriptor, run) for descriptor in descriptors] == [True]

@@ -19,7 +19,7 @@ not fight over the rules.
 Two instances that cannot communicate at all find out by the rules: the older one yields when the kernel's redirects
 lead to other ports and a younger control process lives (`TakeoverServer.rival_lives`, `yield_to_rival`).
 
-Workers of a dead control process connect to the owner, too. They serve on until the owner retires them, when its
+Workers of a dead control process connect to the owner, too. They keep serving until the owner retires them, when its
 rules are in force.
 """
 

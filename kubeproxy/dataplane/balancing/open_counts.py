@@ -23,7 +23,7 @@ class SharedRows:
     """The table as a worker sees it."""
 
     def __init__(self, fd: int, *, row: int) -> None:
-        """Map the table; the descriptor is not needed any more then."""
+        """Map the table. The caller may close the descriptor afterwards."""
         cells = memoryview(mmap.mmap(fd, 0)).cast("i")
         self.rows = tuple(cells[at : at + COLUMNS] for at in range(0, len(cells), COLUMNS))
         self.own = self.rows[row]
@@ -35,7 +35,7 @@ class OpenCounts:
     __slots__ = ("_columns", "_shared", "here")
 
     def __init__(self, shared: SharedRows | None) -> None:
-        """None: there is no other process."""
+        """`shared` is None if this is the only process."""
         self._shared = shared
         self._columns: dict[Target, int] = {}
         self.here: Counter[Target] = Counter()
@@ -46,7 +46,7 @@ class OpenCounts:
         self._add(target, 1)
 
     def closed(self, target: Target) -> None:
-        """Count it no more; the endpoint may have left meanwhile."""
+        """Count a connection or session no more. Its endpoint may have left the Service meanwhile."""
         self._add(target, -1)
 
     def _add(self, target: Target, change: int) -> None:

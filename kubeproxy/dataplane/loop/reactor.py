@@ -90,7 +90,7 @@ class Reactor:
         self._longest_turn_s = 0.0
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
-        """Watch a descriptor. OSError when the kernel has no room for another watch."""
+        """Watch a descriptor. Raise OSError when the kernel has no room for another watch."""
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
 

@@ -35,7 +35,7 @@ NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
     """Start to connect to an endpoint with a hop limit of `hops`; the descriptor.
 
-    `client`: the address to connect from; None: this node's. OSError when the connect fails at once."""
+    `client`: the address to connect from; None: this node's. Raise OSError when the connect fails at once."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:

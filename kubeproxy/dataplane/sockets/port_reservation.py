@@ -29,8 +29,8 @@ class ReservedPort:
         claim: bool = False,
         shared: bool = False,
     ) -> None:
-        """Port 0 lets the kernel choose. OSError when the port is taken, or the address is none of this host's. For
-        `claim` and `shared` see `PortReserver`."""
+        """Port 0 lets the kernel choose. Raise OSError when the port is taken, or the address is none of this host's.
+        For `claim` and `shared` see `PortReserver`."""
         self._on_release = on_release
         self.claim = claim
         self.protocol = protocol
@@ -59,7 +59,7 @@ class ReservedPort:
         self._prepared = False
 
     def prepare(self) -> socket.socket:
-        """Return the socket, ready to listen on. OSError when the port was lost (see `stop_listening`).
+        """Return the socket, ready to listen on. Raise OSError when the port was lost (see `stop_listening`).
 
         SO_REUSEADDR is safe then, as no other socket can listen beside this one, and accepted connections inherit it:
         so they do not keep the port from us after a restart.
@@ -126,7 +126,7 @@ class ReservedPorts:
                 reserved.share(on)
 
     def of(self, message: Listen) -> ReservedPort:
-        """Return the reserved port that a message names; OSError when it is not reserved."""
+        """Return the reserved port that a message names. Raise OSError when it is not reserved."""
         reserved = self._reserved.get((message.protocol, message.address, message.port))
         if reserved is None:
             raise OSError(errno.EINVAL, "it was not reserved")
@@ -153,7 +153,7 @@ def stop_listening(sock: socket.socket) -> None:
 
 
 def _bind_again(sock: socket.socket) -> None:
-    """Bind a socket to the port that it had. OSError when another process has that by now."""
+    """Bind a socket to the port that it had. Raise OSError when another process has that by now."""
     try:
         sock.bind(sock.getsockname())
     except OSError as error:

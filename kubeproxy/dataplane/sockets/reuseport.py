@@ -55,7 +55,8 @@ def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction,
 
 
 def place(client: str, *, count: int) -> int:
-    """Return the index, of `count`, that `program` computes for a client's address. OSError for an invalid address."""
+    """Return the index, of `count`, that `program` computes for a client's address. Raise OSError for an invalid
+    address."""
     address, _, _ = client.partition("%")
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     words: tuple[int, ...] = struct.unpack(f"!{len(packed) // 4}I", packed)

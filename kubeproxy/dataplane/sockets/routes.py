@@ -30,12 +30,12 @@ class Routes:
     """A netlink socket for questions. An answer takes some ten microseconds, and waits for no lock of the kernel's."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no rtnetlink."""
+        """Raise OSError when the kernel has no rtnetlink."""
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._sequence = 0
 
     def to(self, address: str) -> Way | None:
-        """Return the way to an address; None if there is none. OSError when the kernel refuses to say."""
+        """Return the way to an address; None if there is none. Raise OSError when the kernel refuses to say."""
         inet = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(inet, address)
         self._sequence += 1

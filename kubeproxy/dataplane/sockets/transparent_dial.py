@@ -24,7 +24,7 @@ def can_preserve(client: str, endpoint: str, routes: Routes) -> bool:
     """Return whether an endpoint can be dialed from a client's address.
 
     Not from a loopback address, which only this host can answer, nor from the endpoint's own, nor from one on the link
-    by which this host reaches the endpoint. OSError when the kernel does not tell its routes."""
+    by which this host reaches the endpoint. Raise OSError when the kernel does not tell its routes."""
     if client == endpoint or client.startswith("127.") or client == "::1":
         return False
     to_client, to_endpoint = routes.to(client), routes.to(endpoint)

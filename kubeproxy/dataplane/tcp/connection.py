@@ -101,7 +101,7 @@ class Connection:
 
     @property
     def client(self) -> None:
-        """None: any worker of another instance may go on with it."""
+        """Return None, because any worker of another instance may go on with the connection."""
         return None
 
     @property

@@ -44,7 +44,7 @@ class Listener:
     """Accepts one frontend's clients on a bound socket, which it does not own."""
 
     def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
-        """OSError when the kernel refuses to listen."""
+        """Raise OSError when the kernel refuses to listen."""
         self._context = context
         self._sock = sock
         self._timer: Timer | None = None

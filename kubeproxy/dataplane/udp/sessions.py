@@ -374,7 +374,7 @@ class FrozenSession:
     __slots__ = ("_asleep", "_listener", "descriptors", "state")
 
     def __init__(self, listener: DatagramListener, state: SessionState, descriptor: int, *, asleep: bool) -> None:
-        """The claim is made: see `claim`, where another process had made it."""
+        """The caller has claimed the descriptor. `claim` does that for a session of another process."""
         self._listener = listener
         self._asleep = asleep
         self.state = state

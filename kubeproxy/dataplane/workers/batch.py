@@ -29,7 +29,7 @@ class WorkerBatch:
         self._sockets: list[tuple[FrontendSockets, socket.socket]] = []
 
     def add_listen(self, sockets: FrontendSockets) -> None:
-        """Add a frontend's `Listen` with the worker's socket. OSError when there is no socket for it."""
+        """Add a frontend's `Listen` with the worker's socket. Raise OSError when there is no socket for it."""
         self._sockets.append((sockets, sockets.socket_for(self.worker.number)))
         self.messages.append(sockets.listen)
 

@@ -48,14 +48,14 @@ class Channel(Generic[F]):
     def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
         """Send or queue a frame; the caller may close the descriptors then.
 
-        OSError when the other side has closed, or when no more descriptors can be queued."""
+        Raise OSError when the other side has closed, or when no more descriptors can be queued."""
         data = memoryview(encode(frame, len(descriptors)))
         waits = self.congested or not self._send(data, descriptors)
         if waits:
             self._outgoing.append((data, tuple(map(os.dup, descriptors))))
 
     def flush(self) -> None:
-        """Send as much of the queue as the kernel takes. OSError when the other side has closed."""
+        """Send as much of the queue as the kernel takes. Raise OSError when the other side has closed."""
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             sent = self._send_some(data, descriptors)

@@ -18,7 +18,7 @@ class Columns:
     """Hands out the columns, and clears rows."""
 
     def __init__(self, workers: int) -> None:
-        """OSError when there is no memory for the table."""
+        """Raise OSError when there is no memory for the table."""
         self.fd = os.memfd_create("kubeproxy-open")
         """The table; workers inherit it."""
         os.ftruncate(self.fd, workers * ROW_BYTES)

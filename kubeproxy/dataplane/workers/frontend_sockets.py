@@ -42,7 +42,7 @@ class FrontendSockets:
         """Sockets that precede the pinned ones in their group."""
 
     def set_endpoints(self, endpoints: SetEndpoints) -> None:
-        """Record the endpoints that the workers are sent."""
+        """Record the endpoints that are sent to the workers."""
         self.endpoints = endpoints
         for affinity in self._affinity:
             affinity.set_timeout(endpoints.affinity_timeout_s)
@@ -78,7 +78,7 @@ class FrontendSockets:
         """Open the pinned sockets, which get all new clients.
 
         `preceding` unpinned sockets listen already and will be closed. The pinned ones listen at once: a client that
-        comes before a worker has its socket waits in the queue. OSError when the kernel refuses."""
+        comes before a worker has its socket waits in the queue. Raise OSError when the kernel refuses."""
         try:
             if self._workers > 1:
                 self._reserved.share(True)
@@ -110,7 +110,8 @@ class FrontendSockets:
             attach(self._pinned[0], program(family_of(self.listen.address), count=count, first=first))
 
     def socket_for(self, worker: int) -> socket.socket:
-        """A worker's socket, to be sent to it and then passed to `close_sent`. OSError when the kernel refuses."""
+        """Return a worker's socket, to be sent to it and then passed to `close_sent`. Raise OSError when the kernel
+        refuses."""
         return self._pinned[worker] if self._pinned else self._open_another()
 
     def close_sent(self, sock: socket.socket) -> None:

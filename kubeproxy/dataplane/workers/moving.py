@@ -33,8 +33,8 @@ class Load(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Receipt(Struct, frozen=True, tag=True, array_like=True):
-    """The load of that number is taken over, but for the connections at the places in `refused`. Number 0 is sent
-    first, without a load."""
+    """The answer to a load: all of its connections are taken over except those at the places in `refused`. The first
+    receipt has number 0, and answers no load."""
 
     number: int
     room: int

@@ -1,4 +1,4 @@
-"""An orphaned worker: its control process has ended, so it serves on and looks for the new owner of the node.
+"""An orphaned worker: its control process has ended, so it keeps serving and looks for the new owner of the node.
 
 Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
 answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
@@ -65,12 +65,12 @@ class Marker:
     """The marker of this run, which the control process has bound, signed and left to its workers."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
-        """None: there is none, and no connection moves from here."""
+        """`sock` is None if there is no marker. No connection moves from here then."""
         self._sock = sock
         self.run = "" if sock is None else sock.getsockname().decode().rpartition("/")[2]
 
     def show(self, to: socket.socket) -> None:
-        """Send it to an owner. OSError when the connection has ended, or cannot take it now."""
+        """Send the marker to an owner. Raise OSError when the connection has ended, or cannot take the marker now."""
         rights = array.array("i", [] if self._sock is None else [self._sock.fileno()])
         to.sendmsg([encode(Shown())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [])
 

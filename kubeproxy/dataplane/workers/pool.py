@@ -119,7 +119,7 @@ class WorkerDataPlane:
     # Messages.
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """See `DataPlane.send`. KernelError when no worker is in service."""
+        """See `DataPlane.send`. Raise KernelError when no worker is in service."""
         # Before the wait: a worker that starts meanwhile gets it, even if no worker is in service now.
         self._tune = next((message for message in reversed(messages) if isinstance(message, Tune)), self._tune)
         await self._supervisor.until_served()
@@ -203,14 +203,15 @@ class WorkerDataPlane:
     def _begin(
         self, sockets: FrontendSockets, endpoints: SetEndpoints | None, batches: Mapping[int, WorkerBatch]
     ) -> None:
-        """Open the sockets of a new frontend. OSError when the kernel refuses."""
+        """Open the sockets of a new frontend. Raise OSError when the kernel refuses."""
         if sockets.must_pin(endpoints):
             sockets.pin()
         for batch in batches.values():
             batch.add_listen(sockets)
 
     def _pin(self, sockets: FrontendSockets, batches: Mapping[int, WorkerBatch]) -> None:
-        """Open pinned sockets beside the unpinned ones. OSError when the kernel refuses: then those stay in use."""
+        """Open pinned sockets beside the unpinned ones. Raise OSError when the kernel refuses: then those stay in
+        use."""
         name = sockets.listen.frontend
         serving = [batch for batch in batches.values() if name not in batch.worker.unsent]
         sockets.pin(preceding=len(serving))

@@ -54,7 +54,7 @@ class WorkerProcess:
     def __init__(
         self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
     ) -> None:
-        """`make_command` returns the command line for a descriptor. OSError when the process cannot start."""
+        """`make_command` returns the command line for a descriptor. Raise OSError when the process cannot start."""
         self.number = number
         self.unsent: dict[FrontendName, None] = {}
         """Frontends that a new worker has yet to be sent."""

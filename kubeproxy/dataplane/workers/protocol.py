@@ -285,8 +285,8 @@ class Decoder(Generic[F]):
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
         """Yield the frames that are complete with `arrived` more bytes in `room`.
 
-        MemoryError when there is none for the next frame or for more room; the next call continues. GarbledError for an
-        invalid frame; nothing can be decoded after it."""
+        Raise MemoryError when there is none for the next frame or for more room; the next call continues. Raise
+        GarbledError for an invalid frame; nothing can be decoded after it."""
         self._end += arrived
         while (size := self._next_size()) <= self._end - self._start:
             frame, descriptors = self._decode(self._start + HEADER.size, size - HEADER.size)

@@ -33,7 +33,7 @@ class WorkerEnd:
 
     number: int
     pid: int | None
-    """None: the process could not start."""
+    """None if the process could not start."""
     reason: str
     restarts_in_s: float
 

@@ -101,7 +101,7 @@ def encode(message: TakeoverMessage) -> bytes:
 
 
 def decode(line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Return the message of a line. ValueError for any other text."""
+    """Return the message of a line. Raise ValueError for any other text."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

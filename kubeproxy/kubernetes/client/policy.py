@@ -48,7 +48,7 @@ class RepeatReads:
     PAUSE_S: Final = 0.5
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Send the request; if it is a GET, up to `TRIES` times."""
+        """Send the request. If it is a GET and its connection breaks, send it up to `TRIES` times."""
         for number in range(1, self.TRIES + 1):
             try:
                 return await send()

@@ -67,8 +67,10 @@ class SimilarEvents:
         self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
 
     def too_many(self, what: Occurrence, now: float) -> bool:
-        """Return whether this event is to be combined with others: it has the tenth different message, or a later one,
-        within ten minutes of the one before."""
+        """Return whether this event is to be combined with similar ones.
+
+        The first nine different messages are sent as they are. Further ones are combined, until ten minutes pass
+        without a similar event."""
         kind = replace(what, message="")
         messages, last = self._messages.get(kind, (set(), now))
         if now - last > SIMILAR_S:

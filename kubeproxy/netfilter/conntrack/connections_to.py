@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
-    """Return what there is to each of these addresses. KernelError when the kernel refuses."""
+    """Return what there is to each of these addresses. Raise KernelError when the kernel refuses."""
     tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
     fresh: dict[int | None, Sequence[int]] = {None: udp, **{state: (tcp[name],) for state, name in _STATES.items()}}
     packed = {each: ipaddress.ip_address(each).packed for each in addresses}

@@ -76,7 +76,7 @@ class KernelConntrack:
 
         They lead to ports of a process that has ended; the client's next SYN meets the rules of then. A packet of the
         host itself is dropped on its way in, when the kernel has confirmed its flow on the way out already, so the
-        client's repetitions would follow that flow. KernelError when the kernel refuses."""
+        client's repetitions would follow that flow. Raise KernelError when the kernel refuses."""
         return await asyncio.to_thread(
             self._delete, "waiting TCP flows", Protocol.TCP, frozenset(Family), _waiting, unanswered=True
         )
@@ -139,7 +139,7 @@ def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: froz
 
 
 class Ctnetlink:
-    """A ctnetlink socket of this network namespace, for one thread; OSError when the kernel has none."""
+    """A ctnetlink socket of this network namespace, for one thread. Raises OSError when the kernel has none."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._socket = open_netlink(NETLINK_NETFILTER)
@@ -153,7 +153,8 @@ class Ctnetlink:
         self._socket.close()
 
     def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[Flow]:
-        """Yield every flow of a family and protocol (see `wire.dump_request`); OSError when the kernel refuses."""
+        """Yield every flow of a family and protocol (see `wire.dump_request`). Raise OSError when the kernel
+        refuses."""
         sequence = next(self._sequence)
         self._socket.send(wire.dump_request(family, sequence, protocol, unanswered=unanswered))
         for message in answers(self._socket, sequence, at_most=_BUFFER_BYTES):

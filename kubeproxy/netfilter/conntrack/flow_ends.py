@@ -43,7 +43,7 @@ _SO_RCVBUFFORCE: Final = 33
 
 
 class FlowEnds:
-    """The subscription; OSError when the kernel refuses it. For one thread at a time."""
+    """The subscription. Raises OSError when the kernel refuses it. For one thread at a time."""
 
     def __init__(self) -> None:
         self.overflows = 0

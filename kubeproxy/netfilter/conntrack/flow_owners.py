@@ -42,7 +42,7 @@ class FlowOwners:
         self._list_local = local
         self._rules: RuleSet | None = None
         self._local: frozenset[Address] | None = None
-        """None: not listed since the last `use`."""
+        """None if the addresses were not listed since the last `use`."""
         self._found: dict[Route, _Owners] = {}
         """By the rules in use."""
         self._before: dict[Route, _Owners] = {}

@@ -101,8 +101,9 @@ def dump_all_request(sequence: int, family: int) -> bytes:
 
 
 def dump_to_request(sequence: int, address: bytes) -> bytes:
-    """The request for all flows that an IPv4 address answers, translated or not. Kernels before 5.8 do not filter by
-    address; they answer with all IPv4 flows."""
+    """Return the request for all flows that an IPv4 address answers, translated or not.
+
+    Kernels before 5.8 do not filter by address. They answer with all IPv4 flows."""
     source, *_ = _IP[socket.AF_INET]
     answerer = encode([(_TUPLE_IP | NESTED, encode([(source, address)]))])
     wanted = [

@@ -44,7 +44,7 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """Return all TCP connections, also those not accepted yet, and closing ones. OSError when the kernel refuses.
+    """Return all TCP connections, also those not accepted yet, and closing ones. Raise OSError when the kernel refuses.
 
     The kernel remembers handshakes of listeners that have been closed. Those are left out: a client that goes on with
     one is refused."""

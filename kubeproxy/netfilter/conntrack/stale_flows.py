@@ -44,7 +44,7 @@ class Conntrack(typing.Protocol):
     async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
         """Delete the TCP flows without a socket that lead to the proxy ports of `rules`, when the present rules do not
         lead there any more; or, if not `ours`, those of ended connections to other ports of this node in their place.
-        Return the number deleted. KernelError when the kernel refuses."""
+        Return the number deleted. Raise KernelError when the kernel refuses."""
 
 
 class NoConntrack:

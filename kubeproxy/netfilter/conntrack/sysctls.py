@@ -45,7 +45,7 @@ class ConntrackLimits:
     """True: packets out of the window are valid; false leaves that setting as the host has it."""
 
     def table_size(self, cores: int) -> int:
-        """Return the least number of connections the table is to hold; 0: as the host has it."""
+        """Return how many connections the table must at least hold. Return 0 if the host's setting stays."""
         return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
 
     def settings(self) -> Mapping[str, int]:
@@ -88,8 +88,8 @@ def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path
 
 
 def udp_timeouts(*, directory: Path = DIRECTORY) -> tuple[int, int]:
-    """For how long the kernel keeps a UDP flow after its last packet, in seconds: a new or unanswered one, and another
-    one."""
+    """Return for how long the kernel keeps a UDP flow after its last packet, in seconds: a flow without an answer, and
+    one with packets both ways."""
     return _read(directory / "nf_conntrack_udp_timeout", 30), _read(directory / "nf_conntrack_udp_timeout_stream", 120)
 
 

@@ -1,7 +1,7 @@
 """The iptables adapter: kube-proxy's chains in the legacy tables, through python-iptables.
 
-Only the binding of libiptc in python-iptables is used; one commit of it replaces a table at once. The rest of it takes
-no lock, loses changes when it commits by itself, is not safe with threads, and reads rules back through the process's
+Only python-iptables' binding of libiptc is used: one commit replaces a whole table. The rest of python-iptables takes
+no lock, loses changes when it commits by itself, is not thread-safe, and reads rules back through the process's
 standard output. So all calls are made in one thread, each transaction holds the lock of iptables(8), and rules are
 bytes (`kubeproxy.netfilter.iptables.entry`).
 """

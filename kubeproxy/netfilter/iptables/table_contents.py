@@ -134,7 +134,8 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """Return the chain of table filter that checks sockets of redirected packets."""
+    """Return the chain of table filter that treats a redirected packet as a direct one, unless it is for a transparent
+    socket, as our listeners are."""
     return {
         PROXY_SOCKETS: frozenset(
             {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
@@ -143,15 +144,15 @@ def guarding_sockets(family: Family) -> Chains:
 
 
 def own_socket_rule(family: Family) -> Entry:
-    """Return the rule that lets packets for a transparent socket leave that chain."""
+    """Return the rule that lets packets for a transparent socket leave the chain `PROXY_SOCKETS`."""
     return iptables_entry.rule(family, iptables_entry.jump("RETURN"), iptables_entry.match_transparent(wildcard=True))
 
 
 def pause(have: Chains, family: Family, *, until: int) -> Chains:
     """Return the chains of table mangle that drop first packets instead of table nat's redirects.
 
-    From any source and until then (seconds since 1970); afterwards a packet meets the two jumps alone, which do not
-    match any more. Nothing without redirects."""
+    They drop packets from any source, until the Unix time `until`. Afterwards the two jumps to these chains stop
+    matching. Return nothing if there are no redirects."""
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(

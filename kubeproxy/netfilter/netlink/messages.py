@@ -44,14 +44,14 @@ def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
 def dump(
     netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
 ) -> Iterator[bytes]:
-    """Yield the payloads that answer a dump request; OSError when the kernel refuses it. `rest`: the request behind its
-    family."""
+    """Yield the payloads that answer a dump request. Raise OSError when the kernel refuses it. `rest`: the request
+    behind its family."""
     netlink.send(frame(kind, bytes([family]) + rest, flags=NLM_F_DUMP, sequence=kind))
     return (message.body for message in answers(netlink, kind))
 
 
 def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> None:
-    """Have the kernel make or remove an object; OSError when it refuses."""
+    """Have the kernel make or remove an object. Raise OSError when it refuses."""
     netlink.send(frame(kind, payload, flags=NLM_F_ACK | flags, sequence=kind))
     for _ in answers(netlink, kind):
         pass

@@ -69,7 +69,9 @@ def affinity_chains(
 
 
 def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
-    """Yield the rules that lead clients with their own way to a destination to the chain of that way."""
+    """Yield the rules that lead this node's pods and this host to a chain of their own.
+
+    Under externalTrafficPolicy Local these use the endpoints of all nodes, and other clients those of this node."""
     ip = IP[family]
     own = from_own_pods(f"ct original {ip} saddr", family, uplinks)
     yield Rule(f"{own}goto {chain}", "pods have their own way")
@@ -82,10 +84,10 @@ class Affinity(NamedTuple):
     name: str
     family: Family
     ports: tuple[int, ...]
-    """Those of its endpoints."""
+    """The ports of its endpoints."""
     timeout_s: int
     internal: str | None
-    """The name for clients on this node and pods, if these go to the same destinations by a way of their own."""
+    """The name for pods and this host, if they have other endpoints than other clients of the same destinations."""
 
 
 def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:

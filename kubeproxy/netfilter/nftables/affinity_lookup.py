@@ -21,7 +21,9 @@ class Bond(NamedTuple):
 
 
 async def bond_of(client: Address, spread: Spread) -> Bond | None:
-    """Return the endpoint that the kernel keeps for a client; None: none, so it gets any. KernelError when nft fails.
+    """Return the endpoint that the kernel keeps for a client. Return None if there is none: the client then gets any.
+
+    Raise KernelError when nft fails.
 
     The map of a port may lead to an endpoint that has just left; such a bond does not count."""
     if spread.affinity_timeout_s is None:

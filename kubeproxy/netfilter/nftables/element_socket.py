@@ -50,7 +50,7 @@ class ElementSocket:
     """A netlink socket for transactions. Any thread may use it; one at a time does."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no nf_tables."""
+        """Raise OSError when the kernel has no nf_tables."""
         self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
@@ -60,7 +60,7 @@ class ElementSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM_BYTES)
 
     def transact(self, batches: Iterable[Batch]) -> None:
-        """Carry these out as one transaction, in this order; OSError when the kernel refuses any of them.
+        """Carry these out as one transaction, in this order. Raise OSError when the kernel refuses any of them.
 
         It waits while another program's transaction is under way, so it is for a thread."""
         with self._lock:

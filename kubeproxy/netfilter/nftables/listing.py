@@ -188,7 +188,7 @@ def _redirects(sets: Mapping[str, _Set]) -> dict[Traffic, int]:
 
 
 def _slots(sets: Mapping[str, _Set]) -> dict[Traffic, Slots]:
-    """Return the slots of the traffic that jumps to a chain; ValueError if a slot is missing or surplus."""
+    """Return the slots of the traffic that jumps to a chain. Raise ValueError if a slot is missing or surplus."""
     numbered: dict[Traffic, dict[int, Target]] = {}
     for name, kind in SLOTS.items():
         for key, value in sets[name].elem:

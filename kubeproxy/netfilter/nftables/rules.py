@@ -405,5 +405,5 @@ def is_dynamic(chain: str) -> bool:
 
 
 def draws_slots(chain: str) -> bool:
-    """Return whether it is, of those, a chain that draws slots."""
+    """Return whether a chain is a dynamic one that draws slots."""
     return is_dynamic(chain) and not chain.startswith(("sticky", "learn"))

@@ -87,7 +87,7 @@ class SetElements:
     """A netlink socket for our table's sets. Each call takes some tens of microseconds. Not for two threads at once."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no nf_tables."""
+        """Raise OSError when the kernel has no nf_tables."""
         self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(_TIMEOUT_S)
         self._elements = ElementSocket()
@@ -95,7 +95,7 @@ class SetElements:
         self._targets: dict[bytes, Target] = {}
 
     def renew_alive(self, for_s: float = ALIVE_S) -> None:
-        """Keep the rescue rules working for so long; OSError when the kernel refuses, as without the table.
+        """Keep the rescue rules working for so long. Raise OSError when the kernel refuses, as without the table.
 
         The kernel does not prolong an element. So it is deleted and added again, in one transaction, and added before
         in case that it is not there. Nothing is changed while `prolong_alive` of any process keeps them working."""
@@ -117,7 +117,7 @@ class SetElements:
         self._elements.transact([*_removal(ALIVE_S), _addition(ALIVE_S)])
 
     def remove_alive(self) -> None:
-        """Make the rescue rules inert at once; OSError when the kernel refuses."""
+        """Make the rescue rules inert at once. Raise OSError when the kernel refuses."""
         self._elements.transact(_removal(ALIVE_S))
 
     def stamps(self, family: Family) -> Stamps:
@@ -203,9 +203,9 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
-    """Return the same of elements that have a key of one length, the time until they expire, and nothing else.
+    """Return the same as `_elements`, for elements with keys of one length, an expiry time, and nothing else.
 
-    So are those that rules add, and there may be ten thousands of them. None: these are others."""
+    Rules add such elements, and there may be tens of thousands. Return None if the elements are not all alike."""
     shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
     if shape is None or len(elements) % shape[0].size:
         return None

@@ -1,7 +1,8 @@
 """Reads how many new connections the kernel has led straight to endpoints, from the counters of our maps.
 
 Each lookup of a destination in a map of spreads counts, and nat chains see first packets only. With session affinity
-the lookup for a known client comes first, and counts every connection; the other counts new clients again.
+the map of known clients is looked up first, and this lookup counts every connection. The lookup in the spread then
+counts the connections of new clients a second time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kubeproxy.netfilter.nftables.listing import counts_in
 
 
 async def new_connections(asked: Collection[Traffic]) -> Mapping[Traffic, int]:
-    """Return the counters of this traffic, as far as there are any. KernelError when nft fails.
+    """Return the counters of this traffic, as far as there are any. Raise KernelError when nft fails.
 
     A counter begins anew when the number of endpoints changes, as its element is replaced. With 10,000 Services one
     reading takes nft a second of processor time."""

@@ -96,7 +96,7 @@ class Table:
 
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
-        """Return the table of a rule set; `after` another, from which slots stay as they are."""
+        """Return the table of a rule set. Slots that are in the table `after` stay where they are."""
         return _made_of(wanted, after if after is not None and after.sound else EMPTY)[0]
 
 

@@ -30,7 +30,7 @@ class TableWatch:
     """A subscription to the transactions of this network namespace. Not for two threads at once."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
+        """Raise OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
         self._socket = subscribe(NETLINK_NETFILTER, _GROUP_NFTABLES)
         self._touched = False
         self._own_under_way = False

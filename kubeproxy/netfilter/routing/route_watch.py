@@ -48,7 +48,7 @@ class RouteWatch:
     """A subscription to the routes and links of this network namespace."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no such notifications."""
+        """Raise OSError when the kernel has no such notifications."""
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> Lost:

@@ -82,7 +82,7 @@ def remove() -> bool:
 
 
 def probe() -> None:
-    """Have the kernel check that we may change routing rules, without making one; KernelError if it refuses.
+    """Have the kernel check that we may change routing rules, without making one. Raise KernelError if it refuses.
 
     It is asked to remove a rule that is not there. One that was added and removed would leave a trace: a network
     namespace that has ever had a rule of its own looks up every route by its rules, for good. That costs each forwarded
@@ -111,7 +111,7 @@ def _probe_family(netlink: socket.socket, family: Family) -> None:
 
 
 def present() -> bool:
-    """Return whether there is anything for `remove` to remove. KernelError when the kernel cannot list it."""
+    """Return whether there is anything for `remove` to remove. Raise KernelError when the kernel cannot list it."""
     found = False
     try:
         with open_netlink() as netlink:

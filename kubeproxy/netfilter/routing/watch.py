@@ -16,7 +16,7 @@ class RuleWatch:
     """A subscription to the routing rules of this network namespace."""
 
     def __init__(self) -> None:
-        """OSError when the kernel has no such notifications."""
+        """Raise OSError when the kernel has no such notifications."""
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def fileno(self) -> int:

@@ -1,7 +1,7 @@
 """Recent traffic of each Service as short time series. Pure.
 
-Every sample adds one point to the series of each Service with grown counters. A series without traffic in all its
-points is dropped, so memory is bounded by the Services in use: about 1.5 KiB each.
+Every sample adds one point to the series of each Service whose counters have grown. A series is dropped when none of
+its points has traffic. So memory is bounded by the Services in use: about 1.5 KiB each.
 """
 
 from __future__ import annotations

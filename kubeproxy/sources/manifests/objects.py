@@ -1,4 +1,4 @@
-"""Makes objects of parsed documents: lists are flattened, each object is checked and translated. Pure."""
+"""Turns parsed documents into objects: flattens lists, then checks and translates each object. Pure."""
 
 from __future__ import annotations
 
