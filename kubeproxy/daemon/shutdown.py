@@ -23,6 +23,8 @@ LAST_S: Final = 1.0
 """The part of the grace period that is kept for the last clients."""
 RULES_S: Final = 10.0
 """How long the last transaction may take. Kubernetes and others send SIGKILL some 30 s after SIGTERM."""
+MOVE_S: Final = 30.0
+"""How long connections may take to move before the others drain. Workers go on moving them then."""
 ARRIVAL_S: Final = 0.5
 """How long packets that were under way when the rules changed may take to arrive: a round trip."""
 
@@ -102,11 +104,20 @@ class Shutdown:
         """Move connections after a takeover, because the rules lead to another instance, and drain the others."""
         log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
         if successor := self._takeover.successor:
-            moved, left = await self._data_plane.move(successor)
-            log.info("connections moved", moved=moved, left=left)
+            await self._hurried(self._move(successor))
         await self._proxier.stop(cleanup=False)
         self._proxier.release_claims()
         await self._drain_last(grace_s)
+
+    async def _move(self, successor: str) -> None:
+        """Move connections to the instance at a control socket. One that hangs does not keep this one alive."""
+        try:
+            async with asyncio.timeout(MOVE_S):
+                moved, left = await self._data_plane.move(successor)
+        except TimeoutError:
+            log.warning("connections have not all moved", reason=f"the new instance took more than {MOVE_S:g} s")
+        else:
+            log.info("connections moved", moved=moved, left=left)
 
     async def _drain_last(self, grace_s: float) -> None:
         """Accept the packets under way; then stop accepting, and drain for so long."""

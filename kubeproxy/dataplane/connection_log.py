@@ -5,8 +5,9 @@ Filled only when an access log is configured (`Tune.access_log`)."""
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import FrontendName, Protocol, Target
@@ -20,7 +21,7 @@ class Entry(Struct, array_like=True):
 
     frontend: FrontendName
     client: Target
-    began: float = field(default_factory=time.time)
+    began: Annotated[float, Meta(ge=0.0, le=1e11)] = field(default_factory=time.time)
     """Time of accept, Unix seconds: the entry is to be made then."""
     endpoint: Target | None = None
     attempts: int = 0

@@ -40,12 +40,23 @@ class Others:
 
     open_connections = 0
 
-    def __init__(self) -> None:
+    def __init__(self, successor: str = "") -> None:
         self.steps: list[str] = []
+        self.successor = successor
         self.kernel = self
 
-    async def stop(self, *, cleanup: bool, pause: bool) -> None:
+    async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
+        if not self.successor:
+            await asyncio.Event().wait()
+
+    async def move(self, successor: str) -> tuple[int, int]:
+        assert successor == self.successor
+        self.steps.append("move")
         await asyncio.Event().wait()
+        raise AssertionError
+
+    def release_claims(self) -> None:
+        pass
 
     async def retire(self) -> None:
         self.steps.append("retire")
@@ -81,3 +92,19 @@ async def test_a_packet_filter_that_hangs_does_not_block_the_shutdown(monkeypatc
         await leaving.leave(RulesAtExit.PAUSE, within_s=0.0)
     assert others.steps == ["forget", "retire", "forget", "close", "forget", "close"]
     assert [line["reason"] for line in logs] == ["no answer within 0.01 s"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_a_successor_that_hangs_does_not_keep_it_alive(monkeypatch: pytest.MonkeyPatch, hurried: bool) -> None:
+    """A second signal ends the waiting, too."""
+    monkeypatch.setattr(shutdown, "MOVE_S", 3600.0 if hurried else 0.01)
+    others, signals, tasks = cast(Any, Others("new")), Signals(), TaskSet(lambda name, error: None)
+    if hurried:
+        signals.at_once.set()
+    leaving = Shutdown(
+        signals=signals, takeover=others, proxier=others, data_plane=others, access_log=others, tasks=tasks
+    )
+    await leaving.drain_after_takeover(0.0)
+    assert others.steps == ["move", "forget", "retire", "forget", "close", "forget", "close"]
+    await tasks.close()

@@ -50,6 +50,7 @@ from kubeproxy.daemon.takeover.protocol import (
 )
 from kubeproxy.daemon.takeover.serves_enough import in_message
 from kubeproxy.dataplane.balancing.affinity import freshest
+from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     LINE_BYTES,
@@ -146,12 +147,22 @@ class TakeoverServer:
 
     async def _relieve(self, orphan: OrphanedWorker) -> None:
         """Have an orphaned worker move its connections to our workers, if it may, and retire."""
-        if orphan.can_move and (entrances := await self._owner.adopt()).sockets:
+        if orphan.can_move:
             try:
-                await orphan.move(entrances)
-            finally:
-                entrances.close()
+                entrances = await self._owner.adopt()
+            except OSError as error:  # no descriptors are left
+                log.warning("orphaned worker: connections stay with it", pid=orphan.pid, reason=str(error))
+            else:
+                await self._move(orphan, entrances)
         await orphan.retire()
+
+    @staticmethod
+    async def _move(orphan: OrphanedWorker, entrances: Entrances) -> None:
+        try:
+            if entrances.sockets:
+                await orphan.move(entrances)
+        finally:
+            entrances.close()
 
     @property
     def orphans(self) -> int:

@@ -33,6 +33,8 @@ class PipePool:
     def __init__(self, budget: DescriptorBudget) -> None:
         self._budget = budget
         self._idle: list[Pipe] = []
+        self._shared: set[Pipe] = set()
+        """Pipes that another process may still have."""
         self.in_use = 0
 
     def take(self) -> Pipe | None:
@@ -58,10 +60,14 @@ class PipePool:
         self.in_use += 1
         self._budget.take(2)
 
+    def share(self, pipe: Pipe) -> None:
+        """Note that another process may still have this pipe, so that it never carries another connection's bytes."""
+        self._shared.add(pipe)
+
     def give(self, pipe: Pipe, *, empty: bool) -> None:
-        """Return a pipe. One that still holds a connection's bytes is closed."""
+        """Return a pipe. One that still holds a connection's bytes, or that another process may have, is closed."""
         self.in_use -= 1
-        if empty and len(self._idle) < POOL_SIZE:
+        if empty and pipe not in self._shared and len(self._idle) < POOL_SIZE:
             self._idle.append(pipe)
         else:
             self._close(pipe)
@@ -73,6 +79,7 @@ class PipePool:
         self._idle.clear()
 
     def _close(self, pipe: Pipe) -> None:
+        self._shared.discard(pipe)
         os.close(pipe.read_fd)
         os.close(pipe.write_fd)
         self._budget.give(2)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.budgets.pipe_pool import Pipe
-from kubeproxy.dataplane.sockets.fd_calls import keep_alive, reset_on_close
+from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close
 from kubeproxy.dataplane.tcp.flow import NO_MEMORY, READABLE, Flow
 from kubeproxy.dataplane.tcp.state import ConnectionState
 
@@ -33,6 +33,7 @@ class Connection:
         "down",
         "kept_alive",
         "quiet",
+        "shared",
         "since",
         "target",
         "up",
@@ -58,6 +59,8 @@ class Connection:
         """The endpoint."""
         self.adopted = False
         """Whether another instance has begun it: it came by a port of that one."""
+        self.shared = False
+        """Whether another process may still have its descriptors, so that a close alone ends nothing."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
         self.quiet: tuple[int, float] | None = None
@@ -126,6 +129,9 @@ class Connection:
 
     def finish(self) -> None:
         """End a connection that both sides have closed."""
+        if self.shared:
+            finish_writing(self._client)
+            finish_writing(self._endpoint)
         self._end("closed")
 
     def reset_by(self, flow: Flow) -> None:
@@ -181,6 +187,10 @@ class Connection:
     def _end(self, reason: str) -> None:
         context, up, down = self._context, self.up, self.down
         self._leave()
+        if self.shared:
+            # The kernel would go on reporting events of them, for numbers that are used again.
+            context.reactor.remove(self._client)
+            context.reactor.remove(self._endpoint)
         context.reactor.close(self._client)
         context.reactor.close(self._endpoint)
         context.budget.give(2, self._counters.share)
@@ -263,7 +273,7 @@ class FrozenConnection:
             since=now - state.age_s,
             entry=state.entry if context.tune.access_log else None,
         )
-        connection.adopted = state.adopted
+        connection.adopted, connection.shared = state.adopted, True
         connection.kept_alive = state.kept_alive
         connection.up.go_on(state.up, pipes[:2] if state.up.piped else ())
         connection.down.go_on(state.down, pipes[-2:] if state.down.piped else ())

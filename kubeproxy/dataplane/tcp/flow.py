@@ -375,6 +375,7 @@ class Flow:
         self._backlog, self._piped = state.backlog, state.piped
         if pipe:
             self._pipe = Pipe(*pipe)
+            self._context.pipes.share(self._pipe)
         self.blocked = bool(self._backlog or self._piped)
         self._more = True
         if self.blocked:

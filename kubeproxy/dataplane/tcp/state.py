@@ -6,16 +6,26 @@ options, queues and errors, and a pipe with the bytes in it.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
 
 from kubeproxy.dataplane.connection_log import Entry
 from kubeproxy.model import FrontendName, Target
+
+BACKLOG_BYTES: Final = 128 << 10
+"""The most that waits for a sink: two reads."""
+
+Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+"""Bytes. The process that sends it may be another's by now, and what is beyond these limits is no state."""
+Span = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Seconds; as above."""
 
 
 class FlowState(Struct, frozen=True, array_like=True):
     """One direction (see `flow.Flow`)."""
 
-    count: int = 0
+    count: Count = 0
     """Bytes read."""
     open: bool = True
     """The source has not ended."""
@@ -23,9 +33,9 @@ class FlowState(Struct, frozen=True, array_like=True):
     """The source is dead: after the bytes still in it comes a reset."""
     last: bool = False
     """FIN follows the backlog."""
-    backlog: bytes = b""
+    backlog: Annotated[bytes, Meta(max_length=BACKLOG_BYTES)] = b""
     """Read, and not written."""
-    piped: int = 0
+    piped: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
     """Bytes in the pipe; without any the pipe stays behind."""
 
 
@@ -34,13 +44,13 @@ class ConnectionState(Struct, frozen=True, tag=True, array_like=True):
 
     frontend: FrontendName | None
     target: Target
-    age_s: float
+    age_s: Span
     """Since accept."""
     adopted: bool
     """It has moved already."""
     kept_alive: bool
     """TCP keepalive is on towards the endpoint."""
-    quiet_s: float
+    quiet_s: Span
     """Half-closed, and no byte has moved for so long."""
     entry: Entry | None
     """Of the access log."""

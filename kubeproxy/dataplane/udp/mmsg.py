@@ -218,6 +218,12 @@ def port_of(peer: bytes) -> int:
     return int.from_bytes(peer[2:4], "big")
 
 
+def is_peer(peer: bytes, family: int) -> bool:
+    """Return whether bytes of another process have the size of a peer."""
+    layout = _LAYOUTS[socket.AddressFamily(family)]
+    return len(peer) == layout.address_bytes + layout.information_bytes
+
+
 def reply_to(peer: bytes, family: int) -> bytes:
     """Return the peer to send an answer to, from the local address that the client used.
 

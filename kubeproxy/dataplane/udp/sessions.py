@@ -29,7 +29,7 @@ from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.loop_prevention import hops_left, limit_hops, mark
 from kubeproxy.dataplane.sockets.transparent_dial import bind_as, can_preserve
 from kubeproxy.dataplane.sockets.udp_options import prepare
-from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, port_of, reply_to
+from kubeproxy.dataplane.udp.mmsg import SLOTS, Arrivals, Departures, host_of, is_peer, port_of, reply_to
 from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Target
 
@@ -321,9 +321,9 @@ class Session:
         """The endpoint; None: none at the moment."""
         return self._target
 
-    def leave(self, endpoints: frozenset[Target]) -> None:
-        """Disconnect if the session's endpoint is not among `endpoints`: the next datagram goes to another."""
-        if self._target is not None and self._target not in endpoints:
+    def leave(self) -> None:
+        """Disconnect if the session's endpoint has left the frontend: the next datagram goes to another."""
+        if self._target is not None and self._target not in self.listener.members:
             self._disconnect()
 
     def wake(self) -> None:
@@ -382,10 +382,12 @@ class FrozenSession:
 
     @classmethod
     def claim(cls, listener: DatagramListener, state: SessionState, descriptors: Sequence[int]) -> FrozenSession | None:
-        """Claim the descriptor of another process's session; None if there is no room for it."""
+        """Claim the descriptor of another process's session; None if there is no room for it, or it
+        is none."""
         context = listener.context
         if (
             len(descriptors) != 1
+            or not is_peer(state.peer, listener.family)
             or context.budget.used >= context.budget.limit
             or len(listener.sessions) >= context.tune.udp_sessions_max
         ):
@@ -402,7 +404,9 @@ class FrozenSession:
         session.since, session.last_used = now - state.age_s, now - max(USED_S, state.idle_s)
         session.resume(socket.socket(fileno=self.descriptors[0]), state.target, state.avoid)
         listener.sessions.add(session)
-        session.asleep = self._asleep and not listener.enter(state.peer, session)
+        known = listener.enter(state.peer, session)
+        session.asleep = self._asleep and not known
+        session.leave()
         if not session.asleep:
             session.wake()
         return session
@@ -422,6 +426,7 @@ class DatagramListener:
         self.balancer = Balancer(rng=rng, shared=context.shared_rows)
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
+        self.members: frozenset[Target] = frozenset()
         self.family = sock.family
         self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock
@@ -438,9 +443,9 @@ class DatagramListener:
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
-        members = frozenset(message.endpoints)
+        self.members = frozenset(message.endpoints)
         for session in self.sessions.of(self):
-            session.leave(members)
+            session.leave()
 
     def _on_datagrams(self, what: int) -> None:
         fd, now = self._sock.fileno(), self.context.reactor.now

@@ -4,9 +4,14 @@ It is sent to another process together with the socket towards the endpoint."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from kubeproxy.model import FrontendName, Target
+
+Span = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Seconds. What is beyond these limits is no state of a worker."""
 
 
 class SessionState(Struct, frozen=True, tag=True, array_like=True):
@@ -15,13 +20,13 @@ class SessionState(Struct, frozen=True, tag=True, array_like=True):
     frontend: FrontendName
     peer: bytes
     """Client and local address, as the datagrams have them (`mmsg`)."""
-    hops: int
+    hops: Annotated[int, Meta(ge=0, le=255)]
     """The lowest hop limit of its datagrams."""
     target: Target
     avoid: tuple[Target, ...]
     """The endpoint that refused last."""
-    age_s: float
-    idle_s: float
+    age_s: Span
+    idle_s: Span
 
     @property
     def descriptors(self) -> int:

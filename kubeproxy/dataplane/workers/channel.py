@@ -98,6 +98,8 @@ class Channel(Generic[F]):
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._received.extend(received)
+        if len(self._received) > 2 * DESCRIPTORS_LIMIT:  # those of a frame that is not complete, and of the next one
+            raise GarbledError(f"{len(self._received)} descriptors arrived, and no frame for them")
         if flags & socket.MSG_CTRUNC:
             raise GarbledError("the kernel dropped descriptors; is the limit on open files reached?")
         if not arrived:

@@ -202,6 +202,11 @@ class Worker:
     def _open(self) -> int:
         return len(self._context.live)
 
+    @property
+    def _under_way(self) -> int:
+        """What another instance has not taken so far, and may refuse."""
+        return 0 if self._mover is None else self._mover.under_way
+
     def _lose_channel(self) -> None:
         """Become an orphan: the control process has closed the channel."""
         if self._channel is None:
@@ -380,7 +385,7 @@ class Worker:
         begun = self._reactor.clock()
 
         def look() -> None:
-            left = sum(live.since <= begun for live in self._context.live)
+            left = sum(live.since <= begun for live in self._context.live) + self._under_way
             if left and self._reactor.clock() - begun < grace_s:
                 self._reactor.after(LOOK_S, look)
             else:
@@ -449,7 +454,7 @@ class Worker:
         until = self._reactor.clock() + self._context.tune.shutdown_grace_s
 
         def look() -> None:
-            if self._context.live and self._reactor.clock() < until:
+            if (self._context.live or self._under_way) and self._reactor.clock() < until:
                 self._reactor.after(LOOK_S, look)
             else:
                 self._reactor.stop()

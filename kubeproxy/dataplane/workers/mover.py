@@ -11,7 +11,7 @@ import errno
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kubeproxy.dataplane.engine import Engine, Frozen, Movable
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
@@ -41,6 +41,8 @@ class Way:
         """How long a load was under way at most, from before its first connection was stopped until its receipt."""
         self.returned: list[Movable] = []
         """What the receiver has refused, and is served here again; the reader clears it."""
+        self.asked_at = reactor.now
+        """When the receiver was last sent something, and so asked for its room."""
         self._reactor = reactor
         self._channel: Channel[Receipt] = Channel(sock, Receipt)
         self._on_free = on_free
@@ -59,10 +61,15 @@ class Way:
         """Whether the next load may be sent."""
         return self.alive and not self._waits
 
+    @property
+    def under_way(self) -> int:
+        """How many are still, because they have no receipt so far."""
+        return len(self._load)
+
     def send(self, load: list[Frozen], began: float) -> None:
         """Send a load, which was begun then; without connections it asks for the room."""
         self._sent += 1
-        self._began = began
+        self._began, self.asked_at = began, self._reactor.now
         self._waits, self._load = True, load
         descriptors = [descriptor for each in load for descriptor in each.descriptors]
         try:
@@ -105,6 +112,8 @@ class Way:
             if what & ~select.EPOLLOUT:
                 for receipt, _ in self._channel.receive():
                     self._take(receipt)
+        except MemoryError:
+            self._reactor.after(LOOK_S, lambda: self._on_event(LEVEL))  # the receipt is still in the channel
         except (GarbledError, EOFError, OSError):
             self._lose()
 
@@ -119,13 +128,13 @@ class Way:
             if at not in refused:
                 frozen.close()
                 self.moved += 1
-        self._take_back(refused)
+        self.returned += self._take_back(refused)
         self._on_free()
 
-    def _take_back(self, places: Sequence[int] | set[int] | range) -> None:
-        """Go on here with the connections at these places of the load."""
+    def _take_back(self, places: Collection[int]) -> list[Movable]:
+        """Go on here with the connections at these places of the load; return them."""
         load, self._load = self._load, []
-        self.returned += [live for at in places if at < len(load) and (live := load[at].thaw()) is not None]
+        return [live for at, frozen in enumerate(load) if at in places and (live := frozen.thaw()) is not None]
 
     def _lose(self) -> None:
         """Give the channel up, and go on here with the load that has no receipt."""
@@ -146,7 +155,7 @@ class Way:
         except OSError:
             pass  # the receiver has closed, and will not come
         self._channel.close()
-        self._take_back(range(len(self._load)))
+        self._take_back(range(len(self._load)))  # another receiver may take them
         self._on_free()
 
 
@@ -171,7 +180,11 @@ class Mover:
         self._longest_s = 0.0
         self._idle = False
         self._scheduled = False
-        self._asked_at = reactor.now
+
+    @property
+    def under_way(self) -> int:
+        """How many are neither here nor there: what is refused goes on here."""
+        return sum(way.under_way for way in self._ways)
 
     def add(self, channels: Sequence[tuple[int, socket.socket]], count: int) -> None:
         """Move to these workers, too; each has its number, of `count` in all."""
@@ -188,6 +201,9 @@ class Mover:
     def _look(self) -> None:
         if self._ways:
             self._reactor.after(LOOK_S, self._look)
+        if any(way.free and not self._for(way) for way in self._ways):
+            # What is left is for other workers, and must not keep this one from what has begun since.
+            self._candidates.clear()
         self._again()
 
     def _step(self) -> None:
@@ -199,7 +215,7 @@ class Mover:
             self._moved += way.moved
             way.moved = 0
             self._longest_s = max(self._longest_s, way.longest_s)
-        self._ways = [way for way in self._ways if way.alive]
+        self._ways = [way for way in self._ways if way.alive or way.under_way]
         if not any(self._candidates.values()):
             self._find()
         for way in self._ways:
@@ -215,13 +231,19 @@ class Mover:
         numbers = {None, *(way.number for way in self._ways)}
         self._candidates.clear()
         for each in self._engine.movable():
+            if each in self._refused:
+                continue
             number = None if each.client is None else place(each.client, count=self._count)
-            if each not in self._refused and number in numbers:
+            if number in numbers:
                 self._candidates.setdefault(number, deque()).append(each)
+
+    def _for(self, way: Way) -> deque[Movable] | None:
+        """Return what can leave to this worker."""
+        return self._candidates.get(way.number) or self._candidates.get(None)
 
     def _send(self, way: Way) -> bool:
         """Send a load; whether there was anything to send."""
-        candidates = self._candidates.get(way.number) or self._candidates.get(None)
+        candidates = self._for(way)
         if not candidates:
             return False
         load: list[Frozen] = []
@@ -233,8 +255,7 @@ class Mover:
                 load.append(frozen)
                 descriptors += len(frozen.descriptors)
                 size += frozen.state.size
-        if not load and self._reactor.now < self._asked_at + FULL_S:
+        if not load and self._reactor.now < way.asked_at + FULL_S:
             return False
-        self._asked_at = self._reactor.now
         way.send(load, began)
         return bool(load)

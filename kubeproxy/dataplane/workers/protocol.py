@@ -112,7 +112,6 @@ class MoveTo(Struct, frozen=True, tag=True, array_like=True):
     number: int
     successor: str
     """The name of the control socket."""
-    """Shows the successor that it has been announced."""
 
 
 class Adopt(Struct, frozen=True, tag=True, array_like=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -850,6 +851,23 @@ async def test_an_orphan_moves_its_connections_if_it_has_the_marker_of_a_run(nam
         assert await asked(name, owner, older, [marker.fileno()]) == ["retire"]
         marker.close()
         other.close()
+
+
+async def test_an_orphan_retires_though_there_are_no_descriptors_for_its_connections(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def adopt() -> Entrances:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    story = Story()
+    monkeypatch.setattr(story, "adopt", adopt)
+    async with process(name, story) as (owner, _):
+        owner.in_force()
+        marker = InstanceMarker()
+        hello = OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES)
+        async with asyncio.timeout(30):
+            assert await asked(name, owner, hello, [marker.fileno()]) == ["show", "retire"]
+        marker.close()
 
 
 async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:

@@ -13,9 +13,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
-from kubeproxy.dataplane.tcp.state import ConnectionState
+from kubeproxy.dataplane.tcp.state import BACKLOG_BYTES, ConnectionState, FlowState
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import LOOPBACK, frontend
 from tests.support.clock import Clock
@@ -358,6 +360,9 @@ def test_the_bytes_in_a_pipe_move_with_it() -> None:
         it.client.finish()
         run_until(it, lambda: it.endpoint.heard_all)
         assert it.endpoint.received == it.client.sent
+        it.endpoint.finish()
+        run_until(it, lambda: it.connection is None)
+        assert not it.place.context.pipes._idle, "no other connection gets a pipe that another process may have"
 
 
 def test_what_is_known_of_it_moves() -> None:
@@ -387,6 +392,28 @@ def test_what_is_known_of_it_moves() -> None:
         assert (ended.reason, ended.duration_s, ended.bytes_in) == ("idle", 40.0, 100)
 
 
+@pytest.mark.parametrize("change", [
+    {"up": FlowState(count=-1)},
+    {"up": FlowState(count=(1 << 64) - 1)},
+    {"down": FlowState(piped=-1)},
+    {"down": FlowState(piped=(1 << 64) - 1)},
+    {"up": FlowState(backlog=bytes(BACKLOG_BYTES + 1))},
+    {"age_s": float("nan")},
+    {"age_s": float("inf")},
+    {"quiet_s": -1.0},
+    {"entry": Entry(frontend(), Target(LOOPBACK, 5), began=1e30)},
+])  # fmt: skip
+def test_what_no_worker_sends_is_no_state(change: dict[str, Any]) -> None:
+    """The worker that sends it may be somebody else's, and must not end the one that receives it."""
+    with stage() as it:
+        frozen = it.freeze()
+        assert frozen is not None
+        wrong = msgspec.structs.replace(frozen.state, **change)
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(wrong), type=ConnectionState)
+        frozen.thaw()
+
+
 def test_the_place_that_it_has_left_gets_no_event_of_it() -> None:
     """The kernel would go on reporting a socket that another process has open, for a number that is used again."""
     with stage() as it:
@@ -394,6 +421,30 @@ def test_the_place_that_it_has_left_gets_no_event_of_it() -> None:
         it.client.send(100)
         assert it.places[0].reactor.turn() == 0
         assert it.places[1].reactor.turn() > 0
+
+
+def watched(place: Place) -> int:
+    """How many descriptors the kernel watches for a place."""
+    return Path(f"/proc/self/fdinfo/{place.reactor._epoll.fileno()}").read_text().count("tfd:")
+
+
+def test_it_ends_though_another_process_still_has_its_descriptors() -> None:
+    """That process may be slow to close them, or hang."""
+    with stage() as it:
+        frozen = it.freeze()
+        assert frozen is not None
+        there, copies = it.places[1], [os.dup(descriptor) for descriptor in frozen.descriptors]
+        before = watched(there)
+        claimed = FrozenConnection.claim(there.context, there.counters, there.balancer, frozen.state, copies)
+        assert claimed is not None
+        claimed.thaw()
+        it.at = 1
+        it.client.finish()
+        it.endpoint.finish()
+        run_until(it, lambda: it.client.heard_all and it.endpoint.heard_all)
+        assert it.connection is None
+        assert watched(there) == before
+        frozen.close()
 
 
 def test_no_room_claims_nothing() -> None:

@@ -187,8 +187,19 @@ def test_it_ends_when_it_is_idle(stage: Stage) -> None:
     assert stage.new.context.budget.used == 0
 
 
-def test_no_room_and_no_frontend(stage: Stage) -> None:
+def test_the_endpoint_has_left_the_service(stage: Stage) -> None:
+    """The new instance may know that before the session arrives: the next datagram goes to another endpoint."""
     stage.ask(b"one", stage.old)
+    with stage.endpoint:
+        stage.endpoint = udp()
+        target = Target(LOOPBACK, stage.endpoint.getsockname()[1])
+        stage.new.engine.handle((SetEndpoints(frontend(), (target,)),))
+        stage.move()
+        stage.ask(b"two", stage.new)
+
+
+def test_no_room_and_no_frontend(stage: Stage) -> None:
+    source = stage.ask(b"one", stage.old)
     (session,) = stage.old.engine.movable()
     frozen = session.freeze()
     assert frozen is not None
@@ -196,8 +207,12 @@ def test_no_room_and_no_frontend(stage: Stage) -> None:
     assert stage.new.engine.claim(frozen.state, frozen.descriptors) is None
     nowhere = msgspec.structs.replace(frozen.state, frontend=frontend("another"))
     assert stage.new.engine.claim(nowhere, frozen.descriptors) is None
+    stage.new.engine.handle((Tune(),))
+    assert isinstance(frozen.state, SessionState)
+    wrong = msgspec.structs.replace(frozen.state, peer=frozen.state.peer[:-1])
+    assert stage.new.engine.claim(wrong, frozen.descriptors) is None
     assert stage.new.context.budget.used == 0
     frozen.thaw()
-    source = stage.ask(b"two", stage.old)
+    assert stage.ask(b"two", stage.old) == source
     stage.endpoint.sendto(b"answer", source)
     assert stage.receive(stage.client) == (b"answer", stage.old.address)

@@ -17,6 +17,7 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import Reactor
+from kubeproxy.dataplane.sockets.reuseport import place
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.tcp.state import ConnectionState, FlowState
 from kubeproxy.dataplane.workers import mover as mover_module
@@ -270,6 +271,86 @@ def test_a_receiver_that_dies(make: Callable[..., Move], with_receipt: bool) -> 
     assert move.all_talk() is not with_receipt
 
 
+def test_what_a_dead_receiver_has_not_taken_moves_to_another(make: Callable[..., Move]) -> None:
+    move = make(5)
+    (theirs, ours), (one, other) = socket.socketpair(), socket.socketpair()
+    channel: Channel[Load] = Channel(ours, Load)
+    channel.send(Receipt(0, 1000))
+    move.old.move_to(theirs, one)
+    loads: list[tuple[Load, tuple[int, ...]]] = []
+
+    def read() -> bool:
+        loads.extend(channel.receive())
+        return bool(loads)
+
+    move.until(read)
+    for descriptor in loads[0][1]:
+        os.close(descriptor)
+    channel.close()
+    move.new[0].adopt(other)
+    move.until(lambda: move.opens == [0, 5])
+    assert move.all_talk()
+
+
+def test_no_memory_for_a_receipt(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the channel, and is read later: what is taken must not go on in two places."""
+    move = make(5)
+    move.begin()
+    (mover,) = move.old._parts
+    assert isinstance(mover, Mover)
+    decoder = mover._ways[0]._channel._decoder
+    decode = decoder._decode
+    failed: list[int] = []
+
+    def scarce(start: int, length: int) -> Any:
+        if len(failed) < 2:
+            failed.append(start)
+            raise MemoryError
+        return decode(start, length)
+
+    monkeypatch.setattr(decoder, "_decode", scarce)
+    move.until(lambda: move.old.idle)
+    assert (move.opens, len(failed)) == ([0, 5], 2)
+    assert move.all_talk()
+
+
+def test_each_receiver_without_room_is_asked_again(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_module, "FULL_S", 0.05)
+    move = make(50, new=2, limit=20)
+    move.begin()
+    move.until(lambda: move.old.idle)
+    assert move.opens[0] > 0
+    move.new[1].context.budget.limit = 1000
+    move.until(lambda: move.opens[0] == 0)
+    assert move.all_talk()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_is_for_another_worker_keeps_nothing_back(
+    make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """A UDP session is for one worker alone, which may have no room, or have ended."""
+
+    class Session:
+        client = next(client for client in map("192.0.2.{}".format, range(99)) if place(client, count=2) == 1)
+
+    move, session = make(1), Session()
+    movable = move.old.engine.movable
+    monkeypatch.setattr(move.old.engine, "movable", lambda: (session, *movable()))
+    (theirs, ours), (one, other) = socket.socketpair(), socket.socketpair()
+    channel: Channel[Load] = Channel(other, Load)
+    move.new[0].adopt(ours)
+    move.old.move_to(theirs, one)
+    move.until(lambda: move.opens == [0, 1])
+    if dies:
+        channel.close()
+    else:
+        channel.send(Receipt(0, 0))
+    move.pairs.append(Pair(move.old))
+    move.until(lambda: move.opens == [0, 2] and move.old.context.budget.used == 0)
+    channel.close()
+
+
 def test_a_sender_that_dies_has_lost_nothing(make: Callable[..., Move]) -> None:
     """The load that it has sent is in the channel, whatever becomes of its own descriptors."""
     move = make(5)
@@ -362,6 +443,18 @@ def test_descriptors_that_do_not_match_the_load_are_closed(make: Callable[..., M
     move.until(lambda: move.new[0].ended)
     assert move.opens == [1, 0]
     channel.close()
+
+
+def test_descriptors_without_a_frame_are_closed(make: Callable[..., Move]) -> None:
+    """A sender cannot use up what the receiver may open."""
+    move = make(1)
+    theirs, ours = socket.socketpair()
+    with theirs:
+        move.new[0].adopt(ours)
+        for part in (b"\0\xff\xff\xff\0\0", b"x", b"x"):  # the header of a long frame, and a bit of its body
+            socket.send_fds(theirs, [part], [theirs.fileno()] * 200)
+        move.until(lambda: move.new[0].ended)
+    assert move.opens == [1, 0]
 
 
 def test_connections_that_end_while_they_move(make: Callable[..., Move]) -> None:

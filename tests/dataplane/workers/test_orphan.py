@@ -21,6 +21,8 @@ from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.instances import is_marker
 from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first, send_first
 from kubeproxy.dataplane.messages import Binding
+from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.moving import Load, Receipt
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
     MOVES,
@@ -28,6 +30,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     SHOWN,
     Bindings,
     Done,
+    Move,
     OrphanHello,
     Show,
     decode,
@@ -156,6 +159,11 @@ class Owner:
         for writer in self.writers:
             writer.write(line)
 
+    def have_move(self, way: socket.socket) -> None:
+        """Ask the only worker to move its connections there."""
+        with way, socket.socket(fileno=os.dup(self.writers[0].get_extra_info("socket").fileno())) as sock:
+            send_first(sock, Move((0,), 1), [way.fileno()])
+
     def hang_up(self) -> None:
         for writer in self.writers:
             writer.close()
@@ -270,6 +278,36 @@ def chunked(clients: list[str], size: int) -> Iterator[list[str]]:
     """Slices of `size` clients."""
     for at in range(0, len(clients), size):
         yield clients[at : at + size]
+
+
+async def test_a_retired_worker_waits_for_a_receipt(owner: Owner) -> None:
+    """What the other instance refuses goes on in the worker."""
+    async with endpoint(echo) as target, orphans(target, owner=owner.name, count=1) as left:
+        reader, writer = await connected(left.address)
+        await owner.listen()
+        await eventually(lambda: len(owner.writers) == 1)
+        theirs, ours = socket.socketpair()
+        channel: Channel[Load] = Channel(ours, Load)
+        channel.send(Receipt(0, 100))
+        owner.have_move(theirs)
+        loads: list[tuple[Load, tuple[int, ...]]] = []
+
+        def read() -> bool:
+            loads.extend(channel.receive())
+            return bool(loads)
+
+        await eventually(read)
+        owner.send(b'{"type": "retire"}\n')
+        await until_refused(left.address)
+        ((load, descriptors),) = loads
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(Receipt(load.number, 0, (0,)))
+        writer.write(b"y")
+        assert await reader.readexactly(1) == b"y"
+        writer.close()
+        await eventually(lambda: not left.alive)
+        channel.close()
 
 
 async def test_a_retired_worker_ends_within_the_grace_period(owner: Owner) -> None:
