@@ -167,7 +167,7 @@ class Proxier:
         now = self._clock.now()
         if self._stopped or self._tracker.ready_at(now) > now:
             return
-        self._state.resolver.set_time(self._clock.unix_now())
+        self._state.resolver.set_time(self._clock.unix_now(), now)
         unavailable, retrying = self._state.unavailable, now >= self._retry.retry_at
         if retrying:
             self._state.retry()
@@ -261,7 +261,7 @@ class Proxier:
         ready_at = self._tracker.ready_at(now)
         if ready_at > now:
             return ready_at
-        stale_at = now + max(0.0, self._state.resolver.next_time - self._clock.unix_now())
+        stale_at = self._state.resolver.next_time(self._clock.unix_now(), now)
         return min(self.kernel.next_at(), self._retry.retry_at, stale_at)
 
     def _schedule_retry(

@@ -69,15 +69,17 @@ class Resolver:
         moved = (it.address for it in settings.leaving ^ before.leaving)
         self._stale.update(dict.fromkeys(self.local_pods.services_at(moved)))
 
-    def set_time(self, unix_now: float) -> None:
-        """Set the time. The Services are stale whose drain requests have expired, or where a slow start goes on."""
-        self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(unix_now))))
+    def set_time(self, unix_now: float, now: float) -> None:
+        """Set the time. The Services are stale whose drain requests have expired, or where a slow start goes on.
 
-    @property
-    def next_time(self) -> float:
-        """Return when a Service will be stale by the time alone, in Unix seconds; infinity if none will."""
-        times = (self.drains.next_expiry, self.slow_starts.next_step)
-        return min((at for at in times if at is not None), default=math.inf)
+        `now` is of a clock that nobody sets, unlike the Unix time: a slow start must not go backwards."""
+        self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(now))))
+
+    def next_time(self, unix_now: float, now: float) -> float:
+        """Return when a Service will be stale by the time alone, by the clock of `now`; infinity if none will."""
+        expiry, step = self.drains.next_expiry, self.slow_starts.next_step
+        expires_at = math.inf if expiry is None else now + max(0.0, expiry - unix_now)
+        return expires_at if step is None else min(expires_at, max(now, step))
 
     @property
     def has_stale(self) -> bool:

@@ -21,7 +21,7 @@ MOST_LOAD: Final = 2
 
 
 class SlowStarts:
-    """The endpoints whose share grows. Times are Unix seconds."""
+    """The endpoints whose share grows. Times are of a clock that nobody sets."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -13,6 +13,7 @@ from kubeproxy.proxier.resolver import Resolver
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.tracker import Change, View
 from tests.proxier.builders import endpoint_slice, service
+from tests.proxier.fake_node import SOURCE, Node
 
 
 def weighing(weight: int, *addresses: str) -> tuple[Endpoint, ...]:
@@ -65,17 +66,33 @@ def test_a_slow_start_makes_its_service_stale_step_by_step() -> None:
     web = replace(service("web"), slow_start_s=10, remarks=("an annotation is wrong",))
     before = View()
     for now, addresses in ((1.0, "10.0.0.1"), (2.0, "10.0.0.1 10.0.0.2")):
-        resolver.set_time(now)
+        resolver.set_time(1.7e9, now)
         view = View(service=web, slices=(endpoint_slice("web", addresses),), owner="test")
         (found,) = resolver.absorb([Change(web.name, before, view)])
         before = view
     assert resolver.remarks[web.name] == ("an annotation is wrong",), "it becomes an Event"
     assert found.frontends[0].balancing.weights == (10, 1)
-    assert resolver.next_time == pytest.approx(3.0)
-    resolver.set_time(7.0)
+    assert resolver.next_time(1.7e9, 2.0) == pytest.approx(3.0)
+    resolver.set_time(1.7e9, 7.0)
     (found,) = resolver.refresh(10)
     assert found.frontends[0].balancing.weights == (10, 6)
-    resolver.set_time(12.0)
+    resolver.set_time(1.7e9, 12.0)
     (found,) = resolver.refresh(10)
     assert found.frontends[0].balancing.weights == ()
-    assert resolver.next_time == float("inf")
+    assert resolver.next_time(1.7e9, 12.0) == float("inf")
+
+
+async def test_a_unix_time_that_is_set_back_does_not_change_a_slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.tracker.replace_services(SOURCE, [replace(service("web"), slow_start_s=300)])
+    node.tracker.replace_slices(SOURCE, [endpoint_slice("web", "10.0.0.1 10.0.0.2")])
+    await node.settle()
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.2 10.0.0.3"))
+    await node.settle()
+    monkeypatch.setattr(node.clock, "unix_now", lambda: node.clock.time - 3600.0)
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1 10.0.0.3"))
+    await node.settle()
+    assert [it.balancing.weights for it in node.data_plane.endpoints.values()] == [(10, 1)]
+    await node.pass_time(300.0)
+    assert [it.balancing.weights for it in node.data_plane.endpoints.values()] == [()]
+    await node.close()
