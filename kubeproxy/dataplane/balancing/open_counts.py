@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from kubeproxy.model import Target
 
 COLUMNS = 1 << 16
-"""Endpoints, over all frontends, that can be counted together; those beyond are counted by each worker alone. Pages
-that nobody writes to take no memory."""
+"""Endpoints, over all frontends, that can be counted together; those of a frontend beyond are counted by each worker
+alone. Pages that nobody writes to take no memory."""
 ROW_BYTES = 4 * COLUMNS
-NO_COLUMN = -1
 
 
 class SharedRows:
@@ -66,7 +65,7 @@ class OpenCounts:
         """Use these columns of the table from now on, one for each endpoint, or none at all."""
         if self._shared is None:
             return
-        wanted = {target: column for target, column in zip(endpoints, columns, strict=False) if column != NO_COLUMN}
+        wanted = dict(zip(endpoints, columns, strict=False))
         before, self._columns = self._columns, wanted
         for target, column in before.items():
             if wanted.get(target) != column:

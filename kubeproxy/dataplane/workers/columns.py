@@ -6,12 +6,15 @@ import mmap
 import os
 from collections.abc import Mapping
 from heapq import heappop, heappush
+from typing import Final
 
 from msgspec.structs import replace
 
-from kubeproxy.dataplane.balancing.open_counts import COLUMNS, NO_COLUMN, ROW_BYTES
+from kubeproxy.dataplane.balancing.open_counts import COLUMNS, ROW_BYTES
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.model import FrontendName, Scheduler, Target
+
+NO_COLUMN: Final = -1
 
 
 class Columns:
@@ -30,12 +33,15 @@ class Columns:
     def assigned(self, message: SetEndpoints) -> SetEndpoints:
         """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers.
 
-        An endpoint that stays keeps its column."""
+        An endpoint that stays keeps its column. Where there are not enough, no endpoint has one: those that each worker
+        counts alone would seem emptier than the others."""
         wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
         before = self._of.pop(message.frontend, {})
         now = {target: before.pop(target, NO_COLUMN) for target in wanted}
         self._take_back(before)
-        if not wanted:
+        missing = sum(column == NO_COLUMN for column in now.values())
+        if not wanted or missing > COLUMNS - self._used + len(self._free):
+            self._take_back(now)
             return message
         self._of[message.frontend] = now
         for target, column in now.items():
@@ -46,8 +52,6 @@ class Columns:
     def _next(self) -> int:
         if self._free:
             return heappop(self._free)
-        if self._used == COLUMNS:
-            return NO_COLUMN
         self._used += 1
         return self._used - 1
 
@@ -71,7 +75,6 @@ class Columns:
             return {
                 target: sum(cells[row + column] for row in rows)
                 for target, column in self._of.get(frontend, {}).items()
-                if column != NO_COLUMN
             }
 
     def close(self) -> None:
