@@ -206,9 +206,10 @@ async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, wri
         return
     try:
         to_pod.write(head)
+        used = _Used()
         async with asyncio.TaskGroup() as group:
-            group.create_task(_copy(reader, to_pod))
-            group.create_task(_copy(from_pod, writer))
+            group.create_task(_copy(reader, to_pod, used))
+            group.create_task(_copy(from_pod, writer, used))
     except* OSError:
         _reset(writer)
     finally:
@@ -223,18 +224,33 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-    """Pass on what comes, until the end or a long silence."""
-    try:
-        while True:
-            async with asyncio.timeout(IDLE_S):
+class _Used:
+    """When a connection was used last, in one direction or the other."""
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """It is used now."""
+        self.at = asyncio.get_running_loop().time()
+
+
+async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _Used) -> None:
+    """Pass on what comes, until the end or a long silence in both directions."""
+    while True:
+        idle_at = used.at + IDLE_S
+        try:
+            async with asyncio.timeout_at(idle_at):
                 data = await source.read(1 << 16)
-            if not data:
-                break
-            to.write(data)
-            await to.drain()
-    except TimeoutError:
-        raise ConnectionAbortedError("idle") from None
+        except TimeoutError:
+            if used.at + IDLE_S > idle_at:
+                continue
+            raise ConnectionAbortedError("idle") from None
+        if not data:
+            break
+        used.note()
+        to.write(data)
+        await to.drain()
     if to.can_write_eof():
         to.write_eof()
 

@@ -95,7 +95,7 @@ class OperatorOrders:
             address = Address(parse_address(order.endpoint))
         except ValueError:
             return f"found {order.endpoint!r}; allowed: a pod's IP address"
-        outcome = await self._drains.wait(address, min(max(order.for_s, 0.0), LONGEST_S))
+        outcome = await self._drains.wait(address, min(max(order.for_s, 0.0), LONGEST_S), by_hand=True)
         return None if outcome.end is End.IDLE else outcome.text
 
     def _eject(self, target: Target, order: Order) -> str | None:

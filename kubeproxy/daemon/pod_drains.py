@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -41,7 +41,10 @@ nodes either."""
 QUIET_S: Final = 10.0
 """How long new connections that end at once, and datagrams, keep a pod after that."""
 UNDO_S: Final = 10.0
-"""A pod that does not terminate and asks no more gets new connections again after this."""
+"""How long a pod that has asked is remembered after that, and gets no new connections if a person has asked for it."""
+DOUBT_S: Final = 600.0
+"""The same for a pod that has not terminated. kubelet asks whatever address a pod's author gives as `host` of a hook or
+a probe, so a call may be about the pod of somebody else, and come again and again."""
 MOST: Final = 1000
 """Calls that wait at a time: kubelet runs 110 pods by default, and each container of a pod may ask."""
 GATHER_S: Final = 0.02
@@ -101,26 +104,39 @@ class _Pod:
     """Whether a Service had it when it asked first."""
     asked_at: float
     news_at: float | None = None
-    """When this node had seen it terminating, or gave up waiting for that."""
+    """When this node had seen it terminating; None: it does not terminate, as far as the EndpointSlices know."""
     waiting: int = 0
     last_at: float = -math.inf
     """When its last call ended."""
+    by_hand: int = 0
+    """How many of the calls that wait are a person's."""
+    hand_at: float = -math.inf
+    """When the last of these ended."""
     seen: Seen | None = None
     read_at: float = -math.inf
     """When the reading began that has seen it."""
+    addresses: set[Address] = field(default_factory=set)
+    """All that its EndpointSlices have had: kubelet asks at one, and clients come by each family."""
 
     def note(self, now: float, *, terminates: bool) -> None:
         """Note what the EndpointSlices say."""
-        if self.news_at is None and (terminates or now >= self.asked_at + NEWS_S):
+        if not terminates:
+            self.news_at = None
+        elif self.news_at is None:
             self.news_at = now
 
-    def may_end(self) -> bool:
-        """Return whether the last reading lets the pod end. Pure."""
-        if self.seen is None or self.seen.open or self.news_at is None:
+    def leaves(self, now: float) -> bool:
+        """Return whether it gets no new connections. Pure."""
+        by_hand = self.by_hand > 0 or now < self.hand_at + UNDO_S
+        return by_hand or self.news_at is not None or now < self.asked_at + NEWS_S
+
+    def may_end(self, began: float) -> bool:
+        """Return whether the last reading lets the pod end, for a call that began then. Pure."""
+        if self.seen is None or self.seen.open:
             return False
         if not self.in_service:
             return True
-        known_s = self.read_at - self.news_at
+        known_s = self.read_at - (began + NEWS_S if self.news_at is None else self.news_at)
         return known_s >= SETTLE_S and (not self.seen.recent or known_s >= QUIET_S)
 
 
@@ -149,9 +165,9 @@ class PodDrains:
         """Return how many calls wait."""
         return sum(pod.waiting for pod in self._pods.values())
 
-    async def wait(self, address: Address, timeout_s: float) -> Outcome:
-        """Wait until no connection to a pod's address is left, for so long at most. Have this node send it no new ones
-        meanwhile."""
+    async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
+        """Wait until no connection to a pod is left, for so long at most. Have this node send it no new ones meanwhile:
+        if a person has asked, or the pod terminates, which its EndpointSlices have to say within `NEWS_S`."""
         began = _now()
         ends_at = began + timeout_s
         if self.waiting >= MOST:
@@ -161,18 +177,21 @@ class PodDrains:
         if pod is None or (not pod.waiting and pod.identity != identity):
             pod = self._pods[address] = _Pod(identity, in_service=bool(pods.at(address)), asked_at=began)
         pod.waiting += 1
+        pod.by_hand += by_hand
         self._gather()
         self._asked.set()
         end = End.TIMEOUT
         try:
             async with asyncio.timeout_at(ends_at), self._changed:
-                await self._changed.wait_for(lambda: self._ended or (pod.read_at >= began and pod.may_end()))
+                await self._changed.wait_for(lambda: self._ended or (pod.read_at >= began and pod.may_end(began)))
                 end = End.MOVED if self._ended else End.IDLE
         except TimeoutError:
             pass
         finally:
             pod.waiting -= 1
             pod.last_at = _now()
+            if by_hand:
+                pod.by_hand, pod.hand_at = pod.by_hand - 1, pod.last_at
             self._asked.set()
         count = pod.seen.open if pod.seen is not None and pod.read_at >= began else None
         outcome = Outcome(end, count, _now() - began, max(0.0, ends_at - _now()))
@@ -204,15 +223,19 @@ class PodDrains:
     async def _look(self, addresses: Collection[Address]) -> float:
         """Read the connections to these addresses; return the processor time that it took."""
         began, cpu_s = _now(), 0.0
-        for address in addresses:
+        pods = {address: self._pods[address] for address in addresses}
+        others = self._local_pods.addresses_of({pod.identity for pod in pods.values() if pod.identity})
+        for address, pod in pods.items():
             known = self._local_pods.at(address)
-            self._pods[address].note(began, terminates=all(endpoint.terminating for endpoint in known))
+            pod.note(began, terminates=all(endpoint.terminating for endpoint in known))
+            pod.addresses |= {address, *others.get(pod.identity, ())}
+        every = frozenset[Address]().union(*(pod.addresses for pod in pods.values()))
 
         def read() -> Mapping[Address, Seen]:
             nonlocal cpu_s
             cpu_began = time.thread_time()
             try:
-                return self._read(addresses)
+                return self._read(every)
             finally:
                 cpu_s = time.thread_time() - cpu_began
 
@@ -224,20 +247,22 @@ class PodDrains:
             self._unread = True
             return cpu_s
         self._unread = False
-        for address in addresses:
-            if (pod := self._pods.get(address)) is not None:
-                pod.seen, pod.read_at = found.get(address, Seen(0, recent=False)), began
+        for pod in pods.values():
+            seen = [found[address] for address in pod.addresses if address in found]
+            pod.seen = Seen(sum(it.open for it in seen), recent=any(it.recent for it in seen))
+            pod.read_at = began
         async with self._changed:
             self._changed.notify_all()
         return cpu_s
 
     def _forget(self) -> None:
-        """Give new connections again to pods whose hooks have not asked for a while. Pods that are gone need none."""
+        """Give new connections again to pods that stay. Pods that are gone need none."""
         now = _now()
         for address, pod in list(self._pods.items()):
-            if not pod.waiting and now >= pod.last_at + UNDO_S:
+            known_s = DOUBT_S if pod.news_at is None else UNDO_S
+            if not pod.waiting and now >= pod.last_at + known_s:
                 del self._pods[address]
-                self._gather()
+        self._gather()
 
     def _gather(self) -> None:
         if self._gathering is None:
@@ -246,7 +271,8 @@ class PodDrains:
     def _apply(self) -> None:
         """Have the proxier send no new connections to the pods at these addresses, at any of their addresses."""
         self._gathering = None
-        leaving = self._local_pods.leaving({it: pod.identity for it, pod in self._pods.items()})
+        now = _now()
+        leaving = self._local_pods.leaving({it: pod.identity for it, pod in self._pods.items() if pod.leaves(now)})
         if leaving != self._leaving:
             self._leaving = leaving
             self._on_leaving(leaving)

@@ -69,14 +69,23 @@ class LocalPods:
 
     def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
         """Return what leaves with the pods that ask, at all their addresses: kubelet asks at one, and a pod may have
-        one of each family. `asking`: their addresses, and what `identity` said when they asked first."""
+        one of each family. An endpoint that names no pod leaves by its address. `asking`: their addresses, and what
+        `identity` said when they asked first."""
         pods = {pod for pod in asking.values() if pod}
         return frozenset(
             Leaving(address, endpoint.pod)
             for address, services in self._at.items()
             for endpoint in services.values()
-            if endpoint.pod in pods or asking.get(address) == endpoint.pod
+            if endpoint.pod in pods or (address in asking and endpoint.pod in ("", asking[address]))
         )
+
+    def addresses_of(self, pods: Collection[str]) -> dict[str, set[Address]]:
+        """Return the addresses of each of these pods, which are named as in `Endpoint.pod`."""
+        found: dict[str, set[Address]] = {}
+        for address, services in self._at.items():
+            for pod in {endpoint.pod for endpoint in services.values()}.intersection(pods):
+                found.setdefault(pod, set()).add(address)
+        return found
 
     def identity(self, address: Address) -> str:
         """Return the pod that has an address, as in `Endpoint.pod`; empty if it is not known."""

@@ -68,7 +68,7 @@ class Asked(PodDrains):
         self.cancelled = asyncio.Event()
         self.answers = True
 
-    async def wait(self, address: Address, timeout_s: float) -> Outcome:
+    async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
         self.asked.append((address, timeout_s))
         try:
             while not self.answers and not self._ended:
@@ -152,6 +152,23 @@ def test_all_else_goes_on_to_the_pod(host: Host, text: bytes, monkeypatch: pytes
         async with await asyncio.start_server(echo, PODS[Family.IPV4], 10258):
             assert await said(PODS[Family.IPV4], text) == b"pod: " + text
         assert not drains.asked
+
+    play(host, scenario)
+
+
+@pytest.mark.netns
+def test_a_connection_that_the_pod_alone_uses_is_not_idle(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_hook, "IDLE_S", 1.0)
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(8):
+            writer.write(b"more ")
+            await asyncio.sleep(0.25)
+        writer.close()
+
+    async def scenario(hook: DrainHook, drains: Asked) -> None:
+        async with await asyncio.start_server(stream, PODS[Family.IPV4], 10258):
+            assert await said(PODS[Family.IPV4], get("/stream")) == 8 * b"more "
 
     play(host, scenario)
 

@@ -16,7 +16,7 @@ from kubeproxy.netfilter.conntrack.connections_to import Seen
 from kubeproxy.proxier.local_pods import Leaving, LocalPods
 from kubeproxy.proxier.node import NodeFacts
 
-POD, OTHER = Address("10.244.1.7"), Address("10.244.1.8")
+POD, SIX, OTHER = Address("10.244.1.7"), Address("fd00:244::7"), Address("10.244.1.8")
 NODE = NodeFacts(name="node-a", own_addresses=frozenset({Address("10.2.0.1")}))
 WEB = ServiceName("default", "web")
 IDLE = Seen(0, recent=False)
@@ -85,7 +85,8 @@ def play(scenario: Callable[[Node], Awaitable[None]]) -> None:
     [
         (None, True, 0.0, 99.0, False),
         (Seen(1, recent=False), True, 0.0, 99.0, False),
-        (IDLE, True, None, 99.0, False),  # other nodes cannot know yet
+        (IDLE, True, None, 15.9, False),  # other nodes cannot know yet
+        (IDLE, True, None, 16.0, True),  # news that never come are not waited for
         (IDLE, True, 10.0, 11.9, False),
         (IDLE, True, 10.0, 12.0, True),
         (Seen(0, recent=True), True, 10.0, 12.0, False),  # clients still come
@@ -101,19 +102,55 @@ def test_when_a_pod_may_end(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pod_drains, "SETTLE_S", 2.0)
         pod = _Pod("uid", in_service, 9.0, news_at, seen=seen, read_at=read_at)
-        assert pod.may_end() is expected
+        assert pod.may_end(9.0) is expected
 
 
-def test_news_that_never_come_are_not_waited_for() -> None:
+def test_a_pod_leaves_for_long_only_if_it_terminates() -> None:
     pod = _Pod("uid", in_service=True, asked_at=10.0)
-    found = []
-    for now in (14.9, 15.0):
-        pod.note(now, terminates=False)
-        found.append(pod.news_at)
-    assert found == [None, 15.0]
-    soon = _Pod("uid", in_service=True, asked_at=10.0)
-    soon.note(10.5, terminates=True)
-    assert soon.news_at == 10.5
+    pod.note(14.0, terminates=False)
+    assert [pod.leaves(now) for now in (14.9, 15.0)] == [True, False]
+    pod.note(16.0, terminates=True)
+    pod.note(17.0, terminates=True)
+    assert (pod.leaves(99.0), pod.news_at) == (True, 16.0)
+
+
+def test_calls_again_and_again_about_a_pod_that_stays_have_it_drain_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a probe of another pod makes them, whose `host` is this pod's address.
+    monkeypatch.setattr(pod_drains, "NEWS_S", 0.5)
+
+    async def scenario(it: Node) -> None:
+        it.pods.put(WEB, slices(WEB, endpoint(POD), endpoint(OTHER, "uid-8")), NODE)
+        it.table[POD] = Seen(1, recent=False)
+        waiting = asyncio.ensure_future(it.drains.wait(POD, 60))
+        await it.told(Leaving(POD, "uid-7"))
+        await it.told()
+        assert not waiting.done()
+        for _ in range(3):
+            assert (await it.drains.wait(POD, 0.1)).end is End.TIMEOUT
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0.2)  # longer than pods that terminate are remembered
+        assert (await it.drains.wait(POD, 0.1)).end is End.TIMEOUT
+        assert it.leaving == [frozenset({Leaving(POD, "uid-7")}), frozenset()]
+        it.pods.put(WEB, slices(WEB, endpoint(POD, terminating=True)), NODE)
+        again = asyncio.ensure_future(it.drains.wait(POD, 60))
+        await it.told(Leaving(POD, "uid-7"))
+        again.cancel()
+
+    play(scenario)
+
+
+def test_who_asks_by_hand_has_a_pod_drain_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_drains, "NEWS_S", 0.05)
+
+    async def scenario(it: Node) -> None:
+        it.pods.put(WEB, slices(WEB, endpoint(POD)), NODE)
+        it.table[POD] = Seen(1, recent=False)
+        assert (await it.drains.wait(POD, 0.5, by_hand=True)).end is End.TIMEOUT
+        assert it.leaving == [frozenset({Leaving(POD, "uid-7")})]
+        await it.told()
+
+    play(scenario)
 
 
 def test_a_pod_waits_for_its_connections_and_gets_no_new_ones() -> None:
@@ -141,6 +178,23 @@ def test_the_time_is_over() -> None:
         outcome = await it.drains.wait(POD, 0.5)
         assert (outcome.end, outcome.open, outcome.left_s) == (End.TIMEOUT, 3, 0.0)
         assert outcome.text.endswith("; open connections: 3")
+
+    play(scenario)
+
+
+def test_connections_by_the_other_family_count_although_kubelet_asks_at_one_address() -> None:
+    async def scenario(it: Node) -> None:
+        it.pods.put(WEB, slices(WEB, endpoint(POD, terminating=True), endpoint(SIX, terminating=True)), NODE)
+        it.table[SIX] = Seen(1, recent=False)
+        outcome = await it.drains.wait(POD, 0.5)
+        assert (outcome.end, outcome.open) == (End.TIMEOUT, 1)
+        waiting = asyncio.ensure_future(it.drains.wait(POD, 60))
+        await it.read_again()
+        it.pods.put(WEB, (), NODE)  # the slices forget the pod, and its connections go on
+        await it.read_again()
+        assert it.readings[-1] == frozenset({POD, SIX})
+        it.table.clear()
+        assert (await asyncio.wait_for(waiting, 10)).end is End.IDLE
 
     play(scenario)
 

@@ -50,6 +50,14 @@ def test_an_endpoint_without_a_pod_leaves_by_its_address() -> None:
     assert pods.leaving({A: ""}) == {Leaving(A, "")}
 
 
+def test_an_endpoint_that_names_no_pod_does_not_keep_those_of_the_pod() -> None:
+    pods = LocalPods()
+    put(pods, API, endpoint(A, ""))  # as in a slice made by hand
+    put(pods, WEB, endpoint(A), endpoint(SIX))
+    assert pods.identity(A) == "uid-a"
+    assert pods.leaving({A: "uid-a"}) == {Leaving(A, ""), Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
+
+
 def test_pods_of_the_hosts_network_and_of_other_nodes_are_none_of_ours() -> None:
     pods = LocalPods()
     put(pods, WEB, endpoint(HOST), endpoint(A, node="node-b"), endpoint(B, node=""))
