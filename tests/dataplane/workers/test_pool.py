@@ -22,6 +22,7 @@ from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers import pool
 from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.count import DEFAULT_MAX, workers_for
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.dataplane.workers.process import command
@@ -720,7 +721,7 @@ def test_the_default_number_of_workers_follows_the_cpus(
 
 
 def test_an_internal_error_is_one_line_and_a_status() -> None:
-    ours, theirs = socket.socketpair()
+    (ours, theirs), columns = socket.socketpair(), Columns(3)
     script = (
         "import sys; from kubeproxy.dataplane.workers import main as worker\n"
         "def fail(self): raise RuntimeError('two\\nlines')\n"
@@ -729,12 +730,13 @@ def test_an_internal_error_is_one_line_and_a_status() -> None:
     )
     with ours, theirs:
         done = subprocess.run(
-            [sys.executable, "-c", script, str(theirs.fileno()), "2", "", ""],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", script, str(theirs.fileno()), "2", str(columns.fd), "", ""],
+            pass_fds=[theirs.fileno(), columns.fd],
             capture_output=True,
             text=True,
             check=False,
         )
+    columns.close()
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
     assert "internal error: RuntimeError: two lines < fail (<string>:2) < main (main.py:" in done.stderr
