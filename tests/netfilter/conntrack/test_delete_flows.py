@@ -578,13 +578,13 @@ def test_without_privilege_the_error_names_it_and_nothing_is_asked_needlessly(ne
 import asyncio
 import contextlib
 from kubeproxy.model.errors import KernelError
-from kubeproxy.model import Destination, Protocol
+from kubeproxy.model import Destination, Protocol, Traffic
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
 
 def rules(protocol):
-    return RuleSet(redirects={Destination("10.96.7.7", protocol, 53): 7001})
+    return RuleSet(redirects={Traffic(Destination("10.96.7.7", protocol, 53)): 7001})
 
 print(asyncio.run(KernelConntrack().reconcile(rules(Protocol.TCP), RuleSet())))
 print(asyncio.run(KernelConntrack().reconcile(rules(Protocol.UDP), rules(Protocol.UDP))))

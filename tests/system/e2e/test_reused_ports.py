@@ -97,14 +97,15 @@ def test_while_no_process_serves(stage: Stage, netfilter: str) -> None:
 
 @each_adapter
 def test_after_an_orphaned_worker_has_ended(stage: Stage, netfilter: str) -> None:
+    """Its connection has moved, and ends when the worker that it came from is gone."""
     first = serve(stage, netfilter)
     kept = come(stage)
     first.process.kill()
     first.process.wait()
     second = stage.daemon(QUICK, GRACE, "--workers=1", netfilter=netfilter)
-    keep_until_reset(kept)
     until(lambda: "orphaned worker has ended" in second.log(), "the orphaned worker has ended")
-
+    kept.sendall(b"reset\n")
+    keep_until_reset(kept)
     until(lambda: came(stage), "the new instance has forgotten the connection")
 
 

@@ -34,13 +34,13 @@ PEER = """if True:
     import asyncio, sys
     from kubeproxy.daemon.takeover.control_socket import ControlSocket
     from kubeproxy.daemon.takeover.predecessor import greet
-    from kubeproxy.daemon.takeover.protocol import hello
+    from kubeproxy.daemon.takeover.protocol import Take, hello
 
     async def main():
         (name,) = ControlSocket().others()
         owner = await greet(name, hello("liar"))
         await owner.hold()
-        print(await owner.take(), flush=True)
+        print(await owner.take(Take()), flush=True)
 
     asyncio.run(main())
 """
