@@ -297,9 +297,14 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "In a container: the control process before this one has ended by itself, as `how` says; its workers serve on.",
         "[A process of kubeproxy ends](operations.md#a-process-of-kubeproxy-ends)",
     ),
+    "connections have not all moved": (
+        "The new instance did not take all connections in time. This one serves the rest for at most `shutdownGrace`.",
+        "[Connections move](takeover.md#connections-move)",
+    ),
     "orphaned worker: connections stay with it": (
         "A worker of an earlier run has another version of what moves with a connection (`its`), or cannot show that a"
-        " kubeproxy with CAP_NET_ADMIN has started it. It serves its connections for at most `shutdownGrace`.",
+        " kubeproxy with CAP_NET_ADMIN has started it, or no descriptor is left (`reason`). It serves its connections for"
+        " at most `shutdownGrace`.",
         "[Connections move](takeover.md#connections-move)",
     ),
     "orphaned worker: other takeover protocol": (

@@ -34,11 +34,11 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 
 
 def test_a_good_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.status_of(["check", "--config", write(tmp_path, "ipvs: {scheduler: rr}")]) == 0
+    assert main.status_of(["check", "--config", write(tmp_path, "ipvs: {strictARP: true}")]) == 0
     out, err = capsys.readouterr()
     assert out == "configuration is valid\n"
     first, second = err.splitlines()
-    assert first == "warning: accepted, but without effect: ipvs.scheduler"
+    assert first == "warning: accepted, but without effect: ipvs.strictARP"
     assert second.startswith("warning: kubeproxy.manifests.paths: found no source of Services")
 
 

@@ -63,8 +63,9 @@ class Metrics:
         duration = partial(Histogram, labelnames=labels, buckets=SYNC_BUCKETS, registry=registry)
         gauge = partial(Gauge, labelnames=labels, registry=registry)
         counter = partial(Counter, labelnames=labels, registry=registry)
-        sync = "kubeproxy_sync_proxy_rules"
-        self._sync = duration(f"{sync}_duration_seconds", "Duration of a sync in the kernel's packet filter")
+        self._sync = duration(
+            "kubeproxy_sync_proxy_rules_duration_seconds", "Duration of a sync in the kernel's packet filter"
+        )
         self._full_sync = duration(
             "kubeproxy_sync_full_proxy_rules_duration_seconds",
             "Duration of a sync that compared everything with the kernel",
@@ -73,8 +74,10 @@ class Metrics:
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
             "Duration of a sync that applied only a difference",
         )
-        self._last_sync = gauge(f"{sync}_last_timestamp_seconds", "Time of the last successful sync")
-        self._last_queued = gauge(f"{sync}_last_queued_timestamp_seconds", "Time of the last request for a sync")
+        self._last_sync = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync")
+        self._last_queued = gauge(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Time of the last request for a sync"
+        )
         self._programming = duration(
             "kubeproxy_network_programming_duration_seconds",
             "From the change in the cluster (last-change-trigger-time) to the endpoint in use",
@@ -84,8 +87,12 @@ class Metrics:
             "kubeproxy_conntrack_reconciler_sync_duration_seconds",
             "Duration of finding and deleting the flows that contradict the rules",
         )
-        self._nftables_failures = counter(f"{sync}_nftables_sync_failures_total", "Syncs that nftables refused")
-        self._iptables_failures = counter(f"{sync}_iptables_restore_failures_total", "Syncs that iptables refused")
+        self._nftables_failures = counter(
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Syncs that nftables refused"
+        )
+        self._iptables_failures = counter(
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Syncs that iptables refused"
+        )
         self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ("code",), registry=registry)
         self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ("code",), registry=registry)
         by_family = (
