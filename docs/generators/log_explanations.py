@@ -303,8 +303,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "orphaned worker: connections stay with it": (
         "A worker of an earlier run has another version of what moves with a connection (`its`), or cannot show that a"
-        " kubeproxy with CAP_NET_ADMIN has started it, or no descriptor is left (`reason`). It serves its connections for"
-        " at most `shutdownGrace`.",
+        " kubeproxy with CAP_NET_ADMIN has started it, or no descriptor is left (`reason`). It serves its connections"
+        " for at most `shutdownGrace`.",
         "[Connections move](takeover.md#connections-move)",
     ),
     "orphaned worker: other takeover protocol": (
