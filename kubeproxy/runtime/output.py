@@ -23,7 +23,7 @@ def write_lines(stream: TextIO, *lines: str) -> None:
 
 
 def write_data(stream: TextIO, text: str) -> None:
-    """Write objects unchanged for programs, and printable on a terminal. `text` is complete with its line ends."""
+    """Write objects, unchanged for a program and made printable for a terminal. `text` has its line ends already."""
     if stream.isatty():
         text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     stream.write(text)

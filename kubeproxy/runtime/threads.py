@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEGIN_S = 10.0
-"""For how many seconds a thread may take to begin. A slower one will never begin."""
+"""For how many seconds the start of a thread is awaited. A thread that is slower is taken to be lost."""
 
 
 class NotBegun(MemoryError):

@@ -21,7 +21,7 @@ class SessionState(Struct, frozen=True, tag=True, array_like=True):
     peer: bytes
     """Client and local address, as the datagrams have them (`mmsg`)."""
     hops: Annotated[int, Meta(ge=0, le=255)]
-    """The lowest hop limit of its datagrams."""
+    """The lowest hop limit of the client's datagrams."""
     target: Target
     avoid: tuple[Target, ...]
     """The endpoint that refused last."""
