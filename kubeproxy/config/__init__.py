@@ -10,6 +10,7 @@ describe      types and values as text for messages and help
 typed_values  plain data -> typed values, with all faults at once
 flags         the command line: the field of each flag, and whether the flag overrides the file
 validate      faults between fields
+default_scheduler  the scheduler of Services that do not ask for one
 load          all of these: file and flags -> Configuration, or every fault
 dump          Configuration -> file
 diff          the difference between two configurations and its effect

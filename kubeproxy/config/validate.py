@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
+from kubeproxy.config.default_scheduler import warning_of
 from kubeproxy.config.describe import describe
 from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields, flatten
 from kubeproxy.config.kube_proxy_settings import IPVS, IPTables, NFTables
-from kubeproxy.config.schedulers import warning_of
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.typed_values import Diagnostics
 from kubeproxy.config.value_types import Duration

@@ -7,7 +7,7 @@ deployments      the Deployment controller: rollouts, step by step
 replicasets      the controller of ReplicaSets and ReplicationControllers: as many pods as are wanted
 drains           the requests of rollouts to the node proxies, and their answers
 
-objects          the objects that controllers read; `informers` has their clients and caches
+api_types        the objects that controllers read; `informers` has their clients and caches
 replicaset_kind  what differs between ReplicaSets and ReplicationControllers
 template         whether two pod templates mean the same
 conditions       the conditions in the status of every workload

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kubeproxy.controllers.objects import Condition
+from kubeproxy.controllers.api_types import Condition
 from kubeproxy.kubernetes import timestamps
 
 PROGRESSING = "Progressing"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kubeproxy.controllers.objects import Deployment, Lease, Pod, ReplicaSet, Service
+from kubeproxy.controllers.api_types import Deployment, Lease, Pod, ReplicaSet, Service
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.object_client import ObjectClient, Requests

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kubeproxy.controllers.objects import Pod
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.pod_state import init_restarts, is_ready, ready_since, restarts
 from kubeproxy.kubernetes import timestamps
 

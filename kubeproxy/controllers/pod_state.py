@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubeproxy.controllers.objects import Pod, PodCondition
+from kubeproxy.controllers.api_types import Pod, PodCondition
 from kubeproxy.kubernetes import timestamps
 
 TERMINAL = ("Succeeded", "Failed")

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from kubeproxy.controllers.objects import ReplicaSet, ReplicationController
+from kubeproxy.controllers.api_types import ReplicaSet, ReplicationController
 
 
 @dataclass(frozen=True, slots=True)

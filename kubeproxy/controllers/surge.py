@@ -6,7 +6,7 @@ import math
 import re
 from fractions import Fraction
 
-from kubeproxy.controllers.objects import Deployment
+from kubeproxy.controllers.api_types import Deployment
 
 _PERCENT = re.compile(r"0*([0-9]{1,9})%")
 _MORE_THAN_ALL = re.compile(r"[0-9]+%")

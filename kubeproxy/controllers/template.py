@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kubeproxy.controllers.objects import template_of
+from kubeproxy.controllers.api_types import template_of
 
 HASH_LABEL: Final = "pod-template-hash"
 _SAFE: Final = "bcdfghjklmnpqrstvwxz2456789"

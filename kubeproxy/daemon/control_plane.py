@@ -16,9 +16,9 @@ from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.settings import proxier_settings
 from kubeproxy.daemon.sources import Sources
 from kubeproxy.daemon.state_keeper import StateKeeper, state_file
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.kernel_sync import Kernel
 from kubeproxy.proxier.local_pods import Leaving
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.tracker import Tracker
@@ -66,7 +66,7 @@ class ControlPlane:
             tracker=tracker,
             data_plane=data_plane,
             kernel=Kernel(ownership.rule_transfer, ownership.rule_transfer, ownership.server),
-            ports=HostPorts(data_plane, process.find_holders),
+            ports=PortSystemCalls(data_plane, process.find_holders),
             settings=proxier_settings(
                 configuration,
                 ProxierSettings(

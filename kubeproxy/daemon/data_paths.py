@@ -11,8 +11,8 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.direct_links import bridged_families
-from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Feature, Netfilter
+from kubeproxy.netfilter.ip_forwarding import forwarded_families
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
 
 log = structlog.get_logger(__name__)

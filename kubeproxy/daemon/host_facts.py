@@ -17,8 +17,8 @@ from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.direct_links import bridged_families
-from kubeproxy.netfilter.forwarding import forwarded_families
 from kubeproxy.netfilter.interface import Feature, Netfilter
+from kubeproxy.netfilter.ip_forwarding import forwarded_families
 from kubeproxy.netfilter.local_addresses import landing_addresses, local_addresses
 from kubeproxy.observability.health import Reason
 from kubeproxy.proxier.node import NodeFacts

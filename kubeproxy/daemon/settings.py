@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kubeproxy.config.address_types import DeniedEndpoints
+from kubeproxy.config.default_scheduler import scheduler_of
 from kubeproxy.config.own_settings import OwnSettings
-from kubeproxy.config.schedulers import scheduler_of
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.value_types import Ports
 from kubeproxy.dataplane.messages import Tune

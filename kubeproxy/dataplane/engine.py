@@ -27,10 +27,10 @@ from kubeproxy.dataplane.interface import (
 )
 from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
+from kubeproxy.dataplane.tcp.connection_state import ConnectionState
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
-from kubeproxy.dataplane.tcp.state import ConnectionState
 from kubeproxy.dataplane.udp.sessions import DatagramListener, FrozenSession, Sessions
 from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Address, FrontendName, Protocol, Target

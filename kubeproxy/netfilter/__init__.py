@@ -9,7 +9,7 @@ iptables               kube-proxy's chains in the legacy tables
 with_routing           either of them together with the routing rules of preserved client addresses (`routing`)
 routing                these rules; `lookup` asks for a route, `route_watch` reports those that are taken away
 conntrack              the flows of the kernel: found, deleted, counted
-forwarding             whether this node forwards packets, as the kernel path needs
+ip_forwarding          whether this node forwards packets, as the kernel path needs
 netlink                netlink messages, requests and subscriptions
 local_addresses, cidr  the node's own addresses; address ranges
 reentry                a device by which a client's packet enters this node once more, at the client's interface

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kubeproxy.model import Family
-from kubeproxy.netfilter.forwarding import DIRECTORY, is_on
+from kubeproxy.netfilter.ip_forwarding import DIRECTORY, is_on
 from kubeproxy.netfilter.local_addresses import LocalAddress
 from kubeproxy.netfilter.ruleset import DirectLink
 

@@ -23,14 +23,14 @@ transaction is due; `problems` has the texts about Services; `reports` calls the
 `view` is for those that only read, and returns values of `kubeproxy.model.snapshot`; `clock` is replaced by tests.
 
 Only `proxier`, `kernel_sync` and `clock` await. `port_claims` and `port_allocator` make system calls, by the functions
-in `host_ports`. All else is pure: time is an argument.
+in `port_system_calls`. All else is pure: time is an argument.
 """
 
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.kernel_sync import Kernel
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.sync_schedule import Periods
@@ -38,11 +38,11 @@ from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
 
 __all__ = [
     "START_GRACE_S",
-    "HostPorts",
     "Kernel",
     "NodeFacts",
     "Periods",
     "PortRange",
+    "PortSystemCalls",
     "Preserve",
     "Proxier",
     "ProxierObserver",

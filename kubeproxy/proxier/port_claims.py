@@ -39,7 +39,7 @@ from kubeproxy.model import (
     family_of,
 )
 from kubeproxy.netfilter.port_holders import Holder
-from kubeproxy.proxier.host_ports import HostPorts
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Restrictions
 
 
@@ -84,7 +84,7 @@ class NodePortClaims:
 
     def __init__(
         self,
-        ports: HostPorts,
+        ports: PortSystemCalls,
         *,
         is_proxy_port: Callable[[Protocol, int], bool],
     ) -> None:

@@ -25,10 +25,10 @@ from kubeproxy.model import Destination, FrontendName
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.proxier.clock import Clock, LoopClock
 from kubeproxy.proxier.data_path import Ejected
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
 from kubeproxy.proxier.listeners import Step
 from kubeproxy.proxier.observer import ProxierObserver
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.reports import Part, Reports
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
@@ -56,7 +56,7 @@ class Proxier:
         tracker: Tracker,
         data_plane: DataPlane,
         kernel: Kernel,
-        ports: HostPorts,
+        ports: PortSystemCalls,
         settings: ProxierSettings,
         observer: ProxierObserver | None = None,
         clock: Clock | None = None,

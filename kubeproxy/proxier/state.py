@@ -19,10 +19,10 @@ from kubeproxy.model import NODE_PORTS, Destination, FrontendName, Protocol, Ser
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.proxier.availability import Availability
 from kubeproxy.proxier.data_path import Ejected
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.listeners import Listeners, Step
 from kubeproxy.proxier.port_allocator import Ports
 from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.problems import problems
 from kubeproxy.proxier.resolver import Resolution, Resolver
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
@@ -33,7 +33,7 @@ from kubeproxy.proxier.tracker import Change
 class ProxierState:
     """The four parts, and what passes between them. Not for two tasks at once."""
 
-    def __init__(self, ports: HostPorts, settings: ProxierSettings = DEFAULTS) -> None:
+    def __init__(self, ports: PortSystemCalls, settings: ProxierSettings = DEFAULTS) -> None:
         proxy_ports = Ports(ports.reserver, settings.port_range)
         claims = NodePortClaims(ports, is_proxy_port=proxy_ports.holds)
         self.resolver = Resolver()

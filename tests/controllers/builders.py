@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import DESIRED_REPLICAS, MAX_REPLICAS, REVISION
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.kubernetes import timestamps
 
 EPOCH = 1_760_000_000.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy.controllers import surge
-from kubeproxy.controllers.objects import Deployment
+from kubeproxy.controllers.api_types import Deployment
 from tests.controllers.api import Api, Json, Write
 from tests.controllers.cluster import REVISION
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.controllers.objects import Pod
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete, deletion_cost
 from tests.controllers.builders import EPOCH, pod
 

@@ -20,7 +20,7 @@ from kubeproxy.model import Family
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.with_routing import WithRouting
-from kubeproxy.proxier import HostPorts, Kernel, Periods, Proxier, ProxierSettings, Tracker
+from kubeproxy.proxier import Kernel, Periods, PortSystemCalls, Proxier, ProxierSettings, Tracker
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
@@ -54,7 +54,7 @@ async def main() -> None:
         tracker=tracker,
         data_plane=FakeDataPlane(),
         kernel=Kernel(netfilter),
-        ports=HostPorts(FakePortReserver()),
+        ports=PortSystemCalls(FakePortReserver()),
         settings=ProxierSettings(periods=Periods(min_sync_s=0.05, sync_s=1000.0), families=frozenset({Family.IPV4})),
     )
     tasks = TaskSet(lambda name, error: sys.exit(f"{name}: {error!r}"))

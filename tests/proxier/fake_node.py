@@ -12,10 +12,10 @@ from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.packet_simulation import Fate
-from kubeproxy.proxier import HostPorts, Kernel, NodeFacts, Periods, PortRange, Proxier, ProxierSettings, Tracker
-from kubeproxy.proxier.host_ports import FindHolders, no_holders
+from kubeproxy.proxier import Kernel, NodeFacts, Periods, PortRange, PortSystemCalls, Proxier, ProxierSettings, Tracker
 from kubeproxy.proxier.kernel_sync import NoRivals, Rivals
 from kubeproxy.proxier.observer import ProxierObserver
+from kubeproxy.proxier.port_system_calls import FindHolders, no_holders
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
@@ -139,7 +139,7 @@ class Node:
             tracker=self.tracker,
             data_plane=self.data_plane,
             kernel=Kernel(self.netfilter, conntrack or NoConntrack(), rivals or NoRivals()),
-            ports=HostPorts(self.reserver, find_holders),
+            ports=PortSystemCalls(self.reserver, find_holders),
             settings=ProxierSettings(
                 families=frozenset(families),
                 protocols=frozenset(protocols),

@@ -8,8 +8,8 @@ import pytest
 
 from kubeproxy.model import Address, EndpointSlice, Protocol, Service, ServicePort, Verdict
 from kubeproxy.proxier.endpoint_selection import MOST, subset
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
@@ -26,7 +26,7 @@ WEB, SHOP = frontend_name("web"), frontend_name("shop")
 @pytest.fixture
 def state() -> ProxierState:
     reserver = FakePortReserver()
-    return ProxierState(HostPorts(reserver), SETTINGS)
+    return ProxierState(PortSystemCalls(reserver), SETTINGS)
 
 
 def use_facts(state: ProxierState, facts: NodeFacts) -> None:
@@ -146,7 +146,7 @@ def test_a_proxy_port_that_is_taken_later(state: ProxierState) -> None:
 def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
     """A process of this node has the port, so the endpoint is that process."""
     reserver = FakePortReserver()
-    state = ProxierState(HostPorts(reserver), SETTINGS)
+    state = ProxierState(PortSystemCalls(reserver), SETTINGS)
     reserver.taken.add((Protocol.TCP, 80))
     web = replace(service("web", "10.96.0.1"), external_ips=(NODE,))
     put(state, web, slice_to("web", NODE, 80))

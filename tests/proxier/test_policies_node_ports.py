@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, FrontendName, Protocol
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.port_claims import NodePortClaims
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from tests.proxier.builders import frontend_name
 from tests.support.doubles.data_plane import FakePortReserver
 
@@ -32,7 +32,7 @@ def reserver() -> FakePortReserver:
 
 @pytest.fixture
 def claims(reserver: FakePortReserver) -> NodePortClaims:
-    return NodePortClaims(HostPorts(reserver), is_proxy_port=lambda protocol, port: port == 30099)
+    return NodePortClaims(PortSystemCalls(reserver), is_proxy_port=lambda protocol, port: port == 30099)
 
 
 def held(reserver: FakePortReserver) -> set[Destination]:
@@ -120,7 +120,7 @@ def test_if_the_wildcard_is_unavailable_single_addresses_are_kept(reserver: Fake
             return address == NODE and super()._is_free(protocol, address, port)
 
     reserver = OneAddressTaken()
-    claims = NodePortClaims(HostPorts(reserver), is_proxy_port=lambda protocol, port: False)
+    claims = NodePortClaims(PortSystemCalls(reserver), is_proxy_port=lambda protocol, port: False)
     claims.claim(WEB, frozenset({at(NODE)}))
     assert claims.claim(WEB_TOO, frozenset({at()})) == {WEB_TOO}
     assert held(reserver) == {at(NODE)}
@@ -145,7 +145,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.reserver = FakePortReserver()
-        self.claims = NodePortClaims(HostPorts(self.reserver), is_proxy_port=lambda protocol, port: False)
+        self.claims = NodePortClaims(PortSystemCalls(self.reserver), is_proxy_port=lambda protocol, port: False)
         self.wants: dict[FrontendName, frozenset[Destination]] = {}
         self.known: dict[FrontendName, frozenset[Destination]] = {WEB: frozenset(), SHOP: frozenset()}
         """Update the destinations that frontends know to be unavailable."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort, Traffic
-from kubeproxy.proxier.host_ports import HostPorts
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
@@ -35,7 +35,7 @@ def reserver() -> FakePortReserver:
 
 @pytest.fixture
 def state(reserver: FakePortReserver) -> ProxierState:
-    return ProxierState(HostPorts(reserver), SETTINGS)
+    return ProxierState(PortSystemCalls(reserver), SETTINGS)
 
 
 def use_facts(state: ProxierState, facts: NodeFacts) -> None:

@@ -9,11 +9,11 @@ from typing import Final
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
 from kubeproxy.commands.rolling_update import guidance, manifest
 from kubeproxy.commands.rolling_update.controller import Controller, RivalError
-from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.drained_deletion import DrainedDeletion
 from kubeproxy.commands.rolling_update.options import FIELD_MANAGER, UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
-from kubeproxy.commands.rolling_update.replacement import Planned, Replacement
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.update import Planned, RollingUpdate
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.kubernetes.client.client import Client
@@ -57,20 +57,20 @@ async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
     )
     async with Client(access, policy) as client:
         requests = ControllerRequests(client, access.config.namespace)
-        retirement = None
+        drained_deletion = None
         if options.drain_timeout_s:
             proxies = ProxyDrain(
                 client, access.config.namespace, f"rolling-update/{options.names[0]}", clock=client.now
             )
-            retirement = ProxyRetirement(
+            drained_deletion = DrainedDeletion(
                 proxies,
                 requests,
                 progress,
                 drain_timeout_s=options.drain_timeout_s,
                 minor=lambda: server_minor(client),
             )
-        one = Replacement(
-            options, requests, progress, lambda: manifest.read(options, client, progress.warning), retirement
+        one = RollingUpdate(
+            options, requests, progress, lambda: manifest.read(options, client, progress.warning), drained_deletion
         )
         return await Run(options, progress, printer, one, client.host).run()
 
@@ -79,7 +79,7 @@ class Run:
     """Carries one update out, while a timer redraws the terminal and signals may interrupt it."""
 
     def __init__(
-        self, options: UpdateOptions, progress: ProgressOutput, printer: Printer, update: Replacement, host: str
+        self, options: UpdateOptions, progress: ProgressOutput, printer: Printer, update: RollingUpdate, host: str
     ) -> None:
         self._options = options
         self._progress = progress

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kubeproxy.commands.rolling_update.controller import Controller, UpdateLock
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
-from kubeproxy.controllers.objects import Pod
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.kubernetes.metadata import controller_of
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
-from kubeproxy.controllers.objects import Pod
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Garbage, StatusError
 from kubeproxy.kubernetes.invalid_field import type_error

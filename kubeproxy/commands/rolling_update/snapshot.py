@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kubeproxy.commands.rolling_update.controller import Controller
-from kubeproxy.commands.rolling_update.steps import Bounds, Sizes
+from kubeproxy.commands.rolling_update.step_sizes import Bounds, Sizes
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.rollout_status import Waiting, pod_trouble
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, is_terminating
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.metadata import controller_of

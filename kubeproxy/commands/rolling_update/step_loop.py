@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kubeproxy.commands.rolling_update.controller import Controller, DeletedError, UpdateError, UpdateLock
-from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.drained_deletion import DrainedDeletion
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.commands.rolling_update.snapshot import Snapshot, take
-from kubeproxy.commands.rolling_update.steps import Bounds, scale_down, scale_up, trim
+from kubeproxy.commands.rolling_update.step_sizes import Bounds, scale_down, scale_up, trim
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.runtime.backoff import DoublingBackoff
 
 _FIRST_LOOK_S: Final = 0.1
@@ -53,13 +53,13 @@ class StepLoop:
         progress: ProgressOutput,
         lock: UpdateLock,
         pace: Pace,
-        retirement: ProxyRetirement | None = None,
+        drained_deletion: DrainedDeletion | None = None,
     ) -> None:
         self._requests = requests
         self._progress = progress
         self._lock = lock
         self._pace = pace
-        self._retirement = retirement
+        self._drained_deletion = drained_deletion
         self._deadline = 0.0
         self._best_ready = 0
         self._last: Snapshot | None = None
@@ -76,8 +76,8 @@ class StepLoop:
         """
         self._extend_deadline()
         snapshot = await self._look(up, down)
-        if self._retirement is not None:
-            await self._retirement.begin(snapshot.active)
+        if self._drained_deletion is not None:
+            await self._drained_deletion.begin(snapshot.active)
         sizes = snapshot.sizes
         self._progress.event(
             "begin",
@@ -128,24 +128,24 @@ class StepLoop:
         if size == sizes.old:
             return False
         gone: Sequence[Pod] = ()
-        if self._retirement is not None:
+        if self._drained_deletion is not None:
             number = len(side.active) - size
-            gone = await self._retirement.retire(side.active, number)
+            gone = await self._drained_deletion.retire(side.active, number)
             size += number - len(gone) if gone else 0
             again = await self._look(snapshot.up.controller, down)
             if again.sizes.old != sizes.old or scale_down(limits, again.sizes) > size:
-                await self._retirement.put_back(gone)
+                await self._drained_deletion.put_back(gone)
                 # Compute the step anew if pods have become unready meanwhile, or another client has scaled.
                 return False
             assert again.down is not None
             down = again.down.controller
         self._progress.event("scale-down", f"Scaling {down.name} down to {size}", controller=down.name, replicas=size)
-        if self._retirement is not None:
+        if self._drained_deletion is not None:
             await self._check_lock(down.name)
-            await self._retirement.delete(gone)
+            await self._drained_deletion.delete(gone)
         done = await self._scale(down, size)
-        if not done and self._retirement is not None:
-            await self._retirement.put_back(gone)
+        if not done and self._drained_deletion is not None:
+            await self._drained_deletion.put_back(gone)
         return done
 
     async def _scale(self, controller: Controller, size: int) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from kubeproxy.commands.rollout.advise import Wanted, advise
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet, template_of
 from kubeproxy.controllers.deployments import revisions, rollback
 from kubeproxy.controllers.deployments.drain_plan import options_of
 from kubeproxy.controllers.deployments.explain import explain
@@ -21,7 +22,6 @@ from kubeproxy.controllers.deployments.rollout_status import DeadlineExceededErr
 from kubeproxy.controllers.drains.node_proxies import owner_of
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.controllers.informers import deployment_client, deployment_informer, pod_client, replica_set_client
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet, template_of
 from kubeproxy.controllers.template import without_hash
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client

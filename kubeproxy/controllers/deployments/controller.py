@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from kubeproxy.controllers import event_sink
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.controllers.deployments.drain_sync import LOOK_S
 from kubeproxy.controllers.deployments.sync import DeploymentSync, Surroundings
@@ -17,7 +18,6 @@ from kubeproxy.controllers.deployments.writes import API_VERSION, KIND, Deployme
 from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
 from kubeproxy.controllers.event_sink import EventSink
 from kubeproxy.controllers.informers import Informers, deployment_client, pod_client, replica_set_client
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference

@@ -20,10 +20,10 @@ from typing import Final
 
 import msgspec
 
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, ready_since
 

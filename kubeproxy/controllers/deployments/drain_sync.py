@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from kubeproxy.controllers import conditions, event_sink
+from kubeproxy.controllers.api_types import Condition, Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import drain_plan
 from kubeproxy.controllers.deployments.drain_plan import (
     DrainOptions,
@@ -28,7 +29,6 @@ from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites
 from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
 from kubeproxy.controllers.drains.reports import PodDrain, Reports, named
-from kubeproxy.controllers.objects import Condition, Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.pod_state import is_active
 from kubeproxy.kubernetes import timestamps
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments.explain_proxies import ProxyWait
 from kubeproxy.controllers.deployments.rollout_status import State, state_of, waiting_for
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.pod_state import is_ready
 
 REMEDIES: Final[Mapping[str, str]] = {

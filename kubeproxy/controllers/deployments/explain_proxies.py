@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.drain_plan import DRAIN_TIMEOUT, USE_TIMEOUT, DrainOptions, is_marked
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.drains.reports import PodDrain, named
-from kubeproxy.controllers.objects import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from kubeproxy.controllers import conditions
-from kubeproxy.controllers.objects import Deployment, DeploymentStatus
+from kubeproxy.controllers.api_types import Deployment, DeploymentStatus
 from kubeproxy.kubernetes import timestamps
 
 REPLICA_SET_UPDATED: Final = "ReplicaSetUpdated"

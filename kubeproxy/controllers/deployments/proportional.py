@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import DESIRED_REPLICAS, MAX_REPLICAS, active, age_key, by_age, integer
 from kubeproxy.controllers.deployments.rolling_update import Scale, wanted_pods
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 from kubeproxy.controllers.surge import max_surge
 
 

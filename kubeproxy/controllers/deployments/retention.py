@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import age_key, revision_of
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 
 
 def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSet]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kubeproxy.controllers import template
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 
 REVISION: Final = "deployment.kubernetes.io/revision"
 REVISION_HISTORY: Final = "deployment.kubernetes.io/revision-history"

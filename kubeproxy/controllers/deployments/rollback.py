@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kubeproxy.controllers import template
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import ROLLBACK_TO, SKIPPED, integer, revision_of
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 
 
 def requested_revision(deployment: Deployment) -> int | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import active, by_age
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 from kubeproxy.controllers.surge import min_available, new_replica_set_size
 
 

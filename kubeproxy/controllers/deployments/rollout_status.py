@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kubeproxy.controllers import conditions
+from kubeproxy.controllers.api_types import ContainerStatus, ContainerTerminated, Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import progress
-from kubeproxy.controllers.objects import ContainerStatus, ContainerTerminated, Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.pod_state import is_available, is_ready, is_terminating
 from kubeproxy.kubernetes import timestamps
 

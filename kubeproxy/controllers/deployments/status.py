@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from kubeproxy.controllers import conditions
+from kubeproxy.controllers.api_types import Condition, Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.controllers.deployments import progress
 from kubeproxy.controllers.deployments.rolling_update import available_pods, wanted_pods
-from kubeproxy.controllers.objects import Condition, Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.controllers.surge import max_unavailable
 from kubeproxy.kubernetes import timestamps
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from kubeproxy.controllers import conditions, event_sink, template
+from kubeproxy.controllers.api_types import Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import progress, proportional, retention, revisions, rollback, rolling_update
 from kubeproxy.controllers.deployments import status as deployment_status
 from kubeproxy.controllers.deployments.drain_sync import DrainStep, marked_pods, with_proxies
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites, replica_set_name
 from kubeproxy.controllers.drains.node_proxies import DeploymentDrains, NotAskedError, owner_of
-from kubeproxy.controllers.objects import Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.pod_state import TERMINAL
 from kubeproxy.controllers.surge import new_replica_set_size
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kubeproxy.controllers import event_sink, template
+from kubeproxy.controllers.api_types import Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import annotations_for_new, scale_annotations
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.event_sink import EventSink, EventType, Involved
-from kubeproxy.controllers.objects import Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.controllers.surge import max_total
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference

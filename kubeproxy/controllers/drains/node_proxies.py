@@ -12,11 +12,11 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.controllers.api_types import Deployment, Lease, Pod, Service
 from kubeproxy.controllers.drains.proxy_drain import request_patch
 from kubeproxy.controllers.drains.reports import PodDrain, Reports, changed_namespaces, is_live, report_of, reports_of
 from kubeproxy.controllers.drains.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.controllers.informers import service_client
-from kubeproxy.controllers.objects import Deployment, Lease, Pod, Service
 from kubeproxy.kubernetes.client.errors import ApiError, Unauthorized
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.informer.informer import Informer

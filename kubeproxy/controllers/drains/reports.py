@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kubeproxy.controllers.objects import Lease
+from kubeproxy.controllers.api_types import Lease
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.model.drain_report import (

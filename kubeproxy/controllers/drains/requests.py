@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.controllers.objects import Pod, Service
+from kubeproxy.controllers.api_types import Pod, Service
 from kubeproxy.model import Address, ServiceName, family_of, parse_address
 from kubeproxy.model.drain_request import MAX_AHEAD_S, MAX_REQUESTS, DrainRequest, DrainRequests, Want, decode_requests
 

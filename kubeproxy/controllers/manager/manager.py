@@ -11,11 +11,11 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.event_reporter import EventReporter
 from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.manager.rival import Rival
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
 from kubeproxy.kubernetes.client.client import Client

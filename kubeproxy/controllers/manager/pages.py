@@ -10,11 +10,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from kubeproxy.controllers.api_types import Deployment, Pod
 from kubeproxy.controllers.deployments import revisions
 from kubeproxy.controllers.deployments.rollout_status import State, state_of, waiting_for
 from kubeproxy.controllers.manager.manager import ControllerManager
 from kubeproxy.controllers.manager.metrics import registry
-from kubeproxy.controllers.objects import Deployment, Pod
 from kubeproxy.kubernetes.informer.store import CONTROLLER
 from kubeproxy.model.printable import printable
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from kubeproxy.controllers.objects import Pod, ReplicaSet
+from kubeproxy.controllers.api_types import Pod, ReplicaSet
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.api_types import Wire
 from kubeproxy.kubernetes.client.errors import ApiError

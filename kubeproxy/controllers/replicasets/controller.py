@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
+from kubeproxy.controllers.api_types import Pod, ReplicaSet, ReplicaSetStatus
 from kubeproxy.controllers.event_sink import EventSink
 from kubeproxy.controllers.informers import pod_client, replica_set_client
-from kubeproxy.controllers.objects import Pod, ReplicaSet, ReplicaSetStatus
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_ready, is_terminating
 from kubeproxy.controllers.replicaset_kind import ReplicaSetKind

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from kubeproxy.controllers import event_sink
+from kubeproxy.controllers.api_types import Pod, ReplicaSet, template_of
 from kubeproxy.controllers.event_sink import EventSink, Involved
-from kubeproxy.controllers.objects import Pod, ReplicaSet, template_of
 from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
 from kubeproxy.controllers.replicasets.slow_start import slow_start
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable

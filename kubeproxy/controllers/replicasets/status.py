@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy.controllers import conditions
-from kubeproxy.controllers.objects import Condition, Pod, ReplicaSet, ReplicaSetStatus
+from kubeproxy.controllers.api_types import Condition, Pod, ReplicaSet, ReplicaSetStatus
 from kubeproxy.controllers.pod_state import available_at, is_available, is_ready
 from kubeproxy.controllers.template import labels_of
 from kubeproxy.kubernetes import timestamps

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kubeproxy.dataplane.budgets.pipe_pool import Pipe
 from kubeproxy.dataplane.sockets.fd_calls import finish_writing, keep_alive, reset_on_close
+from kubeproxy.dataplane.tcp.connection_state import ConnectionState
 from kubeproxy.dataplane.tcp.flow import NO_MEMORY, READABLE, Flow
-from kubeproxy.dataplane.tcp.state import ConnectionState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

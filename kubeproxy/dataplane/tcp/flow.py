@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kubeproxy.dataplane.budgets.pipe_pool import PIPE_BYTES, Pipe
 from kubeproxy.dataplane.sockets.fd_calls import finish_writing, write_last
-from kubeproxy.dataplane.tcp.state import FlowState
+from kubeproxy.dataplane.tcp.connection_state import FlowState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

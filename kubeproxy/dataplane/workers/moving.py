@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kubeproxy.dataplane.tcp.state import ConnectionState
+from kubeproxy.dataplane.tcp.connection_state import ConnectionState
 from kubeproxy.dataplane.udp.state import SessionState
 
 LOAD_DESCRIPTORS: Final = 128

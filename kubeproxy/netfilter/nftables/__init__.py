@@ -1,10 +1,10 @@
 """The nftables adapter: one table of our own.
 
-transaction      the table as a value, and the transaction from one to another (pure)
-steps            the commands of that transaction, in nft's syntax (pure)
+transaction      the table as a value, and the transaction from one to another
+transaction_steps  the commands of that transaction, in nft's syntax
 declarations     its maps, sets and base chains
 rules            the rules of both data paths; `rescue` are those for failed connections
-spreads          endpoints in numbered slots; `rebalancing` is a change of them alone (pure)
+spreads          endpoints in numbered slots; `rebalancing` changes them alone
 elements         elements as values, in the syntax of nft and in that of the kernel
 affinity         session affinity: maps of clients, and the chains that use them; `affinity_lookup` finds one client
 adapter          keeps the kernel equal to a rule set

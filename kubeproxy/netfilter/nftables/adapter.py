@@ -21,9 +21,9 @@ from kubeproxy.netfilter.nftables.elements import Replacement, batches
 from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound, TooLong, refused
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
 from kubeproxy.netfilter.nftables.set_elements import SetElements
-from kubeproxy.netfilter.nftables.steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.table_names import tables
 from kubeproxy.netfilter.nftables.transaction import Table
+from kubeproxy.netfilter.nftables.transaction_steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.watch import TableWatch
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance, RuleSet, Spread
 

@@ -23,8 +23,8 @@ from kubeproxy.netfilter.nftables.spreads import (
     slot_elements,
     spread_elements,
 )
-from kubeproxy.netfilter.nftables.steps import chain_steps, comments_of
 from kubeproxy.netfilter.nftables.transaction import Table, verdict_elements
+from kubeproxy.netfilter.nftables.transaction_steps import chain_steps, comments_of
 from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 

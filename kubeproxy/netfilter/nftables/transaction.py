@@ -54,7 +54,7 @@ from kubeproxy.netfilter.nftables.spreads import (
     slot_elements,
     spread_elements,
 )
-from kubeproxy.netfilter.nftables.steps import (
+from kubeproxy.netfilter.nftables.transaction_steps import (
     DELETION,
     appending,
     chain_steps,

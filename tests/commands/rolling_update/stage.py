@@ -15,11 +15,11 @@ import msgspec
 
 from kubeproxy.commands.rolling_update.command import Run
 from kubeproxy.commands.rolling_update.controller import MARKS, Controller
-from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.drained_deletion import DrainedDeletion
 from kubeproxy.commands.rolling_update.options import UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
-from kubeproxy.commands.rolling_update.replacement import Replacement
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.commands.rolling_update.update import RollingUpdate
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.kubernetes.api_types import Status, StatusDetails
 from kubeproxy.kubernetes.client.client import Answer, Client
@@ -265,12 +265,12 @@ class Stage:
         async def minor_of_server() -> int:
             return minor
 
-        retirement = None
+        drained_deletion = None
         if proxies is not None:
-            retirement = ProxyRetirement(
+            drained_deletion = DrainedDeletion(
                 proxies, requests, progress, drain_timeout_s=settings.drain_timeout_s, minor=minor_of_server
             )
-        update = Replacement(settings, requests, progress, read_file, retirement)
+        update = RollingUpdate(settings, requests, progress, read_file, drained_deletion)
         status = await Run(settings, progress, Printer(settings.output), update, "test").run()
         return Ran(status, out.getvalue(), err.getvalue(), rest.writes)
 

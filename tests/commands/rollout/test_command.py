@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from kubeproxy.commands.rollout.command import Rollout, RolloutError
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.explain import duration, explain
 from kubeproxy.controllers.deployments.rollout_status import DeadlineExceededError, State, state_of, status_line
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from tests.controllers.builders import deployment, replica_set

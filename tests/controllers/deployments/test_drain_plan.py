@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubeproxy.controllers import surge
+from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.drain_plan import (
     DRAIN_TIMEOUT,
@@ -24,7 +25,6 @@ from kubeproxy.controllers.deployments.drain_plan import (
     victims,
 )
 from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.objects import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.pod_state import is_ready
 from kubeproxy.kubernetes import timestamps
 from tests.controllers import builders

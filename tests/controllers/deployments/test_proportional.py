@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments import proportional
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 from tests.controllers.builders import deployment, replica_set
 
 

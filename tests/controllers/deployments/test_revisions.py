@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kubeproxy.controllers.api_types import NO_LIMIT, ReplicaSet
 from kubeproxy.controllers.deployments import retention, revisions, rollback
 from kubeproxy.controllers.deployments.revisions import REVISION, REVISION_HISTORY, ROLLBACK_TO, annotations_for_new
-from kubeproxy.controllers.objects import NO_LIMIT, ReplicaSet
 from tests.controllers.builders import deployment, replica_set, template
 
 

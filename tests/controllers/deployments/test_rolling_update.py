@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kubeproxy.controllers import surge
+from kubeproxy.controllers.api_types import Deployment, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.rolling_update import Scale
-from kubeproxy.controllers.objects import Deployment, ReplicaSet
 from tests.controllers.builders import deployment, replica_set
 
 

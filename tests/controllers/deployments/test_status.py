@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from kubeproxy.controllers import conditions
+from kubeproxy.controllers.api_types import NO_LIMIT, Condition, Deployment, DeploymentStatus
 from kubeproxy.controllers.deployments import progress
 from kubeproxy.controllers.deployments import status as deployment_status
-from kubeproxy.controllers.objects import NO_LIMIT, Condition, Deployment, DeploymentStatus
 from kubeproxy.kubernetes import timestamps
 from tests.controllers.builders import EPOCH, deployment, replica_set
 

@@ -11,9 +11,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from kubeproxy.controllers.api_types import Pod, Service
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.controllers.drains.requests import LIFETIME_S, Wish, addresses_for, merged, selects
-from kubeproxy.controllers.objects import Pod, Service
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.status import status_error

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.controllers.objects import PodMetadata
+from kubeproxy.controllers.api_types import PodMetadata
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.api_types import Wire
 from kubeproxy.kubernetes.client.client import Client

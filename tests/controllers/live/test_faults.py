@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.informers import pod_informer
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.controllers.pod_state import is_ready
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.informer.connectivity import Connectivity

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.manager.rival import OTHER, Rival, RivalError
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.errors import ApiError
 
 NOW = 1_795_219_200.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kubeproxy.controllers.objects import ReplicaSet
+from kubeproxy.controllers.api_types import ReplicaSet
 from kubeproxy.controllers.replicasets import status as replicaset_status
 from kubeproxy.controllers.replicasets.slow_start import batches, slow_start
 from tests.controllers.builders import EPOCH, pod, replica_set

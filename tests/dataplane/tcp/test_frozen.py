@@ -28,9 +28,9 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import EDGE, Reactor
 from kubeproxy.dataplane.messages import Tune
 from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
+from kubeproxy.dataplane.tcp.connection_state import BACKLOG_BYTES, ConnectionState, FlowState
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
-from kubeproxy.dataplane.tcp.state import BACKLOG_BYTES, ConnectionState, FlowState
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import LOOPBACK, frontend
 from tests.support.clock import Clock

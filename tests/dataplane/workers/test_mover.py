@@ -18,8 +18,8 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.sockets.reuseport import place
+from kubeproxy.dataplane.tcp.connection_state import ConnectionState, FlowState
 from kubeproxy.dataplane.tcp.flow import send_backlogs
-from kubeproxy.dataplane.tcp.state import ConnectionState, FlowState
 from kubeproxy.dataplane.workers import mover as mover_module
 from kubeproxy.dataplane.workers.adopter import Adopter
 from kubeproxy.dataplane.workers.channel import Channel

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.controllers.objects import Pod
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.claim import ClaimError, claim
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference, decide_claims, release_patch

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.informers import pod_informer
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.store import CONTROLLER, INDEXERS, NAMESPACE, ORPHANS, Store
 from tests.controllers.builders import pod

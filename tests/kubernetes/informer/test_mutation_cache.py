@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.informers import pod_informer
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, ORPHANS

@@ -19,8 +19,8 @@ from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HO
 from kubeproxy.netfilter.nftables.listing import parse
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
-from kubeproxy.netfilter.nftables.steps import DELETION, element_steps
 from kubeproxy.netfilter.nftables.transaction import Table, difference
+from kubeproxy.netfilter.nftables.transaction_steps import DELETION, element_steps
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 

@@ -21,7 +21,7 @@ from kubeproxy.kubernetes.client.decode import parse_event, parse_page
 from kubeproxy.model import Address, Balancing, Family, FrontendName, Scheduler, ServicePortName, Target
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.host_ports import HostPorts
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.sources import translate
@@ -180,7 +180,7 @@ def test_read_a_yaml_manifest_of_a_hundred_services(benchmark: BenchmarkFixture)
 def standing() -> tuple[ProxierState, Tracker]:
     """Everything listed, sent and in force."""
     tracker, reserver = Tracker([SOURCE]), FakePortReserver()
-    state = ProxierState(HostPorts(reserver))
+    state = ProxierState(PortSystemCalls(reserver))
     services = [service(f"s{i}", f"10.{100 + (i >> 16)}.{(i >> 8) & 255}.{i & 255}") for i in range(SERVICES)]
     tracker.replace_slices(SOURCE, [endpoint_slice(f"s{i}", "10.0.0.1 10.0.0.2") for i in range(SERVICES)])
     tracker.replace_services(SOURCE, services)

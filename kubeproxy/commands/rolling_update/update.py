@@ -27,14 +27,14 @@ from kubeproxy.commands.rolling_update.controller import (
     not_found,
     original_size,
 )
-from kubeproxy.commands.rolling_update.drain_and_delete import ProxyRetirement
+from kubeproxy.commands.rolling_update.drained_deletion import DrainedDeletion
 from kubeproxy.commands.rolling_update.finish import Finish
 from kubeproxy.commands.rolling_update.guidance import go_on
 from kubeproxy.commands.rolling_update.options import Cleanup, UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.commands.rolling_update.step_loop import Pace, StepLoop
-from kubeproxy.commands.rolling_update.steps import bounds
+from kubeproxy.commands.rolling_update.step_sizes import bounds
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.errors import StatusError
 from kubeproxy.kubernetes.client.status import status_error
@@ -62,7 +62,7 @@ class _Target:
     """Whether an earlier run has marked the old controller."""
 
 
-class Replacement:
+class RollingUpdate:
     """One run of the command against one namespace."""
 
     def __init__(
@@ -71,13 +71,13 @@ class Replacement:
         requests: ControllerRequests,
         progress: ProgressOutput,
         read_file: ReadFile,
-        retirement: ProxyRetirement | None = None,
+        drained_deletion: DrainedDeletion | None = None,
     ) -> None:
         self._options = options
         self._requests = requests
         self._progress = progress
         self._read_file = read_file
-        self._retirement = retirement
+        self._drained_deletion = drained_deletion
         self.step_loop: StepLoop | None = None
         self.began = False
         """Whether something was written."""
@@ -89,8 +89,8 @@ class Replacement:
     async def run(self) -> Controller | Planned:
         """Carry the update out, and return the controller that is left. In a dry run, return the plan."""
         found = await self._run()
-        if self._retirement is not None:
-            await self._retirement.end()
+        if self._drained_deletion is not None:
+            await self._drained_deletion.end()
         return found
 
     async def _run(self) -> Controller | Planned:
@@ -372,7 +372,7 @@ class Replacement:
         min_ready_s = options.min_ready_s or float(up.spec.get("minReadySeconds") or 0)
         pace = Pace(options.update_period_s, options.poll_interval_s, options.timeout_s, min_ready_s)
         limits = bounds(options.max_surge, options.max_unavailable, desired)
-        self.step_loop = StepLoop(self._requests, self._progress, lock, pace, self._retirement)
+        self.step_loop = StepLoop(self._requests, self._progress, lock, pace, self._drained_deletion)
         await self.step_loop.roll(up, down, limits)
 
     def _finish(self, lock: UpdateLock) -> Finish:

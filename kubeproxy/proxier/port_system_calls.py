@@ -22,7 +22,7 @@ def no_holders(protocol: Protocol, address: Address, port: int) -> Sequence[Hold
     return ()
 
 
-class HostPorts(NamedTuple):
+class PortSystemCalls(NamedTuple):
     """How ports are taken, and who has those that cannot be taken."""
 
     reserver: PortReserver

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
+from kubeproxy.config.default_scheduler import OF_IPVS, scheduler_of
 from kubeproxy.config.kube_proxy_settings import IPVSScheduler
 from kubeproxy.config.own_settings import SchedulerChoice
-from kubeproxy.config.schedulers import OF_IPVS, scheduler_of
 from kubeproxy.model import Scheduler
 from tests.config.files import loaded
 

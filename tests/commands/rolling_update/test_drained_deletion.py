@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kubeproxy.commands.rolling_update import drain_and_delete
-from kubeproxy.commands.rolling_update.drain_and_delete import DELETION_COST, FIRST_TO_GO
+from kubeproxy.commands.rolling_update import drained_deletion
+from kubeproxy.commands.rolling_update.drained_deletion import DELETION_COST, FIRST_TO_GO
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.kubernetes.client.errors import Unreachable
 from tests.commands.rolling_update.stage import Killed, Promises, Rest, Stage, play
 from tests.controllers.api import Write
@@ -206,7 +206,7 @@ def test_a_run_that_is_killed_while_it_drains_leaves_nothing_that_the_next_one_d
 
 
 def test_very_many_pods_go_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain_and_delete, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(drained_deletion, "MOST_AT_ONCE", 2)
 
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubeproxy.commands.rolling_update.steps import Bounds, Sizes, bounds, scale_down, scale_up, trim
+from kubeproxy.commands.rolling_update.step_sizes import Bounds, Sizes, bounds, scale_down, scale_up, trim
 
 # d: the old controller is scaled down, u: the new one up, -: neither; in parentheses the ready pods of the new one.
 CASES = [

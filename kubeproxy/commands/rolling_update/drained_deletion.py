@@ -17,10 +17,10 @@ from typing import Final
 
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
+from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.objects import Pod
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_ready
 from kubeproxy.kubernetes.client.errors import ApiError
@@ -40,7 +40,7 @@ CACHES_S: Final = 0.2
 _NAMED: Final = 3
 
 
-class ProxyRetirement:
+class DrainedDeletion:
     """Chooses pods, drains them, and steers the controller to them."""
 
     def __init__(
