@@ -208,6 +208,10 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`kubeproxy.dataPath` asks for the kernel path, and the packet filter refuses its rules; `reason` says why.",
         "Take `--netfilter nftables` and an nft that [data-paths.md](data-paths.md) names; or `--data-path userspace`.",
     ),
+    "kube-proxy runs, kube-ipvs0 stays": (
+        "`cleanup` found what looks like left of kube-proxy's ipvs mode, and the process `pid` that uses it.",
+        "Stop kube-proxy, then `kubeproxy cleanup --ipvs`.",
+    ),
     "leadership lost": (
         "The controller manager could not renew its Lease in time, and stops its controllers.",
         "See the messages before it; another instance leads, or this one does again.",

@@ -63,7 +63,8 @@ DIFFERENT: Final[Mapping[str, str]] = {
 _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
     "config": "The file is read again at SIGHUP; kube-proxy ends when it changes. More flags override it:"
     " see [configuration.md](configuration.md).",
-    "cleanup": "Removes our rules and those of kube-proxy's userspace mode; not those of its other modes.",
+    "cleanup": "Removes our rules, those of kube-proxy's userspace mode, and the interface and virtual servers of its"
+    " ipvs mode; not the rules of its other modes.",
     "healthz-port": "Applies if the address has no port or is not given; 0 turns the server off.",
     "metrics-port": "As above; in kube-proxy 0 does not turn this server off.",
     "init-only": "Sizes connection tracking, and nothing else. What the kernel refuses is logged, and no error.",

@@ -11,17 +11,23 @@ from kubeproxy.runtime.output import echo
 
 @click.command(short_help="Remove kubeproxy's own packet filter rules, and those of kube-proxy's userspace mode.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+@click.option("--ipvs", is_flag=True, help="Remove only what kube-proxy's ipvs mode left; a kubeproxy may run.")
 @click.option("--force", is_flag=True, help="Remove the rules though a kubeproxy runs; it restores them.")
-def cleanup(dry_run: bool, force: bool) -> int:
+def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
     """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
-    It removes rules of nftables and iptables, IPv4 and IPv6, our routing rules, and the last state of the sources in
-    the default directory, and prints what it removed. Nothing to remove is no error. Rules of other programs, and of
-    kube-proxy's other modes, stay; kube-proxy's own --cleanup removes the latter. While a kubeproxy runs, nothing is
-    removed: clients would lose their Services until it has restored its rules.
+    It removes rules of nftables and iptables, IPv4 and IPv6, our routing rules, the interface kube-ipvs0 and
+    kube-proxy's virtual servers, and the last state of the sources in the default directory, and prints what it
+    removed. Nothing to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's
+    own --cleanup removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services
+    until it has restored its rules. What is left of ipvs alone may go, by --ipvs, and stays while a kube-proxy runs.
 
     Exit status: 0 done; 1 a kubeproxy runs, or the kernel refused.
     """
+    if ipvs:
+        from kubeproxy.netfilter.ipvs import remove
+
+        return _print(remove(dry_run=dry_run), dry_run=dry_run)
     return clean_up(Logging(), dry_run=dry_run, force=force)
 
 
@@ -45,6 +51,10 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
     state = StateFile(default_directory(), "")
     if state.is_of_here() if dry_run else state.remove():
         found.append(f"{state}, the last state of the sources")
+    return _print(found, dry_run=dry_run)
+
+
+def _print(found: list[str], *, dry_run: bool) -> int:
     for line in found or ["nothing to remove"]:
         echo(f"would remove {line}" if dry_run and found else line)
     return 0

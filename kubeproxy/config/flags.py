@@ -86,7 +86,7 @@ _PORTS: Final = (
     ),
 )
 _WITHOUT_FIELD: Final = (
-    _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; cleanup removes no rules of IPVS."),
+    _ignored("cleanup-ipvs", _SWITCH, "Of kube-proxy; here `kubeproxy cleanup --ipvs`."),
     _ignored("logtostderr", _SWITCH, "Of klog; the log goes to stderr."),
     _ignored("alsologtostderr", _SWITCH, "Of klog; the log goes to stderr."),
     _ignored("log-dir", _TEXT, "Of klog; the log goes to stderr."),

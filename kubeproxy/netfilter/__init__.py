@@ -14,7 +14,8 @@ netlink                netlink messages, requests and subscriptions
 local_addresses, cidr  the node's own addresses; address ranges
 reentry                a device by which a client's packet enters this node once more, at the client's interface
 direct_links           links on which an endpoint's answer would not come back by this node
-cleanup                removes what proxies left on a node; `kube_proxy_rules` finds rules that are not ours to remove
+cleanup                removes what proxies left on a node; `ipvs` does so for kube-proxy's ipvs mode, and
+                       `kube_proxy_rules` finds rules that are not ours to remove
 port_holders           finds the processes that have a port
 subprocess             runs a program
 """

@@ -1,4 +1,5 @@
-"""Removes rules that proxies left on a node: ours of every adapter, and kube-proxy's userspace chains."""
+"""Removes what proxies left on a node: our rules of every adapter, kube-proxy's userspace chains, and the interface and
+virtual servers of its ipvs mode."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterable
 
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter import reentry
+from kubeproxy.netfilter import ipvs, reentry
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.interface import PAUSE_S
 from kubeproxy.netfilter.iptables.adapter import Iptables
@@ -24,9 +25,9 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list
     """Remove the rules of every adapter; what was removed, one line each. Nothing to remove is fine. So is a missing
     program, since its rules cannot be there.
 
-    `keep`: the adapter in use. Its rules stay, and the routing rules with them; rules that another adapter left in an
-    earlier run would drop or divert packets beside it. KernelError with all that could not be removed; the rest is
-    removed all the same. `dry_run`: remove nothing; the same list.
+    `keep`: the adapter in use. Its rules stay, and with them the routing rules and what is left of the ipvs mode; rules
+    that another adapter left in an earlier run would drop or divert packets beside it. KernelError with all that could
+    not be removed; the rest is removed all the same. `dry_run`: remove nothing; the same list.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -48,6 +49,10 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list
                 removed.append(f"device {reentry.device_of(group)}")
         except OSError as error:
             failures.append(f"devices of the rescue: {error.strerror}")
+        try:
+            removed += ipvs.remove(dry_run=dry_run)
+        except KernelError as error:
+            failures.append(str(error))
     for family, program in _XTABLES_NFT.items():
         try:
             removed += [f"{program}: {text}" for text in await _clean_iptables_nft(family, program, dry_run)]

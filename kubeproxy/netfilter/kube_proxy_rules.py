@@ -1,4 +1,4 @@
-"""Finds rules of kube-proxy's kernel modes on this node; they are reported, never removed.
+"""Finds rules of kube-proxy's kernel modes on this node; a daemon reports them and never removes any.
 
 They are there if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or
 lead them to endpoints that are gone.
@@ -10,27 +10,23 @@ any of them; rules that the userspace mode left are taken over (`kubeproxy.netfi
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter import ipvs
 from kubeproxy.netfilter.nftables import table_names as nftables_tables
 from kubeproxy.netfilter.subprocess import run
-
-IPVS_INTERFACE = "kube-ipvs0"
-"""The interface on which the ipvs mode puts service addresses. Other users of IPVS do not have it. As long as it is
-there, the node takes these addresses for its own, whether or not there are virtual services."""
 
 _NET = Path("/proc/net")
 _TIMEOUT_S = 30.0
 _FAMILIES = ("ip", "ip6")
 _SERVED = re.compile(r"^-A KUBE-SERVICES ", re.MULTILINE)
 _ENTERED = re.compile(r"^-A (?:PREROUTING|OUTPUT) (?:.* )?-[jg] KUBE-SERVICES$", re.MULTILINE)
-_VIRTUAL_SERVICE = re.compile(r"^(?:TCP|UDP|SCTP) ", re.MULTILINE)
 
 
-async def look(*, net: Path = _NET) -> list[str]:
+async def look() -> list[str]:
     """Return the foreign rules in force, each by the name under which an operator finds it.
 
     A missing program or permission counts as no rules. The kernel makes and loads nothing for it."""
@@ -39,15 +35,14 @@ async def look(*, net: Path = _NET) -> list[str]:
     for family in _FAMILIES:
         # The kernel makes a missing legacy table when a program asks for it.
         is_there = {
-            "legacy": "nat" in _text(net / f"{family}_tables_names").split(),
+            "legacy": "nat" in _text(_NET / f"{family}_tables_names").split(),
             "nft": f"{family} nat" in tables,
         }
         for program in (f"{family}tables-{kind}" for kind in is_there if is_there[kind]):
             if catches(await _printed(f"{program}-save", "-t", "nat")):
                 found.append(f"{program}: table nat, chain KUBE-SERVICES")
-    if IPVS_INTERFACE in (name for _, name in socket.if_nameindex()):
-        virtual = "virtual services, " if _VIRTUAL_SERVICE.search(_text(net / "ip_vs")) else ""
-        found.append(f"ipvs: {virtual}interface {IPVS_INTERFACE}")
+    with suppress(KernelError):
+        found += [str(left)] if (left := ipvs.look()) is not None else []
     return found
 
 
@@ -58,7 +53,7 @@ def complaint(found: Sequence[str]) -> str | None:
     return (
         f"kube-proxy's own rules are still in force on this node ({'; '.join(found)}) and may drop clients, or lead "
         "them past us to endpoints that are gone; see that kube-proxy does not run here, then run "
-        "`kube-proxy --cleanup`, or reboot (docs/migration.md)"
+        "`kube-proxy --cleanup` (for ipvs also `kubeproxy cleanup --ipvs`), or reboot (docs/migration.md)"
     )
 
 

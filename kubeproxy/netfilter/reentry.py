@@ -17,6 +17,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+from kubeproxy.netfilter.netlink.links import IFLA_IFNAME, remove_link
 from kubeproxy.netfilter.netlink.messages import (
     IFF_UP,
     LINK,
@@ -32,11 +33,11 @@ from kubeproxy.netfilter.netlink.multicast import received, subscribe
 from kubeproxy.runtime.classic_bpf import JEQ, LD_ABS, RET, SO_ATTACH_FILTER, SO_LOCK_FILTER, assemble, attach
 
 # linux/rtnetlink.h
-_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
+_RTM_NEWLINK, _RTM_GETLINK = 16, 18
 _RTM_NEWQDISC, _RTM_NEWTFILTER, _RTM_DELTFILTER = 36, 44, 45
 _RTNLGRP_LINK = 1
 # linux/if_link.h, linux/veth.h
-_IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 3, 4, 18, 1, 2, 1
+_IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 4, 18, 1, 2, 1
 _IFF_LOOPBACK = 0x8
 # linux/pkt_sched.h, linux/pkt_cls.h, linux/tc_act/tc_mirred.h
 _TC = struct.Struct("=BxxxiIII")  # struct tcmsg: family, interface, handle, parent, info
@@ -145,7 +146,7 @@ class Reentry:
 def remove(group: int) -> None:
     """Remove the device of a group, if it is there. OSError."""
     with open_netlink() as netlink:
-        _delete(netlink, device_of(group))
+        remove_link(netlink, device_of(group))
 
 
 def groups() -> set[int]:
@@ -159,17 +160,17 @@ def _links(netlink: socket.socket) -> list[tuple[int, str, int]]:
     found: list[tuple[int, str, int]] = []
     for payload in dump(netlink, _RTM_GETLINK):
         _, _, number, flags, _ = LINK.unpack_from(payload)
-        name = next((value for kind, value in attributes(payload[LINK.size :]) if kind == _IFLA_IFNAME), b"")
+        name = next((value for kind, value in attributes(payload[LINK.size :]) if kind == IFLA_IFNAME), b"")
         found.append((number, name.rstrip(b"\0").decode(errors="replace"), flags))
     return found
 
 
 def _create(netlink: socket.socket, name: str) -> None:
     down = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    peer = down + encode([(_IFLA_IFNAME, f"{name}p".encode() + b"\0")])
+    peer = down + encode([(IFLA_IFNAME, f"{name}p".encode() + b"\0")])
     info = [(_IFLA_INFO_KIND, b"veth\0"), (_IFLA_INFO_DATA, encode([(_VETH_INFO_PEER, peer)]))]
     values = [
-        (_IFLA_IFNAME, name.encode() + b"\0"),
+        (IFLA_IFNAME, name.encode() + b"\0"),
         (_IFLA_MTU, struct.pack("=I", _BYTES_MAX)),
         (_IFLA_LINKINFO, encode(info)),
     ]
@@ -179,17 +180,8 @@ def _create(netlink: socket.socket, name: str) -> None:
     try:
         request(netlink, _RTM_NEWQDISC, queue + encode([(_TCA_KIND, b"clsact\0")]), flags=NLM_F_CREATE | NLM_F_EXCL)
     except BaseException:
-        _delete(netlink, name)
+        remove_link(netlink, name)
         raise
-
-
-def _delete(netlink: socket.socket, name: str) -> None:
-    header = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    try:
-        request(netlink, _RTM_DELLINK, header + encode([(_IFLA_IFNAME, name.encode() + b"\0")]))
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
 
 
 def _redirection(link: int) -> bytes:

@@ -12,7 +12,7 @@ from kubeproxy.cli import main
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import lifecycle
 from kubeproxy.model.errors import ConfigError, KernelError
-from kubeproxy.netfilter import cleanup
+from kubeproxy.netfilter import cleanup, ipvs
 from tests.config.files import HEAD, write
 
 Reload = Callable[[], Configuration]
@@ -127,6 +127,13 @@ def test_cleanup_prints_the_removed_rules(
     assert main.status_of(args) == 0
     assert capsys.readouterr().out == output
     assert served.served == []
+
+
+def test_what_is_left_of_ipvs_goes_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipvs, "remove", lambda *, dry_run: ["interface a"] if dry_run else [])
+    assert main.status_of(["cleanup", "--ipvs", "--dry-run"]) == 0
+    assert main.status_of(["cleanup", "--ipvs"]) == 0
+    assert capsys.readouterr().out == "would remove interface a\nnothing to remove\n"
 
 
 def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,12 +72,15 @@ def test_cleanup_removes_our_rules_and_no_others(network: Network, environment: 
         adapter.apply(RULES, verify=True)
     if with_nft:
         node.run(["iptables-nft-restore", "--noflush"], input=KUBE_PROXY)
+    node.ip("link add kube-ipvs0 type bridge")
+    node.ip("addr add 10.96.0.10/32 dev kube-ipvs0")
     removed = adapters["nftables"].call({"do": "cleanup_all", "keep": None})
     assert removed[0] == "nftables: table inet kubeproxy"
     assert removed[1].startswith("iptables: ")
+    assert removed[2] == "ipvs: interface kube-ipvs0 with 1 addresses, and 0 virtual servers"
     if with_nft:
         assert "iptables-nft: IPv4 nat KUBE-PORTALS-CONTAINER" in removed
-        assert len(removed) == 2 + 5
+        assert len(removed) == 3 + 5
     assert dump(node) == before
     assert adapters["nftables"].call({"do": "cleanup_all", "keep": None}) == []
 

@@ -1,0 +1,167 @@
+"""What kube-proxy's ipvs mode leaves on a node: an interface with service addresses, and virtual servers of IPVS.
+
+The node takes the addresses of that interface for its own as long as it is there, with virtual servers or without.
+Virtual servers are listed and removed by the kernel's generic netlink (linux/ip_vs.h), one at a time: kube-proxy's own
+cleanup flushes all of them, but others may use IPVS on this node, too. kube-proxy's are those at an address of that
+interface, and those at an address of the node that lead to nothing but endpoints of the former: node ports.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from kubeproxy.model import Address
+from kubeproxy.model.errors import KernelError
+from kubeproxy.netfilter.local_addresses import local_addresses
+from kubeproxy.netfilter.netlink.links import remove_link
+from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_netlink, request
+
+log = structlog.get_logger(__name__)
+
+INTERFACE: Final = "kube-ipvs0"
+"""The interface of kube-proxy (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
+
+_PROC = Path("/proc")
+_NETLINK_GENERIC: Final = 16
+"""linux/netlink.h"""
+_CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2  # linux/genetlink.h
+_VERSION: Final = bytes([1, 0, 0])
+"""Of struct genlmsghdr what follows the command: the version, and two reserved bytes."""
+_HEADER_BYTES: Final = 4
+# linux/ip_vs.h: commands; what they are about; the attributes of a virtual server and of a destination
+_DEL_SERVICE, _GET_SERVICE, _GET_DEST = 3, 4, 8
+_SERVICE, _DEST = 1, 2
+_AF, _PROTOCOL, _ADDR, _PORT = 1, 2, 3, 4
+_DEST_ADDR, _DEST_PORT = 1, 2
+
+
+class VirtualServer(NamedTuple):
+    """A virtual server of IPVS that has an address. Others match packets by a mark; kube-proxy makes none of them."""
+
+    address: Address
+    key: bytes
+    """The attributes by which the kernel knows it: family, protocol, address and port."""
+
+
+class Leftovers(NamedTuple):
+    """What kube-proxy's ipvs mode has left."""
+
+    addresses: frozenset[Address]
+    """Those of its interface."""
+    servers: tuple[VirtualServer, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"ipvs: interface {INTERFACE} with {len(self.addresses)} addresses, and {len(self.servers)} virtual servers"
+        )
+
+
+def look(*, node_ports: bool = False) -> Leftovers | None:
+    """Return what is left, or None if the interface is not there. Raise KernelError when the kernel cannot list it.
+
+    `node_ports`: with the virtual servers of node ports, for which all destinations are read. Where this process may
+    not list virtual servers, or the kernel has no IPVS, there are none. The kernel makes and loads nothing for it."""
+    if INTERFACE not in (name for _, name in socket.if_nameindex()):
+        return None
+    known = local_addresses()
+    ours = frozenset(it.address for it in known if it.interface == INTERFACE)
+    try:
+        with open_netlink(_NETLINK_GENERIC) as netlink:
+            family = _family(netlink)
+            servers = [] if family is None else list(_servers(dump(netlink, family, _GET_SERVICE, rest=_VERSION)))
+            found = [it for it in servers if it.address in ours]
+            if node_ports and family is not None:
+                local = {it.address for it in known} - ours
+                found += _node_ports(netlink, family, found, [it for it in servers if it.address in local])
+    except PermissionError:
+        found = []
+    except OSError as error:
+        raise KernelError(f"cannot list virtual servers of IPVS by netlink: {error.strerror}") from error
+    return Leftovers(ours, tuple(found))
+
+
+def remove(*, dry_run: bool = False) -> list[str]:
+    """Remove the virtual servers and the interface; what was removed, one line each. `dry_run`: remove nothing.
+
+    While a kube-proxy runs in this network namespace, they are in use and stay. The interface goes last, as it tells
+    whose the virtual servers are. Raise KernelError when the kernel refuses."""
+    found = look(node_ports=True)
+    if found is None:
+        return []
+    if (pid := _kube_proxy()) is not None:
+        log.warning("kube-proxy runs, kube-ipvs0 stays", pid=pid, remedy="stop kube-proxy first")
+        return []
+    if not dry_run:
+        try:
+            with open_netlink(_NETLINK_GENERIC) as netlink:
+                family = _family(netlink) or 0
+                for server in found.servers:
+                    request(netlink, family, bytes([_DEL_SERVICE]) + _VERSION + encode([(_SERVICE, server.key)]))
+            with open_netlink() as netlink:
+                remove_link(netlink, INTERFACE)
+        except OSError as error:
+            raise KernelError(f"cannot remove what kube-proxy's ipvs mode left: {error.strerror}") from error
+    return [str(found)]
+
+
+def _family(netlink: socket.socket) -> int | None:
+    """Return the number of IPVS's family of messages, or None if the kernel has not loaded IPVS.
+
+    All families are listed, as a question for one by its name would load its module."""
+    for payload in dump(netlink, _CONTROLLER, _GET_FAMILY, rest=_VERSION):
+        found = dict(attributes(payload[_HEADER_BYTES:]))
+        if found.get(_FAMILY_NAME) == b"IPVS\0":
+            return int.from_bytes(found[_FAMILY_ID], sys.byteorder)
+    return None
+
+
+def _servers(payloads: Iterable[bytes]) -> Iterator[VirtualServer]:
+    for found in _nested(payloads, _SERVICE):
+        if {_AF, _PROTOCOL, _ADDR, _PORT} <= found.keys():
+            key = encode((kind, found[kind]) for kind in (_AF, _PROTOCOL, _ADDR, _PORT))
+            yield VirtualServer(_address(found[_AF], found[_ADDR]), key)
+
+
+def _node_ports(
+    netlink: socket.socket, family: int, services: list[VirtualServer], candidates: list[VirtualServer]
+) -> list[VirtualServer]:
+    """Return the candidates with destinations that are all destinations of services, too."""
+
+    def destinations(server: VirtualServer) -> set[tuple[bytes, bytes]]:
+        payloads = dump(netlink, family, _GET_DEST, rest=_VERSION + encode([(_SERVICE, server.key)]))
+        return {(found[_DEST_ADDR], found[_DEST_PORT]) for found in _nested(payloads, _DEST)}
+
+    known = set().union(*map(destinations, services)) if candidates else set()
+    return [it for it in candidates if (led_to := destinations(it)) and led_to <= known]
+
+
+def _nested(payloads: Iterable[bytes], kind: int) -> Iterator[Mapping[int, bytes]]:
+    """Yield the attributes within an attribute of each payload."""
+    for payload in payloads:
+        yield dict(attributes(dict(attributes(payload[_HEADER_BYTES:])).get(kind, b"")))
+
+
+def _address(family: bytes, packed: bytes) -> Address:
+    # The kernel sends 16 bytes for either family.
+    is_ipv4 = int.from_bytes(family, sys.byteorder) == socket.AF_INET
+    return Address(str(ipaddress.ip_address(packed[:4] if is_ipv4 else packed)))
+
+
+def _kube_proxy() -> int | None:
+    """Return the process id of a kube-proxy in this network namespace, or None if none is to be seen."""
+    here = os.stat(_PROC / "self/ns/net").st_ino
+    for path in _PROC.glob("[0-9]*/comm"):
+        try:
+            if path.read_text() == "kube-proxy\n" and os.stat(path.parent / "ns/net").st_ino == here:
+                return int(path.parent.name)
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+    return None
