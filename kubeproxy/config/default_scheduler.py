@@ -1,4 +1,4 @@
-"""The scheduler of Services that do not ask for one, by `kubeproxy.scheduler` or as in kube-proxy's ipvs mode. Pure."""
+"""The scheduler of Services that do not ask for one, by `kubeproxy.scheduler` or as in kube-proxy's ipvs mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks for faults between fields. Pure.
+"""Checks for faults between fields.
 
 The rules are kube-proxy's (pkg/proxy/apis/config/validation) and a few of our own.
 """

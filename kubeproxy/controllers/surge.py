@@ -1,4 +1,4 @@
-"""Computes maxSurge and maxUnavailable in pods, and the size that a new ReplicaSet may have. Pure."""
+"""Computes maxSurge and maxUnavailable in pods, and the size that a new ReplicaSet may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares pod templates, and computes the hash that names a ReplicaSet. Pure."""
+"""Compares pod templates, and computes the hash that names a ReplicaSet."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def client_of(
 
 
 def decide(asked: TraceRequest, client: Client, rules: RuleSet, facts: NodeFacts) -> Trace:
-    """Return what the kernel does with the first packet. Pure."""
+    """Return what the kernel does with the first packet."""
     return trace(
         rules,
         asked.to,

@@ -187,7 +187,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 def _may_be_hook(head: bytes) -> bool:
-    """Return whether this may be the begin of a request of a hook that goes on. Pure."""
+    """Return whether this may be the begin of a request of a hook that goes on."""
     return bool(head) and b"\r\n\r\n" not in head and (head.startswith(_BEGIN) or _BEGIN.startswith(head))
 
 
@@ -272,7 +272,7 @@ def original_destination(client: socket.socket) -> Target:
 
 def timeout_of(request_target: str) -> float | None:
     """Return the seconds that a request gives as `timeout`, like 25, 25s, 1m30s; the default if it gives none; None if
-    it is no such time. Pure."""
+    it is no such time."""
     try:
         given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
     except ValueError:
@@ -281,7 +281,7 @@ def timeout_of(request_target: str) -> float | None:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a time like 25, 25s, 1m30s; None if it is none. Pure."""
+    """Return the seconds of a time like 25, 25s, 1m30s; None if it is none."""
     if _DURATION.fullmatch(text) is None:
         return None
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", text)
@@ -290,7 +290,7 @@ def seconds_of(text: str) -> float | None:
 
 def response(outcome: Outcome) -> bytes:
     """Return the answer to a hook. kubelet looks at no status but a redirect, by which the hook goes on with the next
-    kubeproxy. Pure."""
+    kubeproxy."""
     status, more = "200 OK", ""
     if outcome.end is End.CROWD:
         status = "503 Service Unavailable"

@@ -330,7 +330,7 @@ class KernelFlows:
 
 def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int], *, now: float) -> Ended:
     """Return the conntrack entry as a line of the access log. `now` is the time of its end, in Unix seconds, if the
-    kernel recorded none. Pure."""
+    kernel recorded none."""
     number, _, _, target, target_port = flow.route
     began, ended = span(flow, lingering) or (now, None)
     return Ended(

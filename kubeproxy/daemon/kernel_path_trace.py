@@ -1,4 +1,4 @@
-"""The steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out. Pure."""
+"""The steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts about this node, from the configuration, the Node object and the kernel. Pure."""
+"""The facts about this node, from the configuration, the Node object and the kernel."""
 
 from __future__ import annotations
 

@@ -126,12 +126,12 @@ class _Pod:
             self.news_at = now
 
     def leaves(self, now: float) -> bool:
-        """Return whether it gets no new connections. Pure."""
+        """Return whether it gets no new connections."""
         by_hand = self.by_hand > 0 or now < self.hand_at + UNDO_S
         return by_hand or self.news_at is not None or now < self.asked_at + NEWS_S
 
     def may_end(self, began: float) -> bool:
-        """Return whether the last reading lets the pod end, for a call that began then. Pure."""
+        """Return whether the last reading lets the pod end, for a call that began then."""
         if self.seen is None or self.seen.open:
             return False
         if not self.in_service:

@@ -1,4 +1,4 @@
-"""How large a node's drain report may be, how much of it each namespace may have, and what fits. Pure.
+"""How large a node's drain report may be, how much of it each namespace may have, and what fits.
 
 Every node writes a report, and the API server keeps its history for some minutes. So all nodes together have a rate of
 bytes, and a report has the size that they can write in `PAUSE_LIMIT_S`. A namespace gets what it needs as long as all

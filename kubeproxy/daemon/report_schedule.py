@@ -1,4 +1,4 @@
-"""Decides when a node writes its drain report: rarely, spread over nodes, and soon if a rollout waits for it. Pure.
+"""Decides when a node writes its drain report: rarely, spread over nodes, and soon if a rollout waits for it.
 
 The pace is the node's own decision, whatever rollouts ask for. Times are of any monotonic clock. docs/rollouts.md has
 figures.

@@ -1,4 +1,4 @@
-"""Translates the configuration into the values of other packages, which do not import it. Pure."""
+"""Translates the configuration into the values of other packages, which do not import it."""
 
 from __future__ import annotations
 

@@ -41,19 +41,19 @@ class RulesAtExit(Enum):
 
 
 def rules_at_exit(*, ours: bool, cleanup_on_exit: bool) -> RulesAtExit:
-    """Return the last change. `ours` tells that the rules lead to this process, or to none. Pure."""
+    """Return the last change. `ours` tells that the rules lead to this process, or to none."""
     if not ours:
         return RulesAtExit.LEAVE
     return RulesAtExit.REMOVE if cleanup_on_exit else RulesAtExit.PAUSE
 
 
 def last_s(grace_s: float) -> float:
-    """Return the last part of the grace period, without new clients. Pure."""
+    """Return the last part of the grace period, without new clients."""
     return min(LAST_S, grace_s / 2)
 
 
 def arrival_s(grace_s: float) -> float:
-    """Return how long to wait for packets under way, out of the rest of the grace period. Pure."""
+    """Return how long to wait for packets under way, out of the rest of the grace period."""
     return min(ARRIVAL_S, grace_s / 2)
 
 

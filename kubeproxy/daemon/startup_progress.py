@@ -31,7 +31,7 @@ _ERASE: Final = "\r\x1b[K"
 
 
 def words(summary: Summary) -> str:
-    """Return the progress in words. Pure."""
+    """Return the progress in words."""
     known = summary.services + summary.waiting
     if summary.failing:
         return summary.failing
@@ -44,7 +44,7 @@ def words(summary: Summary) -> str:
 
 
 def status(summary: Summary, *, connections: int, serving: bool, stopping: bool) -> str:
-    """Return the state of the daemon in one line for `systemctl status`. Pure."""
+    """Return the state of the daemon in one line for `systemctl status`."""
     if stopping:
         return f"draining; open connections: {connections}"
     if not serving:

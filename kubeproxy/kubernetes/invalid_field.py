@@ -1,4 +1,4 @@
-"""A fault in an object: the field, the value found, the values allowed. Pure."""
+"""A fault in an object: the field, the value found, the values allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label selectors of objects and of command lines, and the labels that they match. Pure."""
+"""Label selectors of objects and of command lines, and the labels that they match."""
 
 from __future__ import annotations
 

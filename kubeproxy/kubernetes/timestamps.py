@@ -1,4 +1,4 @@
-"""Converts times as the API writes them to Unix seconds, and back. Pure."""
+"""Converts times as the API writes them to Unix seconds, and back."""
 
 from __future__ import annotations
 

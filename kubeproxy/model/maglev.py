@@ -1,4 +1,4 @@
-"""Which endpoint a client has under a hash: the kernel's hash, and a table of endpoints. Pure.
+"""Which endpoint a client has under a hash: the kernel's hash, and a table of endpoints.
 
 Every node and both data paths compute the same, so nothing has to be remembered: the hash of the client's address, or
 of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as nftables calls it. The

@@ -1,4 +1,4 @@
-"""Makes text of servers and tenants safe for terminals and logs. Pure.
+"""Makes text of servers and tenants safe for terminals and logs.
 
 A terminal obeys control characters: they set its title, clear it, colour it, or let text run backwards. So every
 character that does not print is written as JSON would escape it.

@@ -1,4 +1,4 @@
-"""The slots of a frontend on the kernel path: which endpoint has how many, and which client has which. Pure."""
+"""The slots of a frontend on the kernel path: which endpoint has how many, and which client has which."""
 
 from __future__ import annotations
 

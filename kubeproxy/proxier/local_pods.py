@@ -1,4 +1,4 @@
-"""The pods of this node that are endpoints, and those of them that leave. Pure."""
+"""The pods of this node that are endpoints, and those of them that leave."""
 
 from __future__ import annotations
 

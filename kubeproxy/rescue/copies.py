@@ -1,4 +1,4 @@
-"""The SYNs of the last seconds, so that they can be sent again. Pure.
+"""The SYNs of the last seconds, so that they can be sent again.
 
 Almost no SYN is ever needed. So what the kernel sends is kept as it came, in segments of a tenth of a second, and a
 segment is read when a lookup comes to it: the latest first, and no further than to what is looked for. What has been

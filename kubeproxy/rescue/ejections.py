@@ -1,4 +1,4 @@
-"""The endpoints of the kernel path that get no new connections, because they have failed clients. Pure.
+"""The endpoints of the kernel path that get no new connections, because they have failed clients.
 
 An endpoint has one state, whichever process or client has noticed its failure. A dial from this node brings it back;
 the time until the next dial doubles with every failed one. One that fails soon after it came back *flaps*; then it

@@ -1,4 +1,4 @@
-"""Decides which tenant has the next turn when dials are short, so that no tenant takes the turns of others. Pure.
+"""Decides which tenant has the next turn when dials are short, so that no tenant takes the turns of others.
 
 Dials of silent endpoints take most of a second each. If they ran in the order in which they become due, a thousand
 silent endpoints of one tenant would keep the endpoints of all others waiting.

@@ -37,7 +37,7 @@ COMPLAIN_S: Final = 60.0
 
 
 class Budget:
-    """How much time may be spent. Pure."""
+    """How much time may be spent."""
 
     def __init__(self) -> None:
         self._spent_s, self._at = 0.0, 0.0

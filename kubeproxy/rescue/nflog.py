@@ -1,4 +1,4 @@
-"""Messages of NFLOG (linux/netfilter/nfnetlink_log.h). Pure.
+"""Messages of NFLOG (linux/netfilter/nfnetlink_log.h).
 
 One read from the socket returns what the kernel has collected: copies, and at most one report, which is the last
 message because a report is sent at once. There are many copies, and each is read only when it is needed. So this module

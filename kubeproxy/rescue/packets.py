@@ -1,4 +1,4 @@
-"""Parses logged packets, and makes the packets that are sent again. Pure.
+"""Parses logged packets, and makes the packets that are sent again.
 
 The input comes from the network. Whatever the bytes are, the result is a value or None, and never an exception. Packets
 with IPv6 extension headers are left alone.

@@ -1,4 +1,4 @@
-"""Messages between the control process and the rescue process, each of them one packet of a Unix socket. Pure."""
+"""Messages between the control process and the rescue process, each of them one packet of a Unix socket."""
 
 from __future__ import annotations
 

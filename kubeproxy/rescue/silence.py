@@ -1,4 +1,4 @@
-"""Finds endpoints that do not answer, from the times in the kernel's sets. Pure.
+"""Finds endpoints that do not answer, from the times in the kernel's sets.
 
 The sets have the last SYN to each endpoint and its last answer, not each SYN. So an endpoint is silent when it was
 asked, and has not answered any SYN since, for `PATIENCE_S`. One that answers some clients is not.

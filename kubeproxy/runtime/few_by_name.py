@@ -1,4 +1,4 @@
-"""Keeps a log readable when many events of a kind come at once: the first are named, the others counted. Pure."""
+"""Keeps a log readable when many events of a kind come at once: the first are named, the others counted."""
 
 from __future__ import annotations
 

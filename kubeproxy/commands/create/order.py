@@ -1,4 +1,4 @@
-"""The order in which objects are created. Pure."""
+"""The order in which objects are created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how to continue or undo an update that has stopped. Pure."""
+"""Says how to continue or undo an update that has stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The new controller: made from the old one with another image, or checked if it comes from a file. Pure."""
+"""The new controller: made from the old one with another image, or checked if it comes from a file."""
 
 from __future__ import annotations
 

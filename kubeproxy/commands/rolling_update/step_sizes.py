@@ -1,4 +1,4 @@
-"""The arithmetic of a rolling update: how far the new controller grows and the old one shrinks. Pure.
+"""The arithmetic of a rolling update: how far the new controller grows and the old one shrinks.
 
 Two promises hold at every step. No step makes ready pods fewer than `Bounds.least_ready`, and the pods of both
 controllers are never more than `Bounds.most`.

@@ -1,4 +1,4 @@
-"""What a Deployment lacks for rollouts that lose no connection, under any Deployment controller. Pure.
+"""What a Deployment lacks for rollouts that lose no connection, under any Deployment controller.
 
 docs/rollouts.md has the reasons at length.
 """

@@ -1,4 +1,4 @@
-"""What a rollout that knows the node proxies does next: which pods count, which drain, which may go. Pure.
+"""What a rollout that knows the node proxies does next: which pods count, which drain, which may go.
 
 The arithmetic of `rolling_update` stays as it is. It is given other numbers:
 

@@ -1,4 +1,4 @@
-"""Explains in one paragraph what a rollout waits for, where, why, since when, and what would let it continue. Pure."""
+"""Explains in one paragraph what a rollout waits for, where, why, since when, and what would let it continue."""
 
 from __future__ import annotations
 

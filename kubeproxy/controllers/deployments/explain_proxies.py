@@ -1,4 +1,4 @@
-"""Explains what a rollout waits for at the node proxies: which pod, which nodes, since when, and until when. Pure."""
+"""Explains what a rollout waits for at the node proxies: which pod, which nodes, since when, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales a Deployment that is paused or in the middle of a rollout: every ReplicaSet gets its share. Pure."""
+"""Scales a Deployment that is paused or in the middle of a rollout: every ReplicaSet gets its share."""
 
 from __future__ import annotations
 

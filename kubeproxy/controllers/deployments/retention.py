@@ -1,4 +1,4 @@
-"""Chooses the old ReplicaSets to delete by the Deployment's revisionHistoryLimit. Pure."""
+"""Chooses the old ReplicaSets to delete by the Deployment's revisionHistoryLimit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The revisions of a Deployment: the annotations of its ReplicaSets, and which of them is the new one. Pure."""
+"""The revisions of a Deployment: the annotations of its ReplicaSets, and which of them is the new one."""
 
 from __future__ import annotations
 

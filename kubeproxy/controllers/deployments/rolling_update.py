@@ -1,4 +1,4 @@
-"""The steps of a rolling update: how far the new ReplicaSet grows and the old ones shrink. Pure.
+"""The steps of a rolling update: how far the new ReplicaSet grows and the old ones shrink.
 
 All counts come from the specs and statuses of ReplicaSets, never from the pods themselves.
 """

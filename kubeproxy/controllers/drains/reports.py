@@ -1,4 +1,4 @@
-"""Reads the reports of the node proxies, and what they say about pods. Pure."""
+"""Reads the reports of the node proxies, and what they say about pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain requests of a rollout: which Services they belong to, and how they are merged with those of others. Pure.
+"""Drain requests of a rollout: which Services they belong to, and how they are merged with those of others.
 
 Several rollouts may ask about one Service at once, so each changes only its own requests. A request that a rollout does
 not repeat stays until it expires: while a deleted pod leaves the EndpointSlices, no proxy may take it for a ready one.

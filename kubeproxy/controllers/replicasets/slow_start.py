@@ -1,4 +1,4 @@
-"""Makes requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request. Pure."""
+"""Makes requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def command() -> list[str]:
 
 
 def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
-    """Return why this process cannot re-exec now. Return None if it can. Pure.
+    """Return why this process cannot re-exec now. Return None if it can.
 
     `holds_connections` tells that it serves clients itself, without workers; `settled`, that the rules lead to it
     alone."""

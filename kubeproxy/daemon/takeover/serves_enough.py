@@ -1,4 +1,4 @@
-"""What two instances serve, compared: a new one must not take the node over to serve nothing, or something else. Pure.
+"""What two instances serve, compared: a new one must not take the node over to serve nothing, or something else.
 
 A second `kubeproxy run` takes over from the first. That is meant for upgrades. Started by mistake, with other manifests
 or with an empty directory, it would take the node's Services away.

@@ -1,4 +1,4 @@
-"""Session affinity: which client stays with which endpoint. Pure.
+"""Session affinity: which client stays with which endpoint.
 
 Bindings are exchanged with other processes as messages, with ages instead of times."""
 

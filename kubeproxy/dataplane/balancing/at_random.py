@@ -1,4 +1,4 @@
-"""A draw for each client. Pure."""
+"""A draw for each client."""
 
 from __future__ import annotations
 

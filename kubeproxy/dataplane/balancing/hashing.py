@@ -1,4 +1,4 @@
-"""A client's endpoint by its hash. Pure.
+"""A client's endpoint by its hash.
 
 The table and the hash are those of the kernel path (`kubeproxy.model.maglev`), so a client has the same endpoint on
 either path, at every node, and after a restart."""

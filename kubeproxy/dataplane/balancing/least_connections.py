@@ -1,4 +1,4 @@
-"""The endpoint with the fewest open connections, for its weight. Pure.
+"""The endpoint with the fewest open connections, for its weight.
 
 What counts is what is open at this node, over all workers. Endpoints with equally many get clients in turn. Of a
 Service with many endpoints only some, drawn for each client, are compared: the spread is nearly as even, and a pick

@@ -1,4 +1,4 @@
-"""The policies, one for each scheduler, and what a balancer asks of them. Pure.
+"""The policies, one for each scheduler, and what a balancer asks of them.
 
 A policy knows which endpoints there are and whose turn it is. It knows nothing of session affinity and ejection: the
 balancer asks it for the next of those that are usable."""

@@ -1,4 +1,4 @@
-"""What a process knows of a connection beside its sockets. Pure.
+"""What a process knows of a connection beside its sockets.
 
 It is sent to another process together with the descriptors. What is in the kernel stays there: the sockets with their
 options, queues and errors, and a pipe with the bytes in it.

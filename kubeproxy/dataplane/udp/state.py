@@ -1,4 +1,4 @@
-"""What a process knows of a UDP session beside its socket. Pure.
+"""What a process knows of a UDP session beside its socket.
 
 It is sent to another process together with the socket towards the endpoint."""
 

@@ -1,4 +1,4 @@
-"""Protocol by which a worker hands its connections to a worker of another instance. Pure.
+"""Protocol by which a worker hands its connections to a worker of another instance.
 
 The sender is the worker that leaves. It sends a `Load`, with the descriptors beside it, and waits for the `Receipt`
 before it sends the next one. So at most one load is under way between two workers, and a connection is still for as

@@ -1,4 +1,4 @@
-"""Protocol between the control process and a worker: messages and their bytes. Pure.
+"""Protocol between the control process and a worker: messages and their bytes.
 
 A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
 request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of

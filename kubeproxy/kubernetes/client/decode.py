@@ -1,4 +1,4 @@
-"""Decodes what an API server sends: watch lines and events, list pages. Pure."""
+"""Decodes what an API server sends: watch lines and events, list pages."""
 
 from __future__ import annotations
 

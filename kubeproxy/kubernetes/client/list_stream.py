@@ -1,4 +1,4 @@
-"""Reads one page of a list while it arrives, so that only a piece of it is in memory, however long the page is. Pure.
+"""Reads one page of a list while it arrives, so that only a piece of it is in memory, however long the page is.
 
 An API server answers a list from its cache in one piece, whatever limit was asked for, and a tenant may fill that piece
 with annotations. So only the time of a page is bounded, and the length of each object.

@@ -1,4 +1,4 @@
-"""Reads what an API server refuses or warns of: Status objects, the errors made of them, and Warning headers. Pure."""
+"""Reads what an API server refuses or warns of: Status objects, the errors made of them, and Warning headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides by owner references which objects a controller keeps, adopts or releases. Pure.
+"""Decides by owner references which objects a controller keeps, adopts or releases.
 
 The acting part is in `kubeproxy.kubernetes.controller.claim`.
 """

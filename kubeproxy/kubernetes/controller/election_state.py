@@ -1,4 +1,4 @@
-"""State machine of leader election: a Lease object decides which one of several candidates leads. Pure.
+"""State machine of leader election: a Lease object decides which one of several candidates leads.
 
 Expiry is judged by the local time since this candidate saw the record change, so clocks of different machines are never
 compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.

@@ -1,4 +1,4 @@
-"""Caches translated objects, so that an unchanged object in a new list is not decoded. Pure."""
+"""Caches translated objects, so that an unchanged object in a new list is not decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides a reflector's next request: list or watch, from which version, how soon. Pure."""
+"""Decides a reflector's next request: list or watch, from which version, how soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits how much of what an API server lists is kept, so that no namespace can use up the room of the others. Pure.
+"""Limits how much of what an API server lists is kept, so that no namespace can use up the room of the others.
 
 An object that is not kept costs nothing. A kept object costs its translation, for as long as it exists. Most of an
 object is never decoded, so a tenant's annotations do not count here, and its endpoints do.

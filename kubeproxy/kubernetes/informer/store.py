@@ -1,4 +1,4 @@
-"""Keeps objects by key, and by any other value by which they are looked up. Pure."""
+"""Keeps objects by key, and by any other value by which they are looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts bytes into JSON values before they are parsed, and decodes byte order marks. Pure."""
+"""Cuts bytes into JSON values before they are parsed, and decodes byte order marks."""
 
 from __future__ import annotations
 

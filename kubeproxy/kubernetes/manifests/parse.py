@@ -1,4 +1,4 @@
-"""Parses YAML and JSON texts into values that are decoded on demand. Pure.
+"""Parses YAML and JSON texts into values that are decoded on demand.
 
 Safe for untrusted texts: a text that is nested too deeply, or expands too much by its aliases, is refused.
 """

@@ -1,4 +1,4 @@
-"""Cuts a manifest's bytes into documents, and YAML lists into items, before parsing. Pure."""
+"""Cuts a manifest's bytes into documents, and YAML lists into items, before parsing."""
 
 from __future__ import annotations
 

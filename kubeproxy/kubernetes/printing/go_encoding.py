@@ -1,4 +1,4 @@
-"""Writes JSON and YAML as Go's libraries do: sorted keys, the same quotes, the same line breaks. Pure."""
+"""Writes JSON and YAML as Go's libraries do: sorted keys, the same quotes, the same line breaks."""
 
 from __future__ import annotations
 

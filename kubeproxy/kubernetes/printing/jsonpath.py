@@ -1,4 +1,4 @@
-"""Renders templates of kubectl's JSONPath: ``{.metadata.name}{"\n"}``, filters, ranges, slices. Pure.
+"""Renders templates of kubectl's JSONPath: ``{.metadata.name}{"\n"}``, filters, ranges, slices.
 
 It is written by hand because no library has this dialect: the JSONPath packages follow RFC 9535 or Goessner, which have
 neither text around expressions nor ``{range}``.

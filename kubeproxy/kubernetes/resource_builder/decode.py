@@ -1,4 +1,4 @@
-"""Turns a document into its objects: parses it, flattens lists, and checks identities. Pure.
+"""Turns a document into its objects: parses it, flattens lists, and checks identities.
 
 A list may be all that a cluster holds. If it is written item by item (block style YAML, or JSON), its items are parsed
 one after the other, so only the text and one item are in memory.

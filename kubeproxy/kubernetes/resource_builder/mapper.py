@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.resource_builder.discovery import ApiResource, Catalog
 
 
 class Index:
-    """A catalog, arranged for look-ups. Pure."""
+    """A catalog, arranged for look-ups."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

@@ -1,4 +1,4 @@
-"""Parses label selectors as a command line has them: ``a=b,c!=d,e in (f,g),!h``. Pure."""
+"""Parses label selectors as a command line has them: ``a=b,c!=d,e in (f,g),!h``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts bytes into documents, one at a time: YAML separated by ``---``, and JSON values one after another. Pure.
+"""Cuts bytes into documents, one at a time: YAML separated by ``---``, and JSON values one after another.
 
 The splitter holds only the document that is not complete yet, so a stream of any length takes the memory of its longest
 document. UTF-8 is read, and, with a byte order mark, UTF-16.

@@ -1,4 +1,4 @@
-"""Checks objects by the server's OpenAPI document: unknown and missing fields, and wrong types. Pure.
+"""Checks objects by the server's OpenAPI document: unknown and missing fields, and wrong types.
 
 This is for servers that do not check fields themselves (before 1.27), and for objects that are not sent. The messages
 are those of kubectl's own check. Only the server checks values.

@@ -1,4 +1,4 @@
-"""Decides which requests an HTTP server answers, by page, client address and ``Host`` header. Pure.
+"""Decides which requests an HTTP server answers, by page, client address and ``Host`` header.
 
 It prevents two attacks. A page about all namespaces must not be readable by the whole network just because Prometheus
 needs the metrics. And a browser on this host must not read it for a website that resolves to this host (DNS

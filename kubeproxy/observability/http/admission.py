@@ -1,4 +1,4 @@
-"""Decides which connections an HTTP server keeps when there are too many. Pure.
+"""Decides which connections an HTTP server keeps when there are too many.
 
 Limits are per client address, because one attacker has few of them. A flood from one address is refused before it costs
 an answer. If there are still too many connections, the address with most loses one. So a probe of the kubelet or of a

@@ -145,7 +145,7 @@ class ServiceHealthServers:
 def assign(
     wanted: Mapping[ServiceName, tuple[int, int]], holders: Mapping[int, ServiceName]
 ) -> tuple[dict[int, ServiceName], dict[ServiceName, ServiceName]]:
-    """Return the Service of each port, and for each refused Service the one that has its port. Pure.
+    """Return the Service of each port, and for each refused Service the one that has its port.
 
     A Service keeps its port as long as it wants it; a free port goes to the first Service that wants it.
     """
@@ -156,7 +156,7 @@ def assign(
 
 
 def bindable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """Return the addresses to bind: each once; a wildcard address replaces all of its family. Pure."""
+    """Return the addresses to bind: each once; a wildcard address replaces all of its family."""
     given = set(addresses)
     all_of = {family for family, wildcard in NODE_PORTS.items() if wildcard in given}
     return tuple(

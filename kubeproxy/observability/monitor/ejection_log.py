@@ -1,4 +1,4 @@
-"""Decides which ejections of endpoints, and which ends of them, the log reports. Pure."""
+"""Decides which ejections of endpoints, and which ends of them, the log reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the `Status` from an `Observation` and a `Query`. Pure."""
+"""Builds the `Status` from an `Observation` and a `Query`."""
 
 from __future__ import annotations
 

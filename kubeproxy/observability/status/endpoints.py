@@ -1,4 +1,4 @@
-"""The endpoints of a frontend with their standings. Pure."""
+"""The endpoints of a frontend with their standings."""
 
 from __future__ import annotations
 

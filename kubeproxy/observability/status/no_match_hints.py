@@ -1,4 +1,4 @@
-"""Hints for a query that matches no Service: which ports there are, why it is not served. Pure."""
+"""Hints for a query that matches no Service: which ports there are, why it is not served."""
 
 from __future__ import annotations
 

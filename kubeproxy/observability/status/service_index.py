@@ -1,4 +1,4 @@
-"""An observation by Service, with state and sums of traffic. Pure."""
+"""An observation by Service, with state and sums of traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of Services: the same columns in the same order, in a pipe and on a terminal of any width. Pure.
+"""The table of Services: the same columns in the same order, in a pipe and on a terminal of any width.
 
 A new column is one line in `COLUMNS`. Where the terminal is too narrow, columns with the highest `drop` go first; those
 without one never go, and are never cut. The note has what is left of the line, or lines of its own below.

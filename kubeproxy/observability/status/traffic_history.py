@@ -1,4 +1,4 @@
-"""Recent traffic of each Service as short time series. Pure.
+"""Recent traffic of each Service as short time series.
 
 Every sample adds one point to the series of each Service whose counters have grown. A series is dropped when none of
 its points has traffic. So memory is bounded by the Services in use: about 1.5 KiB each.

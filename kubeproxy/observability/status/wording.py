@@ -1,4 +1,4 @@
-"""Numbers, durations and states in words. Pure."""
+"""Numbers, durations and states in words."""
 
 from __future__ import annotations
 

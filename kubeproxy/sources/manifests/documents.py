@@ -1,4 +1,4 @@
-"""Cuts a manifest's text into documents and items of lists, and reads the objects in them. Pure.
+"""Cuts a manifest's text into documents and items of lists, and reads the objects in them.
 
 Each document is parsed separately, so a broken one does not affect the others. A text that was read before is not
 parsed again: in a file of thousands of Services, a change of one costs the parsing of one.

@@ -1,4 +1,4 @@
-"""Merges the objects of all manifests, and computes the changes of each update. Pure.
+"""Merges the objects of all manifests, and computes the changes of each update.
 
 The last good version of each object is kept per manifest. An object that several manifests define is served from the
 first of them. A fault lasts as long as its cause.

@@ -1,4 +1,4 @@
-"""The fields of Services, EndpointSlices and Endpoints in Kubernetes 1.36. Any other field is probably a mistake. Pure.
+"""The fields of Services, EndpointSlices and Endpoints in Kubernetes 1.36. Any other field is probably a mistake.
 
 `kubectl --validate=strict` refuses unknown fields, too, and an API server drops them. The daemon warns of them. It
 refuses a field that looks like a restriction of who reaches what, because ignoring it would open what its author has

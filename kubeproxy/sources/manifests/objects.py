@@ -1,4 +1,4 @@
-"""Turns parsed documents into objects: flattens lists, then checks and translates each object. Pure."""
+"""Turns parsed documents into objects: flattens lists, then checks and translates each object."""
 
 from __future__ import annotations
 

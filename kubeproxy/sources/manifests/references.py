@@ -1,4 +1,4 @@
-"""Finds mistakes between objects: slices without a Service, unknown port names, addresses of two Services. Pure."""
+"""Finds mistakes between objects: slices without a Service, unknown port names, addresses of two Services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translates wire objects to the model, with the API server's validation. Pure.
+"""Translates wire objects to the model, with the API server's validation.
 
 A fault does not affect the rest of its object: the faulty part is left out and reported, the rest is served. A fault
 has a path, and a message with the value found and the values allowed.
