@@ -1,6 +1,5 @@
-"""Log of finished connections, kept until it is collected.
-
-Filled only when an access log is configured (`Tune.access_log`)."""
+"""The log of finished connections, which are kept until they are collected. It is filled only when an access log is
+configured (`Tune.access_log`)."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import FrontendName, Protocol, Target
 
 ENTRIES_MAX = 4096
-"""Entries that one process keeps; some 2 MiB."""
+"""The largest number of entries that one process keeps, some 2 MiB."""
 
 
 class Entry(Struct, array_like=True):
@@ -22,13 +21,13 @@ class Entry(Struct, array_like=True):
     frontend: FrontendName
     client: Target
     began: Annotated[float, Meta(ge=0.0, le=1e11)] = field(default_factory=time.time)
-    """Time of accept, Unix seconds: the entry is to be made then."""
+    """The time of accept in Unix seconds. The entry is to be made at that moment."""
     endpoint: Target | None = None
     attempts: int = 0
     dial_s: float | None = None
 
     def ended(self, reason: str, *, duration_s: float, bytes_in: int = 0, bytes_out: int = 0) -> Ended:
-        """Return the log record. Durations in seconds from accept."""
+        """Return the log record. The durations are in seconds from accept."""
         return Ended(
             frontend=self.frontend,
             protocol=Protocol.TCP,

@@ -25,24 +25,24 @@ from kubeproxy.runtime.histogram import Histogram
 
 
 class Abortable(Protocol):
-    """A probe in progress."""
+    """A probe that is in progress."""
 
     def abort(self) -> None:
         """End it now, without a result."""
 
 
 class Live(Protocol):
-    """A client that is being served: its endpoint is dialed, or connected."""
+    """A client that is being served: an endpoint is being dialed for it, or it is connected."""
 
     since: float
-    """Time of accept, by the reactor's clock."""
+    """The time of accept, by the reactor's clock."""
 
     @property
     def targets(self) -> Collection[Target]:
-        """The endpoint that it is connected to, or those that are being dialed."""
+        """Return the endpoint of the connection, or those that are being dialed."""
 
     def abort(self) -> None:
-        """End it now; client and endpoint get a reset."""
+        """End the connection now. Client and endpoint get a reset."""
 
 
 _sums_of = attrgetter(*Counters.__struct_fields__)
@@ -55,7 +55,7 @@ class FrontendCounters(Counters, eq=False):
     """The frontend that is counted."""
     share: Share = field(default_factory=Share)
     in_meter: list[int] = field(default_factory=lambda: [0])
-    """`bytes_in` in a list of one element, because each direction of a connection holds a reference to its own."""
+    """`bytes_in` in a list of one element. Each direction of a connection has a reference to its own list."""
     out_meter: list[int] = field(default_factory=lambda: [0])
     """`bytes_out` in the same form."""
 
@@ -88,13 +88,13 @@ class Context:
         self.probes: set[Abortable] = set()
         """Probes in progress."""
         self.dial_times = Histogram(DIAL_BUCKETS_S)
-        """From accept to an endpoint's answer, over all frontends."""
+        """A histogram of the time from accept to an endpoint's answer, over all frontends."""
         self.ports_exhausted = 0
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams that had passed too many proxies."""
+        """The number of connections and datagrams that had passed too many proxies."""
         self.adopted = 0
-        """Connections and UDP sessions that another process has begun."""
+        """The number of connections and UDP sessions that another process has begun."""
         self.connection_log = ConnectionLog()
         self.shared_rows: SharedRows | None = None
-        """Where the workers count together what is open; None: this process is the only one."""
+        """Where the workers count together what is open, or None if there is only one process."""

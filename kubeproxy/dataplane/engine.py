@@ -1,4 +1,4 @@
-"""Applies messages to the listeners of one process. The same in every process that moves bytes."""
+"""Applies messages to the listeners of one process. It is the same in every process that moves bytes."""
 
 from __future__ import annotations
 
@@ -39,39 +39,41 @@ State = ConnectionState | SessionState
 
 
 class Frozen(typing.Protocol):
-    """What has left its process, or has come from another one, and is still: its state, and what it owns."""
+    """A connection or session that has left its process, or has come from another one, and does not move bytes. It has
+    a state and descriptors."""
 
     @property
     def state(self) -> State:
-        """What the process knows of it."""
+        """Return the state that is sent to the other process."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Its descriptors."""
+        """Return the descriptors."""
 
     def thaw(self) -> Movable | None:
-        """Go on with it here; None if that is not possible, and it has ended."""
+        """Continue it in this process. Return None if that is not possible, and it has ended."""
 
     def close(self) -> None:
-        """Forget it here, because another process goes on with it."""
+        """Forget it in this process, because another process continues it."""
 
 
 class Movable(typing.Protocol):
-    """What another process can go on with."""
+    """A connection or session that another process can continue."""
 
     @property
     def client(self) -> str | None:
-        """The client's address if another instance's worker is assigned by it; None: any worker may go on."""
+        """The client's address, if the address decides which worker of another instance continues. None if any worker
+        may continue."""
 
     def freeze(self) -> Frozen | None:
-        """Stop it and return it; None if it has ended."""
+        """Stop it and return it, or return None if it has ended."""
 
 
 class Engine:
     """The listeners of one process.
 
-    `open_socket` returns a bound socket to listen on. The caller keeps owning it: `close_socket` hands it back when the
-    engine does not use it any more.
+    `open_socket` returns a bound socket to listen on. The caller still owns that socket, and gets it back by
+    `close_socket` when the engine does not use it any more.
     """
 
     def __init__(
@@ -94,15 +96,15 @@ class Engine:
         self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._previous: dict[FrontendName, Listener | DatagramListener] = {}
-        """Replaced listeners, which still listen until `close_previous`."""
+        """Replaced listeners, which listen until `close_previous`."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-        """Tenants of the budget by their namespaces."""
+        """The tenants of the budget by their namespaces."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
         self._reported: dict[FrontendName, Counters] = {}
         """The counters of the frontends served now, as last read."""
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
-        """Apply messages in order; the failures, by frontend."""
+        """Apply messages in order, and return the failures by frontend."""
         failures: dict[FrontendName, str] = {}
         for message in messages:
             match message:
@@ -126,7 +128,7 @@ class Engine:
                 case Retire(frontend=name):
                     self.close_previous(name)
                     if (listener := self._listeners.pop(name, None)) is not None:
-                        listener.balancer.share((), ())  # its connections go on, and its columns may be another's
+                        listener.balancer.share((), ())  # Its columns may be another frontend's now.
                     self._end(listener)
                     self._reported.pop(name, None)
                 case Tune():
@@ -154,9 +156,8 @@ class Engine:
         return None
 
     def listen_on_new(self, message: Listen) -> str | None:
-        """Serve a frontend on a new socket, too; the failure, or None.
-
-        The present socket stays in use until `close_previous`."""
+        """Serve a frontend on a new socket as well, and return the failure, or None. The present socket stays in use
+        until `close_previous`."""
         before, listener = self._listeners[message.frontend], self._open(message)
         if isinstance(listener, str):
             return listener
@@ -202,10 +203,9 @@ class Engine:
         return frontend in self._listeners
 
     def changed_counters(self) -> Iterator[tuple[FrontendName, Counters] | None]:
-        """Yield the counters that changed since they were last read; None: an unchanged frontend.
-
-        The last read is by this method or by `counters`. The caller may pause between two steps, or stop. Frontends
-        without clients are not looked at."""
+        """Yield the counters that have changed since they were last read, by this method or by `counters`, and None for
+        an unchanged frontend. The caller may pause between two steps, or stop. Frontends without clients are not looked
+        at."""
         touched = self._context.touched
         for tally in tuple(touched):
             name = tally.frontend
@@ -218,14 +218,14 @@ class Engine:
                 self._reported[name] = counters
                 yield name, counters
             else:
-                # Only after a read without a change: bytes written at the end of a turn are counted when their session
-                # or connection may be over already.
+                # A frontend is removed only after a read without a change. Bytes that are written at the end of a turn
+                # are counted then, and their session or connection may be over already.
                 if not (counters.active or counters.affinity_entries or tally.share.held):
                     touched.discard(tally)
                 yield None
 
     def counters(self) -> dict[FrontendName, Counters]:
-        """Return a snapshot of the sums of the frontends served now."""
+        """Return a snapshot of the sums of the frontends that are served now."""
         for _ in self.changed_counters():
             pass
         return self.last_counters()
@@ -235,7 +235,8 @@ class Engine:
         return self._reported.copy()
 
     def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
-        """The ejected endpoints by frontend; None: a frontend without any. The caller may pause between two steps."""
+        """Yield the ejected endpoints of each frontend, or None for a frontend without any. The caller may pause
+        between two steps."""
         for name in self.frontends:
             listener = self._listeners.get(name)
             ejected = None if listener is None else listener.balancer.ejected
@@ -243,7 +244,6 @@ class Engine:
 
     def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
         """Yield the affinity bindings used since `since` (by the reactor's clock), and None when a frontend is done.
-
         The caller may pause between two steps."""
         for tally in tuple(self._context.touched):
             name = tally.frontend
@@ -253,27 +253,26 @@ class Engine:
             yield None
 
     def movable(self) -> tuple[Movable, ...]:
-        """Return what another process could go on with now; a dial can move once it is a connection.
-
-        Sessions first, because their clients' datagrams arrive there already."""
+        """Yield what another process could continue now. A dial can move once it is a connection. Sessions come first,
+        because their clients' datagrams arrive at the other process already."""
         sessions = (session for session in self._sessions.all() if session.target is not None)
         return (*sessions, *(live for live in self._context.live if isinstance(live, Connection)))
 
     @property
     def open(self) -> int:
-        """Open connections, dials and sessions."""
+        """Return the number of open connections, dials and sessions."""
         return len(self._context.live) + len(self._sessions)
 
     @property
     def room(self) -> int:
-        """How many descriptors of another process's connections there is room for: a part is left to new clients."""
+        """Return for how many descriptors of another process's connections there is room. A part of the budget is left
+        to new clients."""
         budget = self._context.budget
         return max(0, 7 * budget.limit // 8 - budget.used)
 
     def claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
-        """Return another process's connection or session, ready to go on here; None if there is no room for it.
-
-        The frontend of a connection need not be served here."""
+        """Return another process's connection or session, ready to continue here, or None if there is no room for it.
+        Its frontend need not be served here."""
         listener = None if state.frontend is None else self._listeners.get(state.frontend)
         if isinstance(state, SessionState):
             return FrozenSession.claim(listener, state, descriptors) if isinstance(listener, DatagramListener) else None
@@ -288,15 +287,14 @@ class Engine:
         return frozen
 
     def adopt(self, frozen: Frozen) -> None:
-        """Go on with what `claim` has returned."""
+        """Continue what `claim` has returned."""
         self._context.adopted += 1
         if isinstance(moved := frozen.thaw(), Connection):
             moved.adopted = True
 
     def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
-        """Count the open connections, dials and UDP sessions to each of the addresses into `counts`.
-
-        The caller may pause between two steps; what begins meanwhile is not counted."""
+        """Count the open connections, dials and UDP sessions to each of the addresses into `counts`. The caller may
+        pause between two steps. What begins in the meantime is not counted."""
         for live in tuple(self._context.live):
             for target in live.targets if live in self._context.live else ():
                 if target.address in addresses:
@@ -352,9 +350,8 @@ class Engine:
         return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:
-        """Stop accepting, one frontend at each step.
-
-        Queued clients are accepted, and open connections go on. The caller may pause between two steps."""
+        """Stop accepting, one frontend in each step. Queued clients are accepted, and open connections continue. The
+        caller may pause between two steps."""
         for name in self.frontends:
             self.handle((Retire(name),))
             yield

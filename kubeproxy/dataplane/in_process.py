@@ -1,4 +1,4 @@
-"""The data plane in this process, its reactor driven by the asyncio loop."""
+"""The data plane in this process, with its reactor driven by the asyncio loop."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from kubeproxy.runtime.time_slice import TimeSlice
 _Step = TypeVar("_Step")
 
 DRAIN_LOOK_S = 0.05
-"""How often a drain checks for its end: rare enough to cost nothing, often enough not to delay a shutdown."""
+"""How often a drain checks for its end. This is rare enough to cost nothing, and often enough not to delay a
+shutdown."""
 SLICE_S = 0.001
-"""How long a query goes over frontends before the loop, which moves the bytes, gets its turn."""
+"""For how long a query works on frontends before the event loop, which moves the bytes, continues."""
 
 
 class LocalDataPlane:
@@ -32,7 +33,7 @@ class LocalDataPlane:
     It listens on the reserved sockets themselves."""
 
     def __init__(self, *, budget: DescriptorBudget | None = None, rng: random.Random | None = None) -> None:
-        """To be made inside a running event loop."""
+        """This is to be called inside a running event loop."""
         self._context = Context(
             reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process(), send=send_backlogs
         )
@@ -97,12 +98,12 @@ class LocalDataPlane:
 
     @property
     def restarts(self) -> int:
-        """Always 0: there is no process to restart."""
+        """Return 0, because there is no process to restart."""
         return 0
 
     @property
     def problem(self) -> str | None:
-        """Always None: there is no process that could die."""
+        """Return None, because there is no process that could die."""
         return None
 
     async def retire(self) -> None:
@@ -112,15 +113,15 @@ class LocalDataPlane:
 
     @property
     def open_connections(self) -> int:
-        """Open connections and dials in progress."""
+        """Return the number of open connections and dials in progress."""
         return len(self._context.live)
 
     async def adopt(self) -> Entrances:
-        """Return none: connections move between workers only."""
+        """Return none, because connections move between workers only."""
         return Entrances()
 
     async def move(self, successor: str) -> tuple[int, int]:
-        """Move nothing."""
+        """Move nothing, because connections move between workers only."""
         return 0, self.open_connections
 
     async def drain(self, grace_s: float) -> int:
@@ -141,7 +142,7 @@ class LocalDataPlane:
 
 
 async def _in_slices(steps: Iterable[_Step]) -> AsyncIterator[_Step]:
-    """Yield the same steps, yielding to the event loop after each time slice."""
+    """Yield the same steps, and let the event loop run after each time slice."""
     time_slice = TimeSlice(SLICE_S)
     for step in steps:
         yield step

@@ -1,4 +1,4 @@
-"""A draw for each client."""
+"""The policy that draws an endpoint at random for each client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import accumulate
 from kubeproxy.model import Balancing, Target
 
 DRAWS = 4
-"""Draws from all endpoints, before the usable ones are listed: nearly always the first is usable."""
+"""How many endpoints are drawn before the usable ones are listed. Nearly always the first is usable."""
 
 
 class AtRandom:
@@ -22,7 +22,7 @@ class AtRandom:
         self._rng = rng
         self._endpoints: tuple[Target, ...] = ()
         self._sums: tuple[int, ...] = ()
-        """The weights up to each endpoint, added up."""
+        """The running sums of the weights, one for each endpoint."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
@@ -30,7 +30,7 @@ class AtRandom:
         self._sums = tuple(accumulate(map(balancing.weight_of, range(len(endpoints)))))
 
     def pick(self, client: str, port: int, usable: Callable[[Target], bool]) -> Target | None:
-        """See `Policy.pick`."""
+        """Pick an endpoint; see `Policy.pick`."""
         endpoints, sums = self._endpoints, self._sums
         for _ in range(DRAWS if endpoints else 0):
             target = endpoints[bisect_right(sums, int(self._rng.random() * sums[-1]))]
@@ -41,7 +41,7 @@ class AtRandom:
         return endpoints[self._rng.choices(left, weights)[0]] if left else None
 
     def copy(self) -> AtRandom:
-        """See `Policy.copy`. The draws of the copy are the next ones, too."""
+        """Return a copy whose draws are the next draws of this policy, too."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = AtRandom(rng)

@@ -1,8 +1,8 @@
-"""Picks an endpoint for a client. Pure: no sockets, no clock.
+"""Picks an endpoint for a client, without sockets and without a clock.
 
-Session affinity stands before everything else, as in kube-proxy: a client that is bound keeps its endpoint. For any
-other, the policy of the frontend's scheduler picks one, of those that are neither ejected nor tried already. What is
-open to each endpoint is counted here, whatever the policy.
+Session affinity comes first, as in kube-proxy: a client that is bound keeps its endpoint. For any other client the
+policy of the frontend's scheduler picks an endpoint that is neither ejected nor tried already. The balancer also
+counts, for every policy, what is open to each endpoint.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from kubeproxy.model import ROUND_ROBIN, Balancing, Target
 
 
 class Balancer:
-    """The endpoints of one frontend, and who gets which."""
+    """The endpoints of one frontend, and the choice between them."""
 
     __slots__ = ("_affinity", "_balancing", "_counts", "_ejections", "_members", "_policy", "_rng")
 
     def __init__(self, *, rng: random.Random, probes_beside: bool = False, shared: SharedRows | None = None) -> None:
-        """`probes_beside`: see `Ejections`. `shared`: where workers count together; None: there is one process."""
+        """`Ejections` explains `probes_beside`. In `shared` workers count together what is open; it is None if there is
+        only one process."""
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)
         self._affinity = Affinity()
@@ -36,9 +37,8 @@ class Balancer:
     def update(
         self, endpoints: Sequence[Target], affinity_timeout_s: float | None, balancing: Balancing = ROUND_ROBIN
     ) -> None:
-        """Replace the endpoints, the way of spreading, and the affinity timeout (None: no affinity).
-
-        A client stays with its endpoint for that time after its last connection."""
+        """Replace the endpoints, the scheduler, and the affinity timeout (None without affinity). A client stays with
+        its endpoint for that time after its last connection."""
         members = frozenset(endpoints)
         if balancing.scheduler is not self._balancing.scheduler:
             self._policy, self._members = policy_for(balancing, rng=self._rng, counts=self._counts), frozenset()
@@ -49,9 +49,8 @@ class Balancer:
         self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = (), *, port: int = 0) -> Target | None:
-        """Return the endpoint for a client's connection, none of those to avoid, or None if there is no other.
-
-        `client` is the text of its address. With affinity, it is bound to the endpoint."""
+        """Return the endpoint for a client's connection, or None if every endpoint is to be avoided. `client` is the
+        text of the client's address. With affinity the client is bound to the endpoint."""
         affinity = self._affinity
         if affinity.timeout_s is None:
             return self._next(client, port, avoid, now)
@@ -80,9 +79,8 @@ class Balancer:
     def preview(
         self, client: str, now: float, *, limit: int, port: int = 0
     ) -> tuple[Target | None, tuple[Target, ...]]:
-        """Return the endpoint that a client is bound to, and the order of its next connection's attempts.
-
-        None: it is not bound. At most `limit` endpoints. Computed on a copy, so it changes nothing."""
+        """Return the endpoint that a client is bound to (None without a binding), and the order in which its next
+        connection would try endpoints, at most `limit` of them. This is computed on a copy, and changes nothing."""
         copy = Balancer(rng=self._rng)
         copy._policy = self._policy.copy()
         copy._members = self._members
@@ -101,7 +99,8 @@ class Balancer:
     # What is open.
 
     def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
-        """Count together with other workers: each endpoint in a column of the shared table, or none in any."""
+        """Count together with other workers from now on. Each endpoint has a column of the shared table, or no endpoint
+        has one."""
         self._counts.share(endpoints, columns)
 
     def opened(self, target: Target) -> None:
@@ -109,39 +108,39 @@ class Balancer:
         self._counts.opened(target)
 
     def closed(self, target: Target) -> None:
-        """Count it no more; the endpoint may have left meanwhile."""
+        """Count a connection or session no more. Its endpoint may have left in the meantime."""
         self._counts.closed(target)
 
     @property
     def open(self) -> Mapping[Target, int]:
-        """Return how many are open to each endpoint from this process, without zeros."""
+        """Return how many connections and sessions this process has open to each endpoint, without zeros."""
         return self._counts.here
 
     # Affinity.
 
     def settle(self, client: str, target: Target, now: float) -> None:
-        """Bind a client to the endpoint of its connection, whichever was picked last."""
+        """Bind a client to the endpoint of its connection, even if another endpoint was picked later."""
         if target in self._members:
             self._affinity.bind(client, target, now)
 
     def restore_bindings(self, bindings: Iterable[Binding], now: float) -> None:
-        """Add another process's bindings, the least recently seen first. Clients bound here keep their endpoint, and
-        bindings to other than this frontend's endpoints are dropped."""
+        """Add another process's bindings, the client seen longest ago first. Clients that are bound here keep their
+        endpoint. Bindings to endpoints of other frontends are dropped."""
         self._affinity.restore_bindings((each for each in bindings if each.target in self._members), now)
 
     @property
     def affinity_entries(self) -> int:
-        """Clients bound now; expired bindings count until they are removed."""
+        """Return the number of bound clients. Expired bindings count until they are removed."""
         return len(self._affinity)
 
     def bindings(self, now: float, *, since: float) -> Iterator[Binding]:
-        """Yield the bindings made or used since `since`, the least recently seen first."""
+        """Yield the bindings made or used since `since`, the client seen longest ago first."""
         return self._affinity.bindings(now, since=since)
 
     # Ejection.
 
     def failed(self, target: Target, now: float, reason: str) -> None:
-        """Eject an endpoint that did not answer; `reason` as in `EjectedEndpoint`."""
+        """Eject an endpoint that did not answer. `reason` is one of those of `EjectedEndpoint`."""
         if target in self._members:
             self._ejections.eject(target, now, reason)
 
@@ -150,17 +149,18 @@ class Balancer:
         self._ejections.end(target)
 
     def due(self, now: float) -> Target | None:
-        """Return an endpoint that the caller has to probe now, as its ejection is over; or None."""
+        """Return an endpoint whose ejection is over, and which the caller has to probe now. Return None if there is
+        none."""
         return self._ejections.due(now)
 
     @property
     def ejected(self) -> Mapping[Target, Ejection]:
-        """The ejected endpoints."""
+        """Return the ejected endpoints."""
         return self._ejections.by_target
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """The endpoints in the order of their turns, the next one first."""
+        """Return the endpoints in the order of their turns, the next one first."""
         return self._policy.endpoints
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""Ejection: endpoints that did not answer get no clients for a while. Pure: no sockets, no clock.
+"""Ejection: endpoints that did not answer get no clients for a while. There are no sockets and no clock here.
 
-An endpoint that did not answer is ejected, for a time that doubles with every failure: it is skipped, also for clients
-with affinity to it, as long as there is another. When its time is over it is probed once, by a client's connection or
-(with `probes_beside`) by one of the proxy's own, and skipped for all other clients until the probe has a result. If all
-endpoints are ejected, all are tried, the one with the fewest failures first.
+An endpoint that did not answer is ejected, for a time that doubles with every failure. As long as there is another
+endpoint, clients are not sent to it, not even those with affinity to it. When its time is over the endpoint is probed
+once, by a client's connection or (with `probes_beside`) by a connection of the proxy. Until the probe has a result no
+other client is sent to it. If all endpoints are ejected, all are tried, those with the fewest failures first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from kubeproxy.model import Target
 
 EJECTION_FIRST_S = 1.0
 EJECTION_LIMIT_S = 30.0
-"""How long an ejection lasts at the first failure, and at most."""
+"""How long an ejection lasts at the first failure, and how long at most."""
 PROBE_S = 5.0
-"""How long a probe keeps the endpoint from other clients: a little longer than all dial timeouts by default."""
+"""For how long a probe keeps other clients from the endpoint. This is a little longer than all default dial timeouts
+together."""
 
 
 class Ejection:
-    """Why, and until when, an endpoint is ejected."""
+    """The reason of an endpoint's ejection, and its end."""
 
     __slots__ = ("delay_s", "failures", "probing", "reason", "since", "until")
 
@@ -45,9 +46,8 @@ class Ejections:
     __slots__ = ("_probes_beside", "by_target")
 
     def __init__(self, *, probes_beside: bool) -> None:
-        """With `probes_beside`, the caller probes the endpoints that are `due`.
-
-        Then no client is sent to one that may still be dead while there is another."""
+        """With `probes_beside` the caller probes the endpoints that are `due`. Then no client is sent to an endpoint
+        that may still be dead while there is another."""
         self._probes_beside = probes_beside
         self.by_target: dict[Target, Ejection] = {}
 
@@ -58,11 +58,11 @@ class Ejections:
         return copy
 
     def keep(self, members: Container[Target]) -> None:
-        """Forget all other endpoints: one that leaves and comes back is a new one, without an ejection."""
+        """Forget all other endpoints. One that leaves and comes back counts as new, and is not ejected."""
         self.by_target = {target: ejected for target, ejected in self.by_target.items() if target in members}
 
     def eject(self, target: Target, now: float, reason: str) -> None:
-        """Eject an endpoint; failures of many connections during one ejection count once."""
+        """Eject an endpoint. The failures of many connections during one ejection count once."""
         ejected = self.by_target.get(target)
         if ejected is None:
             self.by_target[target] = Ejection(now, EJECTION_FIRST_S, reason)
@@ -79,7 +79,8 @@ class Ejections:
             self.by_target.pop(target, None)
 
     def admits(self, target: Target, now: float) -> bool:
-        """Return whether a client may have this endpoint while there are others: it is not ejected, or to be probed."""
+        """Return whether a client may be sent to this endpoint while there are others: it is not ejected, or its probe
+        is due."""
         ejected = self.by_target.get(target)
         return ejected is None or (not self._probes_beside and ejected.until <= now)
 
@@ -91,7 +92,8 @@ class Ejections:
             ejected.until = now + PROBE_S
 
     def due(self, now: float) -> Target | None:
-        """Return an endpoint that the caller has to probe now, as its ejection is over; or None."""
+        """Return an endpoint whose ejection is over, and which the caller has to probe now. Return None if there is
+        none."""
         for target, ejected in self.by_target.items():
             if ejected.until <= now:
                 self.mark_probing(target, now)
@@ -99,6 +101,6 @@ class Ejections:
         return None
 
     def likeliest(self, among: Collection[Target]) -> set[Target]:
-        """Return those of these ejected endpoints with the fewest failures, which are the likeliest to answer."""
+        """Return those of these ejected endpoints that have the fewest failures, and so are the likeliest to answer."""
         fewest = min((self.by_target[target].failures for target in among), default=0)
         return {target for target in among if self.by_target[target].failures == fewest}

@@ -1,7 +1,8 @@
-"""A client's endpoint by its hash.
+"""The policy that picks a client's endpoint by a hash of the client's address.
 
-The table and the hash are those of the kernel path (`kubeproxy.model.maglev`), so a client has the same endpoint on
-either path, at every node, and after a restart."""
+The table and the hash are those of the kernel path (`kubeproxy.model.maglev`). So a client has the same endpoint on
+either path, at every node, and after a restart.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from kubeproxy.model import Balancing, Scheduler, Target
 from kubeproxy.model.maglev import place_of, table_of, usable_at
 
 REMEMBERED = 1 << 14
-"""Clients whose hash is remembered: one that comes once comes again, and the hash is most of the cost of a pick."""
+"""The number of clients whose hash is remembered. Most clients come more than once, and the hash is most of the cost of
+a pick."""
 
 
 class Hashing:
-    """A `Policy` by which the client decides."""
+    """A `Policy` that picks by the client's address."""
 
     __slots__ = ("_by_port", "_endpoints", "_seed", "_table")
 
@@ -34,7 +36,8 @@ class Hashing:
         self._seed, self._by_port = balancing.seed, balancing.scheduler is Scheduler.MAGLEV
 
     def pick(self, client: str, port: int, usable: Callable[[Target], bool]) -> Target | None:
-        """See `Policy.pick`. Past an endpoint that is not usable, a client is led to the next of its own order."""
+        """Pick an endpoint; see `Policy.pick`. If the endpoint is not usable, the client gets the next one in its own
+        order."""
         if not self._table:
             return None
         if self._by_port:
@@ -44,7 +47,7 @@ class Hashing:
         return usable_at(self._table, place, usable)
 
     def copy(self) -> Hashing:
-        """See `Policy.copy`. A pick changes nothing."""
+        """Return the policy itself, because a pick changes nothing."""
         return self
 
     @property
@@ -59,7 +62,7 @@ def _place_of_address(client: str, seed: int, size: int) -> int:
 
 
 def _packed(client: str) -> bytes:
-    """Return an address in network order, without the zone that one of a link has."""
+    """Return an address in network byte order, without the zone of a link-local address."""
     if ":" in client:
         return socket.inet_pton(socket.AF_INET6, client.partition("%")[0])
     return socket.inet_aton(client)

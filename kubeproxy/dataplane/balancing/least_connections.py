@@ -1,8 +1,9 @@
-"""The endpoint with the fewest open connections, for its weight.
+"""The policy that picks the endpoint with the fewest open connections, in proportion to its weight.
 
-What counts is what is open at this node, over all workers. Endpoints with equally many get clients in turn. Of a
-Service with many endpoints only some, drawn for each client, are compared: the spread is nearly as even, and a pick
-does not become slower with each endpoint."""
+It counts what is open at this node, over all workers. Endpoints with equally many connections get clients in turn. If a
+Service has many endpoints, only some are compared, drawn anew for each client. The spread is nearly as even, and a pick
+does not become slower with each endpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from kubeproxy.dataplane.balancing.open_counts import OpenCounts
 from kubeproxy.model import Balancing, Target
 
 COMPARED = 16
-"""Endpoints compared for a pick. With 16 of a thousand, none has more than two above the mean
-(``tests/dataplane/balancing/test_policies.py``)."""
+"""The number of endpoints compared for a pick. With 16 of a thousand compared, no endpoint has more than two
+connections above the mean (``tests/dataplane/balancing/test_policies.py``)."""
 
 
 class LeastConnections:
-    """A `Policy` that looks at what is open."""
+    """A `Policy` that compares what is open."""
 
     __slots__ = ("_counts", "_rng", "_rotation", "_weights")
 
@@ -31,7 +32,7 @@ class LeastConnections:
         self._weights: dict[Target, int] = {}
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
-        """See `Policy.update`. Those that stay keep their places in turn."""
+        """Replace the endpoints; see `Policy.update`. Endpoints that stay keep their places in turn."""
         added = [target for target in endpoints if target not in self._weights]
         self._rng.shuffle(added)
         self._weights = {target: balancing.weight_of(number) for number, target in enumerate(endpoints)}
@@ -41,7 +42,8 @@ class LeastConnections:
         """See `Policy.pick`."""
         rotation = self._rotation
         if len(rotation) > COMPARED:
-            # Steps of a length that is drawn come to different endpoints, and neighbours do not meet again and again.
+            # A drawn length of the steps leads to different endpoints, so the same neighbours are not compared again
+            # and again.
             step = 1 + int(self._rng.random() * (len(rotation) - 1) / COMPARED)
             rotation.rotate(int(self._rng.random() * len(rotation)))
             best = self._least(islice(rotation, 0, step * COMPARED, step), usable)
@@ -58,14 +60,15 @@ class LeastConnections:
         best: Target | None = None
         least = 0.0
         for target in among:
-            # What it would have with this client, for its weight: an idle endpoint is fuller the smaller it is.
+            # The number of connections with this client, in proportion to the weight. So an idle endpoint of small
+            # weight counts as fuller.
             load = (of(target) + 1) / weights[target]
             if (best is None or load < least) and usable(target):
                 best, least = target, load
         return best
 
     def copy(self) -> LeastConnections:
-        """See `Policy.copy`. The copy sees what is open, too."""
+        """Return a copy, which counts what is open, too."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = LeastConnections(rng, self._counts)
@@ -74,5 +77,5 @@ class LeastConnections:
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints, the one that has waited longest first."""
+        """Return the endpoints, the one first that has waited longest."""
         return tuple(self._rotation)

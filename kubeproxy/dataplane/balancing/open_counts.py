@@ -1,8 +1,10 @@
-"""How many connections and sessions are open to each endpoint of a frontend, at this node.
+"""How many connections and sessions are open at this node to each endpoint of a frontend.
 
-Workers have a table in shared memory: a row for each worker, and a column for each endpoint of a frontend whose
-scheduler asks for it. A worker writes to its own row alone, so no lock is needed, and reads all rows. The control
-process hands out the columns (`kubeproxy.dataplane.workers.columns`) and clears the row of a worker that has died."""
+Workers share a table in memory. It has a row for each worker, and a column for each endpoint of a frontend whose
+scheduler asks for these counts. A worker writes only to its own row, so no lock is needed, and reads all rows. The
+control process assigns the columns (`kubeproxy.dataplane.workers.columns`) and clears the row of a worker that has
+died.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from collections.abc import Sequence
 from kubeproxy.model import Target
 
 COLUMNS = 1 << 16
-"""Endpoints, over all frontends, that can be counted together; those of a frontend beyond are counted by each worker
-alone. Pages that nobody writes to take no memory."""
+"""The number of endpoints, over all frontends, that can be counted together. Each worker alone counts the endpoints of
+further frontends. Pages of the table that are never written take no memory."""
 ROW_BYTES = 4 * COLUMNS
 
 
@@ -29,7 +31,7 @@ class SharedRows:
 
 
 class OpenCounts:
-    """What is open to the endpoints of one frontend."""
+    """The connections and sessions open to the endpoints of one frontend."""
 
     __slots__ = ("_columns", "_shared", "here")
 
@@ -38,7 +40,7 @@ class OpenCounts:
         self._shared = shared
         self._columns: dict[Target, int] = {}
         self.here: Counter[Target] = Counter()
-        """What is open in this process, without zeros."""
+        """The number open in this process, by endpoint, without zeros."""
 
     def opened(self, target: Target) -> None:
         """Count a connection or session to an endpoint."""
@@ -56,13 +58,13 @@ class OpenCounts:
             self._shared.own[column] += change
 
     def of(self, target: Target) -> int:
-        """Return what is open to an endpoint over all workers."""
+        """Return the number open to an endpoint, over all workers."""
         if self._shared is None or (column := self._columns.get(target)) is None:
             return self.here.get(target, 0)
         return sum([row[column] for row in self._shared.rows])
 
     def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
-        """Use these columns of the table from now on, one for each endpoint, or none at all."""
+        """Use these columns of the table from now on, one for each endpoint. Use none if the list is empty."""
         if self._shared is None:
             return
         wanted = dict(zip(endpoints, columns, strict=False))

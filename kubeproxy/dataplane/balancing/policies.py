@@ -1,7 +1,8 @@
-"""The policies, one for each scheduler, and what a balancer asks of them.
+"""The policies, one for each scheduler, and the interface between a policy and the balancer.
 
-A policy knows which endpoints there are and whose turn it is. It knows nothing of session affinity and ejection: the
-balancer asks it for the next of those that are usable."""
+A policy has the endpoints and their turns. It knows nothing of session affinity and ejection. The balancer asks the
+policy for the next of the endpoints that are usable.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +18,28 @@ from kubeproxy.dataplane.balancing.round_robin import RoundRobin
 from kubeproxy.model import Balancing, Scheduler, Target
 
 Usable = Callable[[Target], bool]
-"""Whether an endpoint may be picked now."""
+"""Returns whether an endpoint may be picked now."""
 
 
 class Policy(Protocol):
     """Spreads clients over the endpoints of one frontend."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
-        """Replace the endpoints, each of which is given once."""
+        """Replace the endpoints. Each of them is given once."""
 
     def pick(self, client: str, port: int, usable: Usable) -> Target | None:
         """Return the endpoint of a client's next connection, or None if none is usable."""
 
     def copy(self) -> Policy:
-        """Return a policy whose picks are the next ones of this policy, and do not change it."""
+        """Return a policy whose picks are the next picks of this policy. Its picks do not change this policy."""
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints. The order is that of their turns, if they have turns."""
+        """Return the endpoints, in the order of their turns if they have turns."""
 
 
 def policy_for(balancing: Balancing, *, rng: random.Random, counts: OpenCounts) -> Policy:
-    """Return a policy without endpoints; `counts`: what is open to them."""
+    """Return a policy without endpoints. `counts` has what is open to them."""
     match balancing.scheduler:
         case Scheduler.ROUND_ROBIN:
             return RoundRobin(rng)

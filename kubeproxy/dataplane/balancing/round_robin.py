@@ -1,10 +1,12 @@
 """Exact round robin, by weight.
 
-With equal weights the endpoints are a queue: the front is next, and goes to the back. With others each endpoint has a
-time of its next turn, and the earliest is picked; its next turn is later by a stride, which is shorter the greater its
-weight. So turns are spread evenly. When the set of endpoints or a weight changes, endpoints that stay keep their places
-and new ones come a whole round later, so that no endpoint gets two turns in a round. The first order is drawn, or the
-proxies of a thousand nodes would all begin with the same endpoint."""
+Endpoints with equal weights are a queue: the endpoint at the front is picked, and goes to the back. With different
+weights each endpoint has a time for its next turn, and the endpoint with the earliest time is picked. Its next turn is
+later by a stride, which is shorter the greater its weight. So turns are spread evenly. When the set of endpoints or a
+weight changes, endpoints that stay keep their places, and new endpoints have their first turn a whole round later. So
+no endpoint gets two turns in a round. The first order is drawn at random. Otherwise the proxies of a thousand nodes
+would all begin with the same endpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from heapq import heappop, heappush
 from kubeproxy.model import Balancing, Target
 
 STRIDE = 1 << 32
-"""Of weight 1. An integer, so that nothing is lost by rounding however many turns there are."""
+"""The stride of weight 1. It is an integer, so that rounding never loses anything."""
 
 
 class RoundRobin:
@@ -28,9 +30,10 @@ class RoundRobin:
         self._rng = rng
         self._strides: dict[Target, int] = {}
         self._queue: deque[Target] = deque()
-        """The endpoints, the next one first, if all have the same weight. Four times as fast as the heap."""
+        """The endpoints, the next one first, if all have the same weight. The queue is four times as fast as the
+        heap."""
         self._turns: list[tuple[int, Target]] = []
-        """A heap otherwise: the next turn of each endpoint."""
+        """A heap with the next turn of each endpoint, if weights differ."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
@@ -57,7 +60,7 @@ class RoundRobin:
         return {target: self._strides[target] * place // places for place, target in enumerate(self._queue)}
 
     def pick(self, client: str, port: int, usable: Callable[[Target], bool]) -> Target | None:
-        """See `Policy.pick`. An endpoint that is not usable loses its turn."""
+        """Pick an endpoint; see `Policy.pick`. An endpoint that is not usable loses its turn."""
         queue = self._queue
         for _ in range(len(queue)):
             target = queue[0]

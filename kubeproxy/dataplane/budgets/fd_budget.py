@@ -1,7 +1,7 @@
-"""Budget of file descriptors.
+"""The budget of file descriptors.
 
-The data plane counts its descriptors and stops accepting before the kernel returns EMFILE: a client then waits in the
-listen queue, and the process stays able to work. A listener that got none is called back when some are free again.
+The data plane counts its descriptors, and stops accepting before the kernel returns EMFILE. A client then waits in the
+listen queue, and the process can still work. A listener that got no descriptor is called back when some are free again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import resource
 from collections.abc import Callable
 
 RESERVE = 64
-"""Descriptors for all else in the process: the API server's connections, logs, epoll, subprocesses' pipes."""
+"""Descriptors for everything else in the process: connections to the API server, logs, epoll, pipes of subprocesses."""
 
 
 AT_LEAST = 16
-"""Descriptors that a tightened budget allows at least, beyond those in use."""
+"""The number of descriptors beyond those in use that a tightened budget still allows."""
 
 
 class Tenant:
-    """The descriptors of the last quarter that all frontends of one tenant hold."""
+    """The part of the last quarter that all frontends of one tenant hold together."""
 
     __slots__ = ("__weakref__", "extra")
 
@@ -35,18 +35,18 @@ class Share:
         """Without a tenant the share is a tenant of its own."""
         self.held = 0
         self.extra = 0
-        """The part of `held` that was taken of the last quarter."""
+        """The number of descriptors in `held` that were taken from the last quarter."""
         self.tenant = tenant or Tenant()
 
 
 class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
-    Three quarters of the clients' descriptors go to the first clients that come. The last quarter is counted by itself
-    and never used up: a frontend may hold half of what other frontends have left of it, and a tenant half of what other
-    tenants have left. So the others are served beside one flooded frontend, beside many, and beside all of one tenant.
-    A frontend that holds more than an equal part of the whole gets nothing of the last quarter. One without clients
-    gets its first client as long as its tenant has left others a quarter of it.
+    Clients get the first three quarters of the clients' descriptors in the order in which they come. The last quarter
+    is shared, and never used up: of what others have left of it, a frontend may hold half, and so may a tenant. So
+    other frontends are served beside one flooded frontend, beside many, and beside all those of one tenant. A frontend
+    that holds more than an equal part of the whole gets nothing of the last quarter. A frontend without clients gets
+    its first client, as long as its tenant has left a quarter of the last quarter to others.
     """
 
     def __init__(self, limit: int) -> None:
@@ -55,23 +55,22 @@ class DescriptorBudget:
         self.refusals = 0
         """Claims that were refused."""
         self._clients = 0
-        """Descriptors in use by clients."""
+        """Descriptors in use for clients."""
         self._sharers = 0
         """Frontends that have clients."""
         self._extra = 0
-        """Descriptors in use of the last quarter."""
+        """Descriptors of the last quarter that are in use."""
         self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """Return a budget of RLIMIT_NOFILE less `RESERVE` (or less a quarter, where the limit is tiny)."""
+        """Return a budget of RLIMIT_NOFILE less `RESERVE`. If that limit is tiny, the budget is less by a quarter
+        instead."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors; False when there are not enough, or not for this share.
-
-        `share` is that of the client's frontend."""
+        """Claim descriptors, and return whether the claim was granted. `share` is that of the client's frontend."""
         if self.used + count > self.limit or (
             share is not None and self._is_extra(count) and not self._fair(count, share)
         ):
@@ -84,7 +83,7 @@ class DescriptorBudget:
         return True
 
     def take_back(self, count: int, share: Share) -> None:
-        """Claim descriptors without a check, for a share that has just given up as many for another of its clients."""
+        """Claim descriptors without a check, for a share that has just returned as many from another of its clients."""
         if self._is_extra(count):
             self._add_extra(count, share)
         self.used += count
@@ -93,12 +92,12 @@ class DescriptorBudget:
         share.held += count
 
     def _is_extra(self, count: int) -> bool:
-        """Return whether `count` more descriptors for clients are of the last quarter."""
+        """Return whether `count` more descriptors for clients would be from the last quarter."""
         return 4 * (self._clients + count) > 3 * self._room
 
     @property
     def _room(self) -> int:
-        """All descriptors for clients, in use or not."""
+        """Return the number of all descriptors for clients, in use or not."""
         return self.limit - self.used + self._clients
 
     def _fair(self, count: int, share: Share) -> bool:
@@ -121,17 +120,17 @@ class DescriptorBudget:
         self._extra += count
 
     def tighten(self) -> None:
-        """Limit new clients to a third of the present ones until `loosen`.
-
-        For a shortage of something else. The present clients then fill three quarters of the budget."""
+        """Limit new clients to a third of the present number until `loosen`, because something else is short. The
+        present clients then count as three quarters of the budget."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:
-        """End `tighten`: all descriptors may be used again."""
+        """End `tighten`, so that all descriptors may be used again."""
         self.limit = self._whole
 
     def take_spare(self, count: int) -> bool:
-        """Claim optional descriptors; False when more than three quarters are in use."""
+        """Claim optional descriptors, and return whether the claim was granted. It is refused when more than three
+        quarters are in use."""
         return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
 
     def give(self, count: int, share: Share | None = None) -> None:
@@ -149,7 +148,7 @@ class DescriptorBudget:
                 callback()
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Call once, when descriptors have been returned."""
+        """Make one call when descriptors have been returned."""
         self._waiting[callback] = None
 
     def __repr__(self) -> str:

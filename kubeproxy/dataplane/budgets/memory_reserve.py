@@ -1,9 +1,9 @@
-"""Reserve of memory for the case that an allocation fails.
+"""A reserve of memory for the case that an allocation fails.
 
-The kernel does not report how much memory is left; a failed allocation is the first sign. So a reserve is mapped at the
-start. When an allocation fails, the reserve is freed: all parts can work again, and new clients are limited to a third
-of the present ones. Of that third, as of descriptors (see `fd_budget`), a flooded frontend leaves some to the others.
-As soon as there is enough memory again, the reserve is mapped anew.
+The kernel does not report how much memory is left, and a failed allocation is the first sign. So a reserve is mapped at
+the start. When an allocation fails, the reserve is freed. Then all parts can work again, and new clients are limited to
+a third of the present number. A flooded frontend leaves a part of that third to the others, as with descriptors (see
+`fd_budget`). As soon as there is enough memory again, the reserve is mapped anew.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 RESERVE_BYTES = 4 << 20
-"""A hundred clients' buffers, or some thousand idle clients. Never touched, so it is address space only, which
-``ulimit -v`` limits. (Beyond the limit of a control group no allocation fails: the kernel kills the process.)"""
+"""The size of the reserve: the buffers of a hundred clients, or some thousand idle clients. Its pages are never
+written, so it takes only address space, which ``ulimit -v`` limits. (Beyond the limit of a control group no allocation
+fails, because the kernel kills the process.)"""
 LOOK_S = 1.0
-"""How often a freed reserve is tried to be mapped again."""
+"""How often the process tries to map a freed reserve again."""
 
 
 class MemoryReserve:
@@ -31,7 +32,7 @@ class MemoryReserve:
         """How often the reserve was freed, or could not be mapped again."""
 
     def spend(self) -> bool:
-        """Free the reserve after a failed allocation; whether a retry may succeed."""
+        """Free the reserve after a failed allocation, and return whether a retry may succeed."""
         if self._reserve is None:
             return False
         self._reserve.close()

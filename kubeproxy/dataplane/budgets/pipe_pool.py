@@ -1,6 +1,5 @@
-"""Pool of pipes for splicing.
-
-Pooled, as opening a pipe takes three system calls; bounded, as each is two descriptors."""
+"""A pool of pipes for splicing. Opening a pipe takes three system calls, so pipes are pooled. Each pipe is two
+descriptors, so their number is bounded."""
 
 from __future__ import annotations
 
@@ -12,12 +11,13 @@ from typing import NamedTuple
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 
 PIPE_BYTES = 1 << 20
-"""Requested capacity: at the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice is a small
-one. The kernel grants less when the user's share (fs.pipe-user-pages-soft) is used up; a small pipe works as well."""
+"""The capacity that is requested. At the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice
+is a small one. The kernel grants less when the user's share (fs.pipe-user-pages-soft) is used up. A small pipe works as
+well."""
 POOL_SIZE = 32
-"""Idle pipes in the pool, at most."""
+"""The largest number of idle pipes in the pool."""
 PIPES_MAX = 1024
-"""Pipes in use at once; a connection that gets none continues with recv and send."""
+"""The largest number of pipes in use at once. A connection that gets none continues with recv and send."""
 
 
 class Pipe(NamedTuple):
@@ -38,7 +38,7 @@ class PipePool:
         self.in_use = 0
 
     def take(self) -> Pipe | None:
-        """Return an empty pipe; None when the pool or the descriptor budget is used up."""
+        """Return an empty pipe, or None when the pool or the descriptor budget is used up."""
         if self._idle:
             self.in_use += 1
             return self._idle.pop()
@@ -56,7 +56,7 @@ class PipePool:
         return pipe
 
     def adopt(self) -> None:
-        """Count a pipe in use that another process has opened. The caller has seen that the budget has room."""
+        """Count a pipe in use that another process has opened. The caller has checked that the budget has room."""
         self.in_use += 1
         self._budget.take(2)
 
@@ -65,7 +65,8 @@ class PipePool:
         self._shared.add(pipe)
 
     def give(self, pipe: Pipe, *, empty: bool) -> None:
-        """Return a pipe. One that still holds a connection's bytes, or that another process may have, is closed."""
+        """Return a pipe to the pool. A pipe that still holds a connection's bytes, or that another process may have, is
+        closed."""
         self.in_use -= 1
         if empty and pipe not in self._shared and len(self._idle) < POOL_SIZE:
             self._idle.append(pipe)

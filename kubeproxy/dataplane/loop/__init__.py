@@ -1,1 +1,1 @@
-"""The event loop of the byte path: reactor, timeouts, what is done at the end of a turn, lag."""
+"""The event loop of the byte path: reactor, timeouts, writes and dials at the end of a turn, lag."""

@@ -1,7 +1,8 @@
 """Ends the steps of dials that got no answer in time.
 
-Steps of one length end in the order in which they began, so one queue for each length replaces a heap of timers at a
-fraction of the cost: nearly every dial is answered within its first step, and its queue entry is then ignored."""
+Steps of one length end in the order in which they began. So one queue for each length replaces a heap of timers, at a
+fraction of the cost. Nearly every dial is answered within its first step, and its entry in the queue is then ignored.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Step(Protocol):
     """A dial or probe with a step timeout."""
 
     def on_step_over(self) -> None:
-        """Handle the timeout. Also called when the dial has finished meanwhile."""
+        """Handle the timeout. This is also called when the dial has finished in the meantime."""
 
 
 _Queue = deque[tuple[float, Step]]

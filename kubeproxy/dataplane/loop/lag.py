@@ -1,7 +1,7 @@
-"""Lag: the longest turn of the reactor within the last minute.
+"""The lag: the longest turn of the reactor within the last minute.
 
-So long a ready byte may have waited. Reading does not reset it: scrapers, the status and the health check read at
-different times, and each sees every pause. A scraper that reads at least once a minute misses none.
+A ready byte may have waited for so long. Reading the lag does not reset it. Scrapers, the status and the health check
+read at different times, and each of them sees every pause. A scraper that reads at least once a minute misses none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 STEP_S = 10.0
-"""Resolution of the minute: a reported pause is at most one step older."""
+"""The resolution of the minute. A reported pause is at most one step older than a minute."""
 STEPS = 6
 
 
@@ -21,7 +21,7 @@ class Lag:
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self._peaks = deque([0.0], maxlen=STEPS + 1)
-        """Longest turn of each step in seconds, the current step last."""
+        """The longest turn of each step in seconds, the current step last."""
         reactor.after(STEP_S, self._step)
 
     def longest_s(self) -> float:

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     import asyncio
 
 EDGE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-"""All events of a stream socket, reported once each time they happen."""
+"""All events of a stream socket. Each is reported once when it happens."""
 LEVEL = select.EPOLLIN
-"""For listeners, level-triggered: reported again as long as the queue is not empty."""
+"""The events of a listener, level-triggered: reported again as long as the queue is not empty."""
 
 TURNS_PER_WAKE = 8
-"""Turns at most for each wake-up by the outer loop: saves the outer loop's own poll under load, and bounds how long it
-waits."""
+"""The largest number of turns for each wake-up by the outer loop. More turns save polls of the outer loop under load,
+and the bound limits how long the outer loop waits."""
 EVENTS_PER_TURN = 256
 
 LOOK_S = 100e-6
-"""How long `run` polls for events before it sleeps, once `SHORT_WAITS` is reached: about the cost of sleeping and
-waking up. A lone request-response exchange takes two thirds of the time, for about the same CPU time."""
+"""How long `run` polls for events before it sleeps, once `SHORT_WAITS` is reached. This is about the cost of sleeping
+and waking up. A lone request and its answer then take two thirds of the time, for about the same CPU time."""
 SHORT_WAITS = 4
-"""Waits in a row shorter than `LOOK_S` that start the polling. So a peer that sends now and then costs nothing, and one
-that stops sending costs one poll in vain."""
+"""The number of waits in a row, each shorter than `LOOK_S`, after which `run` polls. So a peer that sends rarely costs
+nothing, and a peer that stops sending costs one poll in vain."""
 FEW_EVENTS = 1
-"""No polling where a turn has more events: those that come while the process sleeps are handled together, which is
-cheaper."""
+"""The number of events in a turn above which `run` does not poll. Events that come while the process sleeps are handled
+together, which is cheaper."""
 
 
 class Timer:
@@ -67,20 +67,20 @@ class Timer:
 
 
 class Reactor:
-    """An epoll loop with timers (see the module's text).
-
-    Not thread-safe: everything runs in the thread that drives it."""
+    """An epoll loop with timers (see the module's docstring). It is not thread-safe: everything runs in the thread that
+    drives it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock()
-        """Monotonic seconds at the start of the turn: exact enough for every decision taken in it."""
+        """The monotonic time at the start of the turn, in seconds. It is exact enough for every decision within the
+        turn."""
         self.clock = clock
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
-        """Call once after this turn's events, timers and continued work."""
+        """Make one call after this turn's events, timers and continued work."""
         self._every_end: list[Callable[[], None]] = []
         self._closing: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
@@ -99,7 +99,7 @@ class Reactor:
         self._handlers[fd] = handler
 
     def watch(self, fd: int, events: int) -> None:
-        """Change the events that are watched for (0: none)."""
+        """Change the events that are watched for; 0 is for none."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
@@ -133,7 +133,7 @@ class Reactor:
         return timer
 
     def turn(self, timeout_s: float = 0.0) -> int:
-        """Handle all events, waiting at most `timeout_s` for the first; their number."""
+        """Handle all events, and wait at most `timeout_s` for the first one. Return their number."""
         if self._again:
             timeout_s = 0.0
         elif timeout_s and self._timers:
@@ -183,14 +183,14 @@ class Reactor:
                 callback()
 
     def next_timer(self) -> float | None:
-        """Monotonic time of the next timer; None: no timer."""
+        """Return the monotonic time of the next timer, or None without a timer."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
     def run(self) -> None:
-        """Run turns until `stop`: for a process that does nothing else."""
+        """Run turns until `stop`, in a process that does nothing else."""
         self._running = True
         short_waits = 0
         while self._running:

@@ -1,9 +1,9 @@
-"""Writes and dials of a reactor's turn, carried out at its end.
+"""The writes and dials of a reactor's turn, which are carried out at its end.
 
-Most of the cost of a small message is waking the process that receives it, and a process that another message woke a
-moment ago is still awake. So a turn first reads everything. Then it writes: first to endpoints, then to clients (half
-the wake-ups of writing in the order of reading). It dials last, and at most `DIALS`: the other accepted clients are
-dialed for in the next turn, after the events of open connections.
+Most of the cost of a small message is waking the process that receives it. A process that another message woke a moment
+ago is still awake. So a turn first reads everything. Then it writes, first to endpoints and then to clients; this
+halves the wake-ups, compared with writing in the order of reading. It dials last, at most `DIALS` times. For other
+accepted clients it dials in the next turn, after the events of open connections.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kubeproxy.dataplane.loop.reactor import Reactor
 _T = TypeVar("_T")
 
 DIALS = 64
-"""Dials begun in one turn, some milliseconds' worth: on one host the whole handshake may be over when `connect`
-returns. Two hundred clients that came at once held up all others for 25 ms."""
+"""The number of dials begun in one turn, some milliseconds' worth. On one host the whole handshake may be over when
+`connect` returns. Two hundred clients that came at once held up all others for 25 ms."""
 ROUNDS = 4
-"""Rounds of writing: a write may make room to read more, which is then to be written, too. Bounded, as other work
-waits."""
+"""The number of rounds of writing. A write may make room to read more, which is to be written as well. The number is
+bounded because other work waits."""
 
 
 class Begins(Protocol):
@@ -34,18 +34,18 @@ class TurnEnd:
     """Writes and dials that one reactor carries out at the end of a turn."""
 
     def __init__(self, reactor: Reactor, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of several flows: a call for each costs more than the write."""
+        """`send` writes the backlogs of several flows, because a call for each flow costs more than the write."""
         self._reactor = reactor
         self._send = send
         self._to_endpoints: list[Any] = []
         self._to_clients: list[Any] = []
         self._dials: list[Begins] = []
         self.to_endpoints = self._to_endpoints.append
-        """Write a flow's backlog to an endpoint at the end of the turn."""
+        """Writes a flow's backlog to an endpoint at the end of the turn."""
         self.to_clients = self._to_clients.append
-        """Write a flow's backlog to a client at the end of the turn."""
+        """Writes a flow's backlog to a client at the end of the turn."""
         self.dial = self._dials.append
-        """Begin a dial at the end of the turn."""
+        """Begins a dial at the end of the turn."""
         reactor.at_every_end(self._empty)
 
     def _empty(self) -> None:
@@ -74,4 +74,4 @@ def _taken(items: list[_T]) -> list[_T]:
 
 
 def _at_the_next_end() -> None:
-    """Does nothing: the next turn's end writes the rest."""
+    """Do nothing, because the end of the next turn writes the rest."""
