@@ -1,7 +1,8 @@
-"""Messages from the control plane to the data plane.
+"""Messages from the control plane to the data plane. Nothing else controls the data plane, whether it runs in this
+process or in workers. Each message states a wanted condition, so repeating one is harmless.
 
-Nothing else controls it, whether it runs in this process or in workers. Each message states a wanted condition, so
-repeating one is harmless. They are msgspec's structs rather than dataclasses because workers get them as they are."""
+They are msgspec's structs and not dataclasses, because they are sent to workers as they are.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,14 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
-    """Replace a frontend's endpoints, affinity timeout (None: no affinity) and way of spreading clients.
-
-    Open connections to endpoints that are not listed any more go on."""
+    """Replace a frontend's endpoints, its affinity timeout (None without affinity) and its scheduler. Open connections
+    to endpoints that are no longer listed continue."""
 
     frontend: FrontendName
     endpoints: tuple[Target, ...]
     affinity_timeout_s: int | None = None
     preserve: frozenset[Target] = frozenset()
-    """Endpoints that are dialed from the client's own address."""
+    """The endpoints that are dialed from the client's own address."""
     balancing: Balancing = ROUND_ROBIN
     columns: tuple[int, ...] = ()
     """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves it
@@ -43,42 +43,42 @@ class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):
     frontend: FrontendName
     target: Target
     reason: str | None
-    """How it failed; None: it answers."""
+    """How the endpoint failed, or None if it answers."""
 
 
 class Retire(Struct, frozen=True, tag=True, array_like=True):
-    """Stop serving a frontend: accept the clients already queued, then close the listener.
-
-    Open connections go on."""
+    """Stop serving a frontend: accept the clients already queued, then close the listener. Open connections
+    continue."""
 
     frontend: FrontendName
 
 
 class Tune(Struct, frozen=True, tag=True, array_like=True):
-    """Settings of the byte path, changeable at run time."""
+    """Settings of the byte path, which can be changed at run time."""
 
     dial_steps_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
-    """Timeouts of the dial's steps; after each, the next endpoint is tried (kube-proxy's EndpointDialTimeouts)."""
+    """The timeouts of the dial's steps. After each of them the next endpoint is tried (kube-proxy's
+    EndpointDialTimeouts)."""
     keepalive_s: int = 15
-    """TCP keepalive idle time and interval on both legs (Go's default, and so kube-proxy's)."""
+    """The idle time and interval of TCP keepalive towards both sides. The default is Go's, and so kube-proxy's."""
     udp_idle_s: float = 60.0
-    """Idle timeout of a UDP session: twice conntrack's timeout for a lone datagram, half of that for a stream, so that
-    a slow answer is never lost (kube-proxy's 250 ms lost it)."""
+    """The idle timeout of a UDP session: twice conntrack's timeout for a lone datagram, and half of the timeout for a
+    stream. So a slow answer is never lost, as it was with kube-proxy's 250 ms."""
     half_closed_idle_s: float = 3600.0
-    """Idle timeout of a half-closed connection: one side has sent FIN, the other sends nothing. TCP keepalive finds
-    dead peers before; this is for a live peer that never closes. As long as connection tracking keeps such a connection
-    by kube-proxy's default (tcpCloseWaitTimeout)."""
+    """The idle timeout of a half-closed connection, in which one side has sent FIN and the other side sends nothing.
+    TCP keepalive finds dead peers earlier, so this is for a live peer that never closes. It is as long as connection
+    tracking keeps such a connection by kube-proxy's default (tcpCloseWaitTimeout)."""
     unanswered_idle_s: float = 300.0
-    """The limit of that timeout where the client has sent FIN and the endpoint not a single byte: long enough for a
-    slow answer, and short enough that a loop or a dead endpoint does not hold descriptors for long."""
+    """The same timeout for a connection whose client has sent FIN and whose endpoint has not sent a byte. It is long
+    enough for a slow answer, and short enough that a loop or a dead endpoint does not hold descriptors for long."""
     orphan_grace_s: float = 60.0
     """How long an orphaned worker serves while no new owner connects."""
     shutdown_grace_s: float = 10.0
     """How long open connections may take to end when a worker shuts down."""
     access_log: bool = False
-    """Whether to record each finished connection for the access log."""
+    """Whether each finished connection is recorded for the access log."""
     udp_sessions_max: int = 16_384
-    """UDP sessions at once, over all frontends; beyond it the idlest one is evicted."""
+    """The largest number of UDP sessions, over all frontends. Beyond it the idlest one is evicted."""
 
 
 class Binding(NamedTuple):
@@ -88,14 +88,12 @@ class Binding(NamedTuple):
     """The client's address."""
     target: Target
     age_s: float
-    """Seconds since the client's last connection. Not a time: other processes may have other clocks."""
+    """Seconds since the client's last connection. It is no time, because other processes may have other clocks."""
 
 
 class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
-    """Add another process's affinity bindings of a frontend, the least recently seen client first.
-
-    Clients that are bound already keep their endpoint, and bindings to other than the frontend's endpoints are dropped.
-    """
+    """Add another process's affinity bindings of a frontend, the client seen longest ago first. Clients that are bound
+    already keep their endpoint. Bindings to endpoints that the frontend does not have are dropped."""
 
     frontend: FrontendName
     bindings: tuple[Binding, ...]

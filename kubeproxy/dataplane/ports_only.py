@@ -1,6 +1,6 @@
-"""The data plane of a strict kernel path: it reserves ports, and neither listens nor dials.
+"""The data plane of a strict kernel path. It reserves ports, and neither listens nor dials.
 
-The kernel leads clients to endpoints, or refuses them. A reserved port is the number by which rules refuse them.
+The kernel leads clients to endpoints, or rejects them. A reserved port is the number by which rules reject them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PortsOnly:
         self._ports.share(on)
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Nothing listens and nothing dials, so every message is in effect."""
+        """Report every message as in effect, because nothing listens and nothing dials."""
         return {}
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
@@ -72,7 +72,7 @@ class PortsOnly:
         """See `DataPlane.retire`."""
 
     async def adopt(self) -> Entrances:
-        """Return none: nothing is served."""
+        """Return none, because nothing is served."""
         return Entrances()
 
     async def move(self, successor: str) -> tuple[int, int]:

@@ -1,8 +1,10 @@
-"""Decides which packets are sent again, and when. Pure: packets and reports in, packets to send out.
+"""Decides which packets are sent again, and when. Its input are packets and reports, and its output are packets to
+send.
 
-A refused client's SYN is sent again at once, and by chance may meet the same endpoint until the control process has
-ejected it; so the next attempts wait, each twice as long. A SYN for a silent or unreachable endpoint, and a
-datagram, still have a flow that leads there: they wait until the control process has deleted it.
+A refused client's SYN is sent again at once. By chance it may meet the same endpoint until the control process has
+ejected that endpoint, so each of the next attempts waits twice as long as the last. A SYN for a silent or unreachable
+endpoint still has a flow that leads to the endpoint, and so has a datagram. They wait until the control process has
+deleted the flow.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 EPHEMERAL_PORTS_FROM = 32_768
-"""Default start of net.ipv4.ip_local_port_range; if that is lowered, lower ports are concerned too."""
+"""The default start of net.ipv4.ip_local_port_range. If that is set lower, lower ports are concerned, too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
 UNREACHABLE = (
     errno.ECONNREFUSED,
@@ -25,17 +25,17 @@ UNREACHABLE = (
     errno.EHOSTDOWN,
     errno.EACCES,  # ICMPv6: administratively prohibited
 )
-"""Errors that are the endpoint's; others (no port, no memory) are this host's own."""
+"""Errors that are the fault of the endpoint. All others (no port, no memory) are this host's own."""
 _REFUSALS = (errno.ECONNREFUSED, errno.ECONNRESET)
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
-"""An endpoint that refused, or a client that reset. (A client that only sent FIN may still want its answer.)"""
+"""The events of an endpoint that refused, or of a client that reset. (A client that only sent FIN may still want its
+answer.)"""
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
-    """Start to connect to an endpoint with a hop limit of `hops`; the descriptor.
-
-    `client`: the address to connect from; None: this node's. Raise OSError when the connect fails at once."""
+    """Start to connect to an endpoint with a hop limit of `hops`, and return the descriptor. `client` is the address to
+    connect from, or None for this node's. Raise OSError when the connect fails at once."""
     # The C type: a `socket.socket` costs three Python calls more.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
@@ -54,9 +54,8 @@ def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
 
 
 def failure(error: int) -> str:
-    """Return why an endpoint cannot be reached, from the number of its error: ``refused`` or ``unreachable``.
-
-    A refusal comes from the endpoint's own host, which is up. The other errors mean that its host or route is gone."""
+    """Return why an endpoint cannot be reached, from the number of its error: ``refused`` or ``unreachable``. A refusal
+    comes from the endpoint's own host, so that host is up. The other errors mean that its host or route is gone."""
     return "unreachable" if error in UNREACHABLE and error not in _REFUSALS else "refused"
 
 
@@ -70,9 +69,8 @@ def pending_failure(fd: int) -> str:
 
 
 def is_own_echo(fd: int, target: Target) -> bool:
-    """Return whether the kernel has connected the socket to itself, by a simultaneous open.
-
-    Possible where a local endpoint has stopped and its port lies in the ephemeral range."""
+    """Return whether the kernel has connected the socket to itself, by a simultaneous open. That is possible if an
+    endpoint on this host has stopped and its port is in the ephemeral range."""
     if target.port < EPHEMERAL_PORTS_FROM:
         return False
     sock = socket.socket(fileno=fd)
@@ -85,9 +83,8 @@ def is_own_echo(fd: int, target: Target) -> bool:
 
 
 def set_stream_options(sock: socket.SocketType) -> None:
-    """Set the options of both sides of a connection; accepted sockets inherit their listener's.
-
-    Urgent data stays in the stream: a proxy that took it out would lose it."""
+    """Set the options of both sides of a connection. Accepted sockets inherit those of their listener. Urgent data
+    stays in the stream, because a proxy that took it out would lose it."""
     setsockopt = sock.setsockopt
     setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)

@@ -1,8 +1,9 @@
-"""Socket calls on plain file descriptors; Python offers them only on socket objects.
+"""Socket calls on plain file descriptors, which Python offers only on socket objects.
 
 A socket object for an accepted descriptor costs a look-up of enums, a system call that checks its kind, and three
-Python calls to close; for a connection that lives a millisecond that is a tenth of all its work. So connections are
-pairs of descriptors: `os.read` and `os.write`, which are also the fastest way, move the bytes, and this does the rest.
+Python calls to close. For a connection that lives a millisecond that is a tenth of all its work. So connections are
+pairs of descriptors. `os.read` and `os.write`, which are also the fastest way, move the bytes, and this module does the
+rest.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 BACKLOG = 4096
-"""The default of net.core.somaxconn, which bounds it, since Linux 5.4."""
+"""The default of net.core.somaxconn since Linux 5.4, which bounds this value."""
 LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
 _INT = struct.Struct("i")
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def write_last(fd: int, data: bytes) -> int:
-    """As `os.write`, for data before FIN: the kernel sends both in one packet."""
+    """Write data before FIN, as `os.write` does. The kernel sends both in one packet."""
     sent: int = _send(fd, data, len(data), LAST)
     if sent < 0:
         error = ctypes.get_errno()
@@ -37,13 +38,13 @@ def write_last(fd: int, data: bytes) -> int:
 
 
 def finish_writing(fd: int) -> bool:
-    """Send FIN; False when the connection is dead already."""
+    """Send FIN, and return False when the connection is dead already."""
     done: int = _shutdown(fd, socket.SHUT_WR)
     return done == 0
 
 
 def reset_on_close(fd: int) -> None:
-    """Have the close of a descriptor send RST, unless the connection is dead already."""
+    """Make the close of a descriptor send RST, unless the connection is dead already."""
     _setsockopt(fd, socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO, len(_LINGER_ZERO))
 
 

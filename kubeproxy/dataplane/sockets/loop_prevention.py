@@ -1,15 +1,15 @@
-"""Mark and hop limit of sockets that dial endpoints; they end loops of proxies.
+"""The mark and the hop limit of sockets that dial endpoints. They end loops of proxies.
 
-An endpoint may be a service address: of this node, of another node that leads back to this one, or of a ring of
-nodes. Proxies would then accept and dial for such a connection without end. Two things stop it.
+An endpoint may be a service address: of this node, of another node that leads back to this one, or of a ring of nodes.
+Proxies would then accept and dial for such a connection without end. Two things prevent that.
 
-The *mark* (SO_MARK): our rules do not redirect marked packets of this host, so a dial of ours is never redirected here.
-Setting it takes CAP_NET_RAW since Linux 5.17, before that CAP_NET_ADMIN.
+The *mark* (SO_MARK): our rules do not redirect marked packets of this host, so our own dials are never redirected here.
+Setting the mark takes CAP_NET_RAW since Linux 5.17, and CAP_NET_ADMIN before.
 
-The *hop limit* (IP_TTL, IPV6_UNICAST_HOPS) decreases with every proxy, as with every router: a dial has the rest of the
-client's packet, less `COST`. That needs no privilege and works over any number of nodes, because the packets carry it.
-The rest of a TCP client's hop limit is in its SYN, which the kernel saves (TCP_SAVE_SYN); that of a datagram is in its
-control message.
+The *hop limit* (IP_TTL, IPV6_UNICAST_HOPS) decreases with every proxy, as with every router: a dial has the hop limit
+that the client's packet had left, less `COST`. That needs no privilege and works over any number of nodes, because the
+packets carry it. What a TCP client's hop limit has left is in its SYN, which the kernel saves (TCP_SAVE_SYN). That of a
+datagram is in its control message.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from kubeproxy.model import MARK
 from kubeproxy.runtime import privileges
 
 FARTHEST = 64
-"""Linux's default hop limit, and the most that a dial gets, so that a client with a higher one reaches no further."""
+"""Linux's default hop limit. No dial gets more, so that a client with a higher hop limit reaches no further."""
 COST = 8
-"""The part of the hop limit that one proxy uses up: a loop ends after eight proxies. The most distant hosts are some 30
-routers away, and hosts start with 64, 128 or 255, so endpoints remain in reach of any client."""
+"""The part of the hop limit that one proxy uses up, so that a loop ends after eight proxies. The most distant hosts are
+some 30 routers away, and hosts start with 64, 128 or 255. So every client still reaches its endpoints."""
 
 _SOCKET, _SO_MARK, _TCP = int(socket.SOL_SOCKET), int(socket.SO_MARK), int(socket.IPPROTO_TCP)
 _TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28
-"""linux/tcp.h; Python has no names for them."""
+"""These are from linux/tcp.h; Python has no names for them."""
 IP_RECVTTL, IPV6_RECVHOPLIMIT = 12, 51
-"""linux/in.h, linux/in6.h; Python 3.11 has no name for the first."""
+"""These are from linux/in.h and linux/in6.h; Python 3.11 has no name for the first."""
 _SYN_BYTES = 256
-"""The longest IPv4 and TCP headers are 60 bytes each; IPv6's depend on its options. A longer SYN is not read, and its
-hop limit counts as unknown."""
+"""The longest IPv4 and TCP headers, 60 bytes each. Those of IPv6 depend on its options. A longer SYN is not read, and
+its hop limit counts as unknown."""
 
 _getsockopt = ctypes.CDLL(None).getsockopt
 _getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _buffer = ctypes.create_string_buffer(_SYN_BYTES)
 _length = ctypes.c_uint32()
 _syn, _syn_at, _length_at = memoryview(_buffer).cast("B"), ctypes.addressof(_buffer), ctypes.addressof(_length)
-"""One buffer for all clients, as a SYN is not kept."""
+"""One buffer for all clients, because a SYN is not kept."""
 
 
 def save_syns(listener: socket.socket) -> None:
@@ -49,7 +49,7 @@ def save_syns(listener: socket.socket) -> None:
 
 
 def hops_of(client: int) -> int:
-    """Return the hop limit that a client's SYN had left; 0: unknown, as with a SYN cookie."""
+    """Return the hop limit that a client's SYN had left, or 0 if it is unknown, as with a SYN cookie."""
     _length.value = _SYN_BYTES
     if _getsockopt(client, _TCP, _TCP_SAVED_SYN, _syn_at, _length_at) < 0 or _length.value < 40:
         return 0
@@ -57,7 +57,8 @@ def hops_of(client: int) -> int:
 
 
 def hops_left(received: int) -> int:
-    """Return the hop limit of a dial for a client's `received` one (0: unknown); 0: no dial."""
+    """Return the hop limit of a dial for a client whose packet had `received` left (0 if unknown). With 0 as the answer
+    no dial may be made."""
     return max(0, min(received or FARTHEST, FARTHEST) - COST)
 
 
@@ -78,9 +79,8 @@ def mark(sock: socket.SocketType) -> None:
 
 
 def why_not_marked() -> str | None:
-    """Return the reason why a process with `privileges.FOR_DIALING` alone cannot mark dials, or None if it can.
-
-    Call it in a thread of its own: capabilities belong to a thread, and this one loses all others."""
+    """Return the reason why a process with `privileges.FOR_DIALING` alone cannot mark dials, or None if it can. Call
+    this in a thread of its own: capabilities belong to a thread, and the thread loses all others."""
     try:
         privileges.use_alone(privileges.FOR_DIALING)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

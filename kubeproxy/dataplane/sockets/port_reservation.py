@@ -1,4 +1,4 @@
-"""Reserved ports: bound but not listening, so that no other process gets them."""
+"""Reserved ports, which are bound and do not listen, so that no other process gets them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ReservedPort:
         claim: bool = False,
         shared: bool = False,
     ) -> None:
-        """Port 0 lets the kernel choose. Raise OSError when the port is taken, or the address is none of this host's.
-        For `claim` and `shared` see `PortReserver`."""
+        """With port 0 the kernel chooses. Raise OSError when the port is taken, or when this host does not have the
+        address. `PortReserver` explains `claim` and `shared`."""
         self._on_release = on_release
         self.claim = claim
         self.protocol = protocol
@@ -60,10 +60,8 @@ class ReservedPort:
 
     def prepare(self) -> socket.socket:
         """Return the socket, ready to listen on. Raise OSError when the port was lost (see `stop_listening`).
-
-        SO_REUSEADDR is safe then, as no other socket can listen beside this one, and accepted connections inherit it:
-        so they do not keep the port from us after a restart.
-        """
+        SO_REUSEADDR is safe then, because no other socket can listen beside this one. Accepted connections inherit the
+        option, and so do not keep the port from us after a restart."""
         if self._prepared:
             _bind_again(self.sock)
         self._prepared = True
@@ -71,7 +69,8 @@ class ReservedPort:
         return self.sock
 
     def open_another(self) -> socket.socket:
-        """One more socket at this port, ready to listen on, for another process. OSError as for any socket."""
+        """Return one more socket at this port, ready to listen on, for another process. Raise OSError as for any
+        socket."""
         self.share(True)
         sock = socket.socket(self.sock.family, KINDS[self.protocol] | socket.SOCK_NONBLOCK)
         try:
@@ -86,7 +85,7 @@ class ReservedPort:
         return sock
 
     def share(self, on: bool) -> None:
-        """Whether another process of ours may reserve the port, too."""
+        """Set whether another process of ours may reserve the port, too."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, on)
 
     def release(self) -> None:
@@ -143,17 +142,16 @@ class ReservedPorts:
 
 
 def stop_listening(sock: socket.socket) -> None:
-    """Turn a listening socket back into a bound one, in all processes that have it.
-
-    The port stays reserved until it is released. One exception: a port that the kernel chose is unbound for a moment,
-    and another process may bind it first."""
+    """Turn a listening socket back into a bound one, in all processes that have it. The port stays reserved until it is
+    released. There is one exception: a port that the kernel chose is unbound for a moment, and another process may bind
+    it in that moment."""
     with suppress(OSError):  # a UDP socket does not listen, and one that does not listen cannot stop
         sock.shutdown(socket.SHUT_RDWR)
         _bind_again(sock)
 
 
 def _bind_again(sock: socket.socket) -> None:
-    """Bind a socket to the port that it had. Raise OSError when another process has that by now."""
+    """Bind a socket to the port that it had. Raise OSError when another process has the port by now."""
     try:
         sock.bind(sock.getsockname())
     except OSError as error:

@@ -1,8 +1,9 @@
-"""SO_REUSEPORT program: assigns clients to the sockets of a port by client address.
+"""The SO_REUSEPORT program, which assigns clients to the sockets of a port by client address.
 
-A client always gets the same socket. A program in classic BPF, attached to the group of sockets, returns the index of
-the socket in the group. The kernel numbers a group by the order in which its sockets listened (TCP) or were bound
-(UDP); when one leaves, the last gets its index. For an index beyond the group the kernel chooses itself.
+So a client always gets the same socket. The program, in classic BPF, is attached to the group of sockets and returns
+the index of a socket in the group. The kernel numbers a group by the order in which its sockets listened (TCP) or were
+bound (UDP). When one of them leaves, the last one gets its index. For an index beyond the group the kernel itself
+chooses.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 _SOURCE_WORDS = {Family.IPV4: (12,), Family.IPV6: (8, 12, 16, 20)}
-"""Offsets of the source address in the IP header."""
+"""The offsets of the source address in the IP header."""
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 """Odd numbers that keep the words of an IPv6 address apart: xxHash's primes."""
 _FINISH = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
-"""MurmurHash3's finalizer: every bit of the address affects every bit of the hash."""
+"""The constants of MurmurHash3's finalizer, by which every bit of the address affects every bit of the hash."""
 
 _WORD = 0xFFFF_FFFF
 """The bits of the accumulator."""
 
 Instruction = tuple[int, int]
-"""Operation code and constant; there are no jumps."""
+"""An operation code and a constant. There are no jumps."""
 
 
 def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction, ...]:

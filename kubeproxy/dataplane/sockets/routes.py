@@ -23,11 +23,12 @@ class Way(NamedTuple):
     interface: int
     """The number of the interface by which packets leave; that of the loopback interface for this host's own."""
     direct: bool
-    """Whether the address is on the interface's link, and not behind a gateway."""
+    """Whether the address is on the interface's own link and not behind a gateway."""
 
 
 class Routes:
-    """A netlink socket for questions. An answer takes some ten microseconds, and waits for no lock of the kernel's."""
+    """A netlink socket that asks for routes. An answer takes some ten microseconds, and does not wait for a lock of the
+    kernel."""
 
     def __init__(self) -> None:
         """Raise OSError when the kernel has no rtnetlink."""
@@ -35,7 +36,7 @@ class Routes:
         self._sequence = 0
 
     def to(self, address: str) -> Way | None:
-        """Return the way to an address; None if there is none. Raise OSError when the kernel refuses to say."""
+        """Return the way to an address, or None if there is none. Raise OSError when the kernel refuses to answer."""
         inet = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(inet, address)
         self._sequence += 1
@@ -58,7 +59,7 @@ class Routes:
 
 
 def way_to(address: str) -> Way | None:
-    """Return the way to one address; None if there is none, or the kernel does not say."""
+    """Return the way to one address, or None if there is none or the kernel refuses to answer."""
     with suppress(OSError), closing(Routes()) as routes:
         return routes.to(address)
     return None

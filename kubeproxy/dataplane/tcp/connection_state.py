@@ -1,7 +1,7 @@
-"""What a process knows of a connection beside its sockets.
+"""What a process knows of a connection, apart from its sockets.
 
-It is sent to another process together with the descriptors. What is in the kernel stays there: the sockets with their
-options, queues and errors, and a pipe with the bytes in it.
+This state is sent to another process together with the descriptors. The rest stays in the kernel: the sockets with
+their options, queues and errors, and a pipe with the bytes in it.
 """
 
 from __future__ import annotations
@@ -14,55 +14,56 @@ from kubeproxy.dataplane.connection_log import Entry
 from kubeproxy.model import FrontendName, Target
 
 BACKLOG_BYTES: Final = 128 << 10
-"""The most that waits for a sink: two reads."""
+"""The largest backlog: two reads."""
 
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
-"""Bytes. The process that sends it may be another's by now, and what is beyond these limits is no state."""
+"""A number of bytes. The sender may be controlled by an attacker, so numbers beyond these limits are refused."""
 Span = Annotated[float, Meta(ge=0.0, le=1e9)]
-"""Seconds; as above."""
+"""A number of seconds, with limits for the same reason."""
 
 
 class FlowState(Struct, frozen=True, array_like=True):
-    """One direction (see `flow.Flow`)."""
+    """One direction of a connection (see `flow.Flow`)."""
 
     count: Count = 0
-    """Bytes read."""
+    """The number of bytes read."""
     open: bool = True
-    """The source has not ended."""
+    """Whether the source has not ended."""
     broken: bool = False
-    """The source is dead: after the bytes still in it comes a reset."""
+    """Whether the source is dead. After the bytes that are still in it a reset is passed on."""
     last: bool = False
-    """FIN follows the backlog."""
+    """Whether FIN follows the backlog."""
     backlog: Annotated[bytes, Meta(max_length=BACKLOG_BYTES)] = b""
-    """Read, and not written."""
+    """Bytes that were read and not written."""
     piped: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
-    """Bytes in the pipe; without any the pipe stays behind."""
+    """The number of bytes in the pipe. An empty pipe does not move."""
 
 
 class ConnectionState(Struct, frozen=True, tag=True, array_like=True):
-    """Both directions, and what is counted. Times are spans: another process may have another clock."""
+    """Both directions, and what is counted. Times are spans, because another process may have another clock."""
 
     frontend: FrontendName | None
     target: Target
     age_s: Span
-    """Since accept."""
+    """Seconds since accept."""
     adopted: bool
-    """It has moved already."""
+    """Whether the connection has moved before."""
     kept_alive: bool
-    """TCP keepalive is on towards the endpoint."""
+    """Whether TCP keepalive is on towards the endpoint."""
     quiet_s: Span
-    """Half-closed, and no byte has moved for so long."""
+    """For how long the connection has been half-closed without moving a byte."""
     entry: Entry | None
-    """Of the access log."""
+    """The entry for the access log."""
     up: FlowState
     down: FlowState
 
     @property
     def descriptors(self) -> int:
-        """How many come with it: client, endpoint, and both ends of each pipe that holds bytes."""
+        """Return the number of descriptors that come with it: client, endpoint, and both ends of each pipe that holds
+        bytes."""
         return 2 + 2 * bool(self.up.piped) + 2 * bool(self.down.piped)
 
     @property
     def size(self) -> int:
-        """Bytes of the backlogs."""
+        """Return the number of bytes in the backlogs."""
         return len(self.up.backlog) + len(self.down.backlog)

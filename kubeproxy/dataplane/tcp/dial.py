@@ -1,13 +1,14 @@
 """Finds an endpoint that answers, for one accepted client.
 
-Each dial is independent: no client waits for another. The steps (`Tune.dial_steps_s`) are timeouts. When a step ends
-without an answer, the next endpoint is tried *beside* the silent one, and the first to answer wins: a slow network is
-not a dead endpoint. After a refusal the next endpoint is tried at once. When all were tried in a step, the dial waits
-for the next step and begins again, so that it reaches an endpoint that is just restarting. When the last step ends, or
-there is no endpoint, the client is reset. Ejected endpoints are probed beside the dial (`probe`), not by the client.
+Each dial is independent, so no client waits for another. The steps (`Tune.dial_steps_s`) are timeouts. When a step ends
+without an answer, the next endpoint is tried *beside* the silent one, and the first to answer wins, because a slow
+network is not a dead endpoint. After a refusal the next endpoint is tried at once. When all were tried in a step, the
+dial waits for the next step and begins again. So it reaches an endpoint that is just restarting. When the last step
+ends, or there is no endpoint, the client is reset. Ejected endpoints are probed beside the dial (`probe`), and not by
+the client.
 
 Most clients send first, and their first bytes are there when the dial begins. On a short path the handshake is over
-when `connect` returns, non-blocking or not. So those bytes are written to the endpoint at once: if the write succeeds,
+when `connect` returns, non-blocking or not. So those bytes are written to the endpoint at once. If the write succeeds,
 the endpoint has answered, and is woken only once for the connection and its first message.
 """
 
@@ -41,14 +42,16 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
-"""Limits the connects for one client of a Service with a thousand endpoints that all refuse."""
+"""The largest number of connects in one step. It matters for a client of a Service with a thousand endpoints that all
+refuse."""
 
 
 class Dial:
     """A client that has no endpoint yet.
 
-    Owns the client's socket, the sockets that wait for an answer, and the claim on their descriptors: two come with the
-    client (its own, and one to dial with), each further one is claimed here."""
+    It owns the client's socket, the sockets that wait for an answer, and the claim on their descriptors. Two
+    descriptors come with the client, its own and one to dial with. Each further one is claimed here.
+    """
 
     __slots__ = (
         "_attempts",
@@ -83,8 +86,8 @@ class Dial:
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """`client_address`: with its port. `hops`: the hop limit of the dials; 0: the client is reset. `entry`: for the
-        connection log, if wanted."""
+        """`client_address` has the port. `hops` is the hop limit of the dials; with 0 the client is reset. `entry` is
+        for the connection log, if there is one."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
@@ -102,15 +105,16 @@ class Dial:
         self._tried: list[Target] = []
         self._step = 0
         self._attempts = 0
-        """Attempts in the present step."""
+        """The number of attempts in the present step."""
         self._failure = ""
-        """``refused`` if an endpoint has refused; ``unreachable`` if those that failed were; empty if none did."""
+        """``refused`` if an endpoint has refused, ``unreachable`` if one failed otherwise, and empty if none has
+        failed."""
         self._entry = entry
         context.live.add(self)
 
     @property
     def targets(self) -> Collection[Target]:
-        """The endpoints that are being dialed."""
+        """Return the endpoints that are being dialed."""
         return self._waiting.values()
 
     def begin(self) -> None:
@@ -154,7 +158,7 @@ class Dial:
             self._end("unable")
 
     def abort(self) -> None:
-        """End the dial now; the client gets a reset."""
+        """End the dial now. The client gets a reset."""
         self._end("cut")
 
     def _attempt(self) -> None:
@@ -178,7 +182,7 @@ class Dial:
             self._fail()
 
     def _connect(self, target: Target) -> bool:
-        """Connect to an endpoint; whether the connection is in progress, or made."""
+        """Connect to an endpoint, and return whether the connection is made or in progress."""
         context = self._context
         if self._waiting and not context.budget.take(1, self._counters.share):
             return False
@@ -211,7 +215,7 @@ class Dial:
         return True
 
     def _source_address(self, target: Target) -> str | None:
-        """Return the address to dial from; None: this node's."""
+        """Return the address to dial from, or None for this node's."""
         client = self._client_address
         preserved = target in self._preserve and can_preserve(client, target.address, self._context.routes)
         return client if preserved else None
@@ -242,8 +246,8 @@ class Dial:
             self._give_up(error)
 
     def _arrive(self, fd: int, sent: int, what: int) -> None:
-        """Make the connection to the endpoint that answered; `sent` of the early bytes are written. OSError or
-        MemoryError when this host cannot."""
+        """Make the connection to the endpoint that answered. `sent` of the early bytes are written. Raise OSError or
+        MemoryError when this host cannot make it."""
         context, target = self._context, self._waiting[fd]
         if len(self._waiting) > 1:
             for loser in [other for other in self._waiting if other != fd]:
@@ -297,7 +301,7 @@ class Dial:
         self._context.step_timeouts.step(self, tune.dial_steps_s[self._step])
         self._attempts = 0
         if len(self._tried) >= len(self._balancer):
-            # All were tried: try all again, those that are silent last.
+            # All endpoints were tried, so try all again, the silent ones last.
             self._tried = list(self._waiting.values())
             if len(self._tried) >= len(self._balancer):
                 self._tried = []

@@ -1,9 +1,11 @@
 """Ends half-closed connections that stay idle.
 
-One side has sent FIN, the other sends nothing and does not close: a peer that is alive and idle, which keepalive never
-finds. A rare sweep checks all connections at once, so that none needs a timer, nor the time of each byte. It ends a
-half-closed connection that has moved no byte between two checks a whole limit apart. While the endpoint has
-not sent a byte at all, the limit is minutes: it may be a loop, or the endpoint may be dead."""
+In such a connection one side has sent FIN, and the other side sends nothing and does not close. The other side is alive
+and idle, so keepalive never ends it. A rare sweep checks all connections at once. So no connection needs a timer, and
+no byte needs a time. The sweep ends a half-closed connection that has moved no byte between two checks a whole limit
+apart. While the endpoint has not sent a byte at all, the limit is minutes, because the connection may be a loop, or the
+endpoint may be dead.
+"""
 
 from __future__ import annotations
 

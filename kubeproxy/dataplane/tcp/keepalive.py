@@ -1,8 +1,8 @@
 """Turns on TCP keepalive towards endpoints, which finds hosts that have vanished.
 
-That takes three system calls, of the twenty that a connection needs, and most connections do not live long enough to
-need it. So a sweep, once in each keepalive time, turns it on for the open connections: an endpoint is then probed at
-most twice that time after its last packet. (Client sockets inherit it from the listener.)
+That takes three of the twenty system calls that a connection needs, and most connections do not live long enough to
+need keepalive. So a sweep, once in each keepalive time, turns it on for the open connections. An endpoint is then
+probed at most twice that time after its last packet. (Client sockets inherit keepalive from the listener.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KeepaliveSweep:
         self._timer: Timer | None = None
 
     def restart(self) -> None:
-        """Apply a changed keepalive time; connections with keepalive keep the time they have."""
+        """Apply a changed keepalive time. Connections that have keepalive already keep their time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._sweep)

@@ -1,4 +1,4 @@
-"""TCP listener of one frontend: accepts clients in batches and starts a dial for each."""
+"""The TCP listener of one frontend. It accepts clients in batches and starts a dial for each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
 
 BATCH = 32
-"""Maximum accepts per readiness event; other listeners are served before the next batch."""
+"""The largest number of accepts per readiness event. Other listeners are served before the next batch."""
 PAUSE_S = 0.1
-"""Longest pause of a listener without descriptors or memory; it ends before when descriptors are returned."""
+"""The longest pause of a listener without descriptors or memory. It ends earlier when descriptors are returned."""
 CLIENT_ERRORS = frozenset(
     {
         errno.ECONNABORTED,
@@ -36,7 +36,7 @@ CLIENT_ERRORS = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""accept(2): errors of a client that has closed already; EPERM: of one that a firewall refused."""
+"""Errors of accept(2) that are the client's: it has closed already, or (EPERM) a firewall refused it."""
 DESCRIPTORS_PER_CLIENT = 2
 
 
@@ -60,7 +60,7 @@ class Listener:
         context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """Replace the endpoints; open connections are not moved."""
+        """Replace the endpoints. Open connections are not moved."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self._preserve = message.preserve
@@ -83,15 +83,15 @@ class Listener:
             if dial is None:
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 return
-            # At the end of the turn, like all writes: when the whole batch has been accepted.
+            # Dials begin at the end of the turn, as all writes do, when the whole batch has been accepted.
             self._context.turn_end.dial(dial)
 
     def _accept(self) -> Dial | None:
-        """Accept a client and make its dial; None: no client waits. OSError or MemoryError: this host cannot accept
-        one now."""
+        """Accept a client and return its dial, or None if no client waits. Raise OSError or MemoryError if this host
+        cannot accept a client now."""
         while True:
             try:
-                # Not accept(): only the descriptor is needed.
+                # The descriptor is enough, so accept() is not needed.
                 fd, address = self._sock._accept()  # type: ignore[attr-defined]
                 break
             except BlockingIOError:
@@ -140,7 +140,7 @@ class Listener:
         self._context.reactor.watch(self._sock.fileno(), LEVEL)
 
     def close(self) -> None:
-        """Accept the clients already queued, then stop. Connections go on, and the socket stays open."""
+        """Accept the clients already queued, then stop. Open connections continue, and the socket stays open."""
         if self._timer is not None:
             self._timer.cancel()
         self._paused = False

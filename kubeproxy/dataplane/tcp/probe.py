@@ -1,9 +1,10 @@
 """Probes an ejected endpoint by a connection of the proxy's own.
 
-No client waits for it. It starts when the ejection is over and a client comes, which gets another endpoint meanwhile.
-An endpoint that answers is back in the rotation at once, and the connection is closed without a byte. One that refuses,
-or stays silent for the sum of all dial timeouts, is ejected for twice the time. So a probe lasts longer than a dial's
-first step: it finds an endpoint on a slow path alive, and one that comes back meanwhile gets the kernel's next SYN.
+No client waits for the probe. It starts when the ejection is over and a client comes; that client gets another
+endpoint. If the endpoint answers, it is back in the rotation at once, and the connection is closed without a byte. If
+it refuses, or is silent for the sum of all dial timeouts, it is ejected for twice the time. A probe lasts longer than a
+dial's first step. So it recognizes an endpoint on a slow path as alive, and an endpoint that comes back in the meantime
+gets the kernel's next SYN.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EndpointProbe:
-    """The probe of a `due` endpoint; owns its socket and the claim on that descriptor."""
+    """The probe of a `due` endpoint. It owns its socket and the claim on that descriptor."""
 
     __slots__ = ("_balancer", "_context", "_fd", "_target")
 
@@ -38,10 +39,9 @@ class EndpointProbe:
         self._fd = -1
 
     def begin(self, *, client: str | None, hops: int) -> None:
-        """Dial the endpoint with a hop limit of `hops`, as for the client.
-
-        `client`: the address to dial from, as a network policy may admit only that; None: this node's. If this host
-        cannot dial now, the endpoint stays ejected until its next probe."""
+        """Dial the endpoint with a hop limit of `hops`, as for the client. `client` is the address to dial from,
+        because a network policy may admit only that address; None is for this node's. If this host cannot dial now, the
+        endpoint stays ejected until its next probe."""
         context = self._context
         if not context.budget.take(1):
             return
@@ -67,11 +67,11 @@ class EndpointProbe:
             else:
                 self._balancer.answered(self._target)
         except MemoryError:
-            pass  # no result: another probe will follow
+            pass  # This gave no result, so another probe will follow.
         self.abort()
 
     def on_step_over(self) -> None:
-        """Fail the probe: the sum of all dial timeouts is over."""
+        """Fail the probe, because the sum of all dial timeouts is over."""
         if self in self._context.probes:
             self._failed("timeout")
             self.abort()

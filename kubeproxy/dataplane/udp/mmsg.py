@@ -1,9 +1,9 @@
 """Receives and sends datagrams in batches, with one system call each (`recvmmsg`, `sendmmsg`).
 
-Python's `recvmsg` and `sendmsg` make objects of all that belongs to a datagram, and take them apart again. Here the
-kernel fills and empties the same memory every time. A client's socket address and the packet information (the local
-address of the datagram) lie side by side in it: together they are the *peer*, plain bytes that serve as a key and
-as the address of an answer without being decoded.
+Python's `recvmsg` and `sendmsg` make objects of all parts of a datagram, and take them apart again. Here the kernel
+fills and empties the same memory every time. A client's socket address and the packet information (the local address of
+the datagram) lie side by side in that memory. Together they are the *peer*: plain bytes that serve as a key and as the
+address of an answer, without being decoded.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from typing import NamedTuple, Protocol
 from kubeproxy.dataplane.sockets.udp_options import IP_PKTINFO
 
 SLOTS = 32
-"""Datagrams in a batch."""
+"""The number of datagrams in a batch."""
 DATAGRAM_BYTES = 1 << 16
 """The longest datagram."""
 
 _MIDDLE = 32
-"""Where in its slot of `_PEER_BYTES` a peer's address ends and its packet information begins."""
+"""The place, in its slot of `_PEER_BYTES`, where a peer's address ends and its packet information begins."""
 _PEER_BYTES = 128
 _HOPS_BYTES = 4
-"""Of a hop limit, in a control message behind the packet information."""
+"""The size of a hop limit in its control message, which follows the packet information."""
 _CONTROL = struct.Struct("@Nii")
-"""struct cmsghdr: length, level, type."""
+"""The fields of struct cmsghdr: length, level, type."""
 
 
 class _Layout(NamedTuple):
-    """Layout of a peer."""
+    """The layout of a peer."""
 
     address_bytes: int
-    """sizeof(struct sockaddr_in) or (struct sockaddr_in6)"""
+    """The size of struct sockaddr_in or sockaddr_in6."""
     host: slice
-    """The bytes of the IP address in it."""
+    """The bytes of the IP address in that structure."""
     level: int
     kind: int
     information: struct.Struct
-    """struct in_pktinfo (interface, local address, address in the header) or in6_pktinfo (address, interface)."""
+    """The layout of struct in_pktinfo (interface, local address, address in the header) or in6_pktinfo (address,
+    interface)."""
 
     @property
     def information_bytes(self) -> int:
-        """Of the control message that holds it."""
+        """The size of the control message that holds it."""
         return socket.CMSG_SPACE(self.information.size)
 
 
@@ -84,9 +85,8 @@ _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
 
 
 class _Slots:
-    """Memory of a batch, with headers that point into it, built once.
-
-    Of the space for datagrams only the pages that were ever filled take memory."""
+    """The memory of a batch, with headers that point into it, built once. Of the space for datagrams only the pages
+    that were ever filled take memory."""
 
     def __init__(self, family: int, *, more_control_bytes: int = 0) -> None:
         layout = _LAYOUTS[socket.AddressFamily(family)]
@@ -113,23 +113,22 @@ def _address_of(memory: mmap.mmap) -> int:
 
 
 class Arrivals(_Slots):
-    """Receives datagrams of one address family, for all sockets: a batch is copied out at once."""
+    """Receives datagrams of one address family, for all sockets. Each batch is copied out at once."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family, more_control_bytes=socket.CMSG_SPACE(_HOPS_BYTES))
-        # The kernel puts the hop limit behind the packet information.
+        # The kernel writes the hop limit after the packet information.
         at = _MIDDLE + _LAYOUTS[socket.AddressFamily(family)].information_bytes + _CONTROL.size
         self.hops = memoryview(self._peers).cast("I")[at // 4 :: _PEER_BYTES // 4]
-        """The hop limit that each datagram of the last batch had left; 0: unknown."""
+        """The hop limit that each datagram of the last batch had left, or 0 if it is unknown."""
         self._headers = memoryview(self._messages).cast("B")
         self._fresh = bytes(self._headers)
         self._lengths = self._headers.cast("I")[_Message.bytes.offset // 4 :: ctypes.sizeof(_Message) // 4]
         self._blank = bytes(SLOTS * _PEER_BYTES)
 
     def receive(self, fd: int) -> list[tuple[bytes, bytes]]:
-        """Peers and datagrams, at most `SLOTS`; fewer when there are no more.
-
-        The socket needs IP_PKTINFO or IPV6_RECVPKTINFO. OSError: an ICMP error of an earlier datagram."""
+        """Return peers and datagrams, at most `SLOTS`. Fewer mean that there are no more. The socket needs IP_PKTINFO
+        or IPV6_RECVPKTINFO. Raise OSError for an ICMP error about an earlier datagram."""
         # The kernel writes the used lengths into the headers, and does not clear what it does not use.
         self._headers[:] = self._fresh
         self._peers[:] = self._blank
@@ -146,7 +145,7 @@ class Arrivals(_Slots):
 
 
 class Sender(Protocol):
-    """A socket that sends datagrams, and counts them: a listener, whose module imports this one."""
+    """A socket that sends datagrams, and counts them. It is a listener, whose module imports this one."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -156,9 +155,8 @@ class Sender(Protocol):
 
 
 class Departures(_Slots):
-    """Sends datagrams of one address family, for all sockets.
-
-    A batch belongs to one sender. It is sent when another sender needs the memory, when it is full, or by `flush`."""
+    """Sends datagrams of one address family, for all sockets. A batch belongs to one sender. It is sent when another
+    sender needs the memory, when it is full, or by `flush`."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family)
@@ -202,7 +200,7 @@ class Departures(_Slots):
         sender.sent(sum(self._lengths[:count]) - lost_bytes, dropped)
 
     def forget(self, sender: Sender) -> None:
-        """Send the batch if it is this sender's: its socket is about to be closed."""
+        """Send the batch if it is this sender's, because its socket is about to be closed."""
         if sender is self._sender:
             self.flush()
             self._sender = None
@@ -219,15 +217,14 @@ def port_of(peer: bytes) -> int:
 
 
 def is_peer(peer: bytes, family: int) -> bool:
-    """Return whether bytes of another process have the size of a peer."""
+    """Return whether bytes from another process have the size of a peer."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
     return len(peer) == layout.address_bytes + layout.information_bytes
 
 
 def reply_to(peer: bytes, family: int) -> bytes:
-    """Return the peer to send an answer to, from the local address that the client used.
-
-    Routing picks the interface."""
+    """Return the peer to send an answer to, from the local address that the client used. The kernel's routing picks the
+    interface."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
     address, received = peer[: layout.address_bytes], peer[layout.address_bytes + _CONTROL.size :]
     if family == socket.AF_INET6:

@@ -1,16 +1,18 @@
-"""UDP listener and sessions: one session for each client address and port.
+"""The UDP listener and its sessions: one session for each client address and port.
 
 Each session has a connected socket to its endpoint. A frontend has one socket towards its clients. Received datagrams
-are first sorted into the sessions' queues and then sent in rounds, a few datagrams of each session at a time: a client
-that floods fills only its own queue. An answer leaves from the local address that the client used (see `mmsg`), or
-connection tracking could not match it on a host with several addresses. Answers are sent after requests, at the end of
-a turn: a receiver that is still awake from the last datagram is not woken again.
+are first sorted into the sessions' queues. Then they are sent in rounds, a few datagrams of each session at a time, so
+a client that floods fills only its own queue.
 
-A session ends when it is idle for too long, when it is the idlest and another needs its place, or with its frontend.
-When its endpoint refuses (ICMP) or leaves the Service, the session's next datagram goes to another endpoint.
+An answer leaves from the local address that the client used (see `mmsg`). Otherwise connection tracking could not match
+it on a host with several addresses. Answers are sent after requests, at the end of a turn, because a receiver that is
+still awake from the last datagram need not be woken again.
+
+A session ends when it is idle for too long, when it is the idlest one and another session needs its place, or with its
+frontend. When its endpoint refuses (ICMP) or leaves the Service, the session's next datagram goes to another endpoint.
 
 A session moves to another process with its socket (`FrozenSession`). There the client's datagrams arrive at another
-listener; until the first one the endpoint's answers wait in the socket.
+listener. Until the first of them the endpoint's answers wait in the socket.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Target
 
 BATCHES = 8
-"""Batches received from one socket per readiness event."""
+"""The number of batches received from one socket per readiness event."""
 SHARE = 8
-"""Datagrams of one session sent before the next session's turn."""
+"""The number of datagrams of one session that are sent before the next session's turn."""
 STREAM_S = 0.001
-"""Longest gap between the answers of a stream."""
+"""The longest gap between the answers of a stream."""
 QUEUE = 256
-"""Datagrams queued for one session; further ones are dropped, as by a router."""
+"""The number of datagrams queued for one session. Further ones are dropped, as by a router."""
 SWEEPS_PER_TIMEOUT = 4
 USED_S = 0.1
-"""Resolution of a session's last use: recording it for every datagram costs too much."""
+"""The resolution of a session's last use. Recording it for every datagram would cost too much."""
 
 
 class Sessions:
@@ -78,16 +80,14 @@ class Sessions:
         return tuple(self._by_idleness.get(listener, ()))
 
     def targets(self) -> Iterator[Target | None]:
-        """Yield the endpoint of each session, None if it has none at the moment."""
+        """Yield the endpoint of each session, or None if it has none at the moment."""
         for session in self.all():
             yield session.target
 
     def make_room(self, listener: DatagramListener) -> bool:
-        """Claim a descriptor for one more session of a listener; False if there is none.
-
-        Without room, a listener that has an equal part of all sessions or more loses its own idlest one. For any other,
-        the listener with the most sessions loses one: a flood takes nothing from others.
-        """
+        """Claim a descriptor for one more session of a listener, and return False if there is none. Without room, a
+        listener that has an equal part of all sessions or more loses its own idlest one. For any other listener, the
+        one with the most sessions loses one. So a flood takes nothing from others."""
         while self._count > self._context.tune.udp_sessions_max:  # after the limit was lowered
             self._evict(max(self._by_idleness.values(), key=len))
         if self._has_room(listener):
@@ -101,7 +101,7 @@ class Sessions:
                     return True
         if own:
             self._evict(own)
-            # Without a check of fairness: the listener has as many as before.
+            # Fairness is not checked here, because the listener has as many as before.
             self._context.budget.take_back(1, listener.counters.share)
             return True
         return False
@@ -126,7 +126,7 @@ class Sessions:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
-        """Record that a session is the least idle; called every `USED_S` at most."""
+        """Record that a session is the least idle. This is called every `USED_S` at most."""
         session.last_used = now
         if session.asleep:
             session.wake()
@@ -159,7 +159,7 @@ class Sessions:
 
 
 class Session:
-    """The datagrams of one client, address and port, to and from its endpoint."""
+    """The datagrams of one client (address and port), to and from its endpoint."""
 
     __slots__ = (
         "_answered",
@@ -178,7 +178,7 @@ class Session:
     )
 
     def __init__(self, listener: DatagramListener, peer: bytes, hops: int) -> None:
-        """`hops`: the hop limit that its first datagram had left."""
+        """`hops` is the hop limit that its first datagram had left."""
         self.listener = listener
         self.hops = hops
         """The lowest hop limit of its datagrams so far."""
@@ -192,7 +192,7 @@ class Session:
         self._answered = 0.0
         """Time of the endpoint's last datagram."""
         self._peer = peer
-        """Client and local address, as the datagrams have them."""
+        """The client and the local address, as the datagrams have them."""
         self._reply = reply_to(peer, listener.family)
         self._socket: socket.socket | None = None
         self._target: Target | None = None
@@ -200,7 +200,7 @@ class Session:
         """The endpoint that refused last."""
 
     def send_share(self) -> bool:
-        """Send at most `SHARE` datagrams; whether more wait."""
+        """Send at most `SHARE` datagrams, and return whether more wait."""
         queue = self.queue
         share = SHARE
         while queue and share:
@@ -300,9 +300,8 @@ class Session:
         self._socket = self._target = None
 
     def tighten(self, hops: int) -> bool:
-        """Lower the hop limit to that of a new datagram; False if that must not be forwarded.
-
-        A reused port may close a ring of sessions, in which each datagram has to end all the same."""
+        """Lower the hop limit to that of a new datagram, and return False if the datagram must not be forwarded. A
+        reused port may close a ring of sessions, in which each datagram has to end, too."""
         left = hops_left(hops)
         if not left:
             return False
@@ -312,17 +311,18 @@ class Session:
         return True
 
     def resume(self, sock: socket.socket, target: Target, avoid: tuple[Target, ...]) -> None:
-        """Go on with the socket of a session that was frozen."""
+        """Continue with the socket of a session that was frozen."""
         self._socket, self._target, self._avoid = sock, target, avoid
         self.listener.balancer.opened(target)
 
     @property
     def target(self) -> Target | None:
-        """The endpoint; None: none at the moment."""
+        """Return the endpoint, or None if there is none at the moment."""
         return self._target
 
     def leave(self) -> None:
-        """Disconnect if the session's endpoint has left the frontend: the next datagram goes to another."""
+        """Disconnect if the session's endpoint has left the frontend. The next datagram then goes to another
+        endpoint."""
         if self._target is not None and self._target not in self.listener.members:
             self._disconnect()
 
@@ -344,12 +344,12 @@ class Session:
 
     @property
     def client(self) -> str:
-        """The client's address."""
+        """Return the client's address."""
         return host_of(self._peer, self.listener.family)
 
     def freeze(self) -> FrozenSession | None:
-        """Send what is queued, leave this process, and return what another one needs to go on; None if the session has
-        ended or has no endpoint."""
+        """Send what is queued, leave this process, and return what another process needs to continue. Return None if
+        the session has ended or has no endpoint."""
         listener, context = self.listener, self.listener.context
         while self.send_share():
             pass
@@ -382,8 +382,8 @@ class FrozenSession:
 
     @classmethod
     def claim(cls, listener: DatagramListener, state: SessionState, descriptors: Sequence[int]) -> FrozenSession | None:
-        """Claim the descriptor of another process's session; None if there is no room for it, or it
-        is none."""
+        """Claim the descriptor of another process's session. Return None if there is no room for it, or if it is not a
+        valid session."""
         context = listener.context
         if (
             len(descriptors) != 1
@@ -396,8 +396,8 @@ class FrozenSession:
         return cls(listener, state, descriptors[0], asleep=True)
 
     def thaw(self) -> Session:
-        """Go on with the session. Of two sessions of one client the older one keeps it, and the younger one passes on
-        answers only, until it is idle for too long."""
+        """Continue the session. If a client has two sessions, the older one keeps the client, and the younger one only
+        passes on answers until it is idle for too long."""
         listener, state = self._listener, self.state
         now = listener.context.reactor.now
         session = Session(listener, state.peer, state.hops)
@@ -439,7 +439,7 @@ class DatagramListener:
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """Replace the endpoints; sessions with a removed one get another."""
+        """Replace the endpoints. Sessions of a removed endpoint get another one."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
@@ -456,7 +456,7 @@ class DatagramListener:
             except MemoryError:
                 break
             except OSError:
-                # An ICMP error for an earlier answer: it concerns that client alone.
+                # This is an ICMP error for an earlier answer, and concerns that client alone.
                 continue
             for (peer, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
                 session = sessions.get(peer)
@@ -483,7 +483,7 @@ class DatagramListener:
             self.context.reactor.at_end(self._send_on)
 
     def _open_session(self, peer: bytes, hops: int) -> Session | None:
-        """Return a new session for a client, or None if it gets none, and its datagram is dropped."""
+        """Return a new session for a client. Return None if the client gets none, and its datagram is dropped."""
         if not hops_left(hops):
             self._refuse_loop()
             return None
@@ -505,7 +505,7 @@ class DatagramListener:
         self.context.touched.add(self.counters)
 
     def _send_on(self) -> None:
-        """One round: send a share of each session's datagrams."""
+        """Run one round: send a share of each session's datagrams."""
         ring = self._ring
         for _ in range(len(ring)):
             session = ring.popleft()
@@ -525,7 +525,8 @@ class DatagramListener:
         self.counters.dropped += dropped
 
     def enter(self, peer: bytes, session: Session) -> bool:
-        """Let a moved session serve its client, unless an older one does; whether another one does or did."""
+        """Let a moved session serve its client, unless an older session does. Return whether another session serves or
+        has served this client."""
         present = self._sessions.get(peer)
         if present is None or session.since < present.since:
             self._sessions[peer] = session
@@ -538,7 +539,7 @@ class DatagramListener:
             del self._sessions[peer]
 
     def close(self) -> None:
-        """Stop serving; the sessions end, as connection tracking's entries of the frontend do."""
+        """Stop serving. The sessions end, as do the conntrack entries of the frontend."""
         self.departures.forget(self)
         self.context.reactor.remove(self._sock.fileno())
         for session in self.sessions.of(self):

@@ -1,6 +1,5 @@
-"""What a process knows of a UDP session beside its socket.
-
-It is sent to another process together with the socket towards the endpoint."""
+"""What a process knows of a UDP session, apart from its socket. This state is sent to another process together with the
+socket towards the endpoint."""
 
 from __future__ import annotations
 
@@ -11,15 +10,15 @@ from msgspec import Meta, Struct
 from kubeproxy.model import FrontendName, Target
 
 Span = Annotated[float, Meta(ge=0.0, le=1e9)]
-"""Seconds. What is beyond these limits is no state of a worker."""
+"""A number of seconds. A worker never sends one beyond these limits."""
 
 
 class SessionState(Struct, frozen=True, tag=True, array_like=True):
-    """A session with an endpoint. Times are spans: another process may have another clock."""
+    """A session with an endpoint. Times are spans, because another process may have another clock."""
 
     frontend: FrontendName
     peer: bytes
-    """Client and local address, as the datagrams have them (`mmsg`)."""
+    """The client and the local address, as the datagrams have them (`mmsg`)."""
     hops: Annotated[int, Meta(ge=0, le=255)]
     """The lowest hop limit of the client's datagrams."""
     target: Target
@@ -30,10 +29,10 @@ class SessionState(Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def descriptors(self) -> int:
-        """How many come with it: the socket towards the endpoint."""
+        """Return the number of descriptors that come with it: one, the socket towards the endpoint."""
         return 1
 
     @property
     def size(self) -> int:
-        """Bytes of datagrams: none, as its queue is sent before it moves."""
+        """Return 0, because the queue is sent before the session moves."""
         return 0

@@ -15,7 +15,7 @@ from kubeproxy.dataplane.workers.protocol import GarbledError
 
 
 class Adopter:
-    """One channel, until the other worker closes it."""
+    """Takes over what comes through one channel, until the other worker closes the channel."""
 
     def __init__(self, reactor: Reactor, engine: Engine, sock: socket.socket, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the channel is closed."""
@@ -24,7 +24,9 @@ class Adopter:
         self._channel: Channel[Load] = Channel(sock, Load)
         self._on_end = on_end
         reactor.add(sock.fileno(), self._on_event, LEVEL)
-        with contextlib.suppress(OSError):  # it has ended already, and its last load may be here
+        with contextlib.suppress(
+            OSError
+        ):  # The other worker has ended already, and its last load may be in the channel.
             self._channel.send(Receipt(0, engine.room))
 
     def _on_event(self, what: int) -> None:
@@ -35,7 +37,7 @@ class Adopter:
             self._end()
 
     def _take(self, load: Load, descriptors: Sequence[int]) -> None:
-        """Take a load over: claim what it needs, send the receipt, and only then touch it."""
+        """Take a load over: claim what it needs, send the receipt, and touch the load only then."""
         claimed: list[Frozen] = []
         refused: list[int] = []
         at = 0
@@ -58,8 +60,9 @@ class Adopter:
             self._engine.adopt(frozen)
 
     def _commits(self, receipt: Receipt) -> bool:
-        """Send a receipt; whether this process is the one that goes on: the receipt is in the kernel, or the sender has
-        died. A sender that gives up reads no more, and leaves a byte behind the load."""
+        """Send a receipt, and return whether this process is the one that continues. It is if the receipt is in the
+        kernel, or if the sender has died. A sender that gives up does not read any more, and leaves a byte after the
+        load."""
         try:
             self._channel.send(receipt)
         except OSError:

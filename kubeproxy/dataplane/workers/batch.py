@@ -1,4 +1,4 @@
-"""Messages for a worker that are sent in one frame, and their sockets."""
+"""The messages for a worker that are sent in one frame, with their sockets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from kubeproxy.dataplane.workers.protocol import Apply, Reply
 from kubeproxy.model import FrontendName
 
 CHUNK = 32
-"""Frontends in one frame. Their sockets are open in both processes for a moment."""
+"""The number of frontends in one frame. Their sockets are open in both processes for a moment."""
 CHUNK_SOCKETS = 256
-"""Sockets in one frame to each worker, over all workers."""
+"""The number of sockets in one frame to each worker, over all workers."""
 CHUNK_MESSAGES = 64
-"""Messages in one frame, which a worker decodes in one turn: about a millisecond, with ten endpoints each."""
+"""The number of messages in one frame. A worker decodes them in one turn, which takes about a millisecond with ten
+endpoints each."""
 
 
 class WorkerBatch:
@@ -34,7 +35,7 @@ class WorkerBatch:
         self.messages.append(sockets.listen)
 
     def send(self) -> asyncio.Future[Reply | None]:
-        """Send the batch as one request; the worker's reply (see `WorkerProcess.request`)."""
+        """Send the batch as one request, and return the worker's reply (see `WorkerProcess.request`)."""
         messages = tuple(self.messages)
         reply = self.worker.request(lambda number: Apply(number, messages), [sock for _, sock in self._sockets])
         for sockets, sock in self._sockets:
@@ -45,16 +46,15 @@ class WorkerBatch:
 def add_to_all(
     batches: Mapping[int, WorkerBatch], message: Message, *, unless_unsent: FrontendName | None = None
 ) -> None:
-    """Add a message to the batches of all workers that have the frontend `unless_unsent`.
-
-    New workers that have yet to get the frontend get its state of that time."""
+    """Add a message to the batches of all workers that have the frontend `unless_unsent`. A new worker that has yet to
+    get the frontend will get its state of that time."""
     for batch in batches.values():
         if unless_unsent not in batch.worker.unsent:
             batch.messages.append(message)
 
 
 def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
-    """Messages in chunks of one frame, each `Listen` with the messages that follow it."""
+    """Yield the messages in chunks of one frame. Each `Listen` is in one chunk with the messages that follow it."""
     listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
     chunk: list[Message] = []
     count = 0

@@ -1,8 +1,6 @@
-"""Channel between the control process and a worker: frames and descriptors.
-
-It uses a Unix stream socket. It never blocks: its owner calls `receive` when the socket is readable, and `flush` when
-it is writable and `congested` is true.
-"""
+"""The channel between the control process and a worker, for frames and descriptors. It uses a Unix stream socket. It
+never blocks: its owner calls `receive` when the socket is readable, and `flush` when it is writable and `congested` is
+true."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsi
 
 
 class Channel(Generic[F]):
-    """One end of the channel; receives frames of one direction."""
+    """One end of the channel. It receives frames of one direction."""
 
     def __init__(self, sock: socket.socket, receives: object) -> None:
         """`receives` is `protocol.Request` or `protocol.Report`."""
@@ -28,16 +26,16 @@ class Channel(Generic[F]):
         self._decoder: Decoder[F] = Decoder(receives)
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._received: deque[int] = deque()
-        """Received descriptors of a frame that is not complete yet."""
+        """The received descriptors of a frame that is not complete yet."""
 
     @property
     def congested(self) -> bool:
-        """Whether bytes wait to be sent."""
+        """Return whether bytes wait to be sent."""
         return bool(self._outgoing)
 
     @property
     def ended(self) -> bool:
-        """Whether the other side has closed, and nothing that it has sent is left."""
+        """Return whether the other side has closed, and nothing that it has sent is left."""
         try:
             return not self._decoder.left and not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -46,9 +44,8 @@ class Channel(Generic[F]):
             return True
 
     def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
-        """Send or queue a frame; the caller may close the descriptors then.
-
-        Raise OSError when the other side has closed, or when no more descriptors can be queued."""
+        """Send or queue a frame. The caller may close the descriptors after this. Raise OSError when the other side has
+        closed, or when no more descriptors can be queued."""
         data = memoryview(encode(frame, len(descriptors)))
         waits = self.congested or not self._send(data, descriptors)
         if waits:
@@ -67,14 +64,14 @@ class Channel(Generic[F]):
             self._outgoing.popleft()
 
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> bool:
-        """Send a frame and queue what is left of it; False when the kernel took nothing."""
+        """Send a frame and queue the rest of it. Return False when the kernel took nothing."""
         sent = self._send_some(data, descriptors)
         if 0 < sent < len(data):
             self._outgoing.append((data[sent:], ()))
         return sent > 0
 
     def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        """Return the number of bytes that the kernel took; the descriptors travel with the first."""
+        """Return the number of bytes that the kernel took. The descriptors travel with the first byte."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg((data,), ancillary, socket.MSG_NOSIGNAL)
@@ -82,10 +79,9 @@ class Channel(Generic[F]):
             return 0
 
     def receive(self) -> Iterator[tuple[F, tuple[int, ...]]]:
-        """Some of the received frames, with their descriptors, which the caller owns then.
-
-        EOFError or OSError when the other side has closed, GarbledError for an invalid frame. After a MemoryError the
-        bytes are still there; the caller has to call again, as the socket may not become readable."""
+        """Return some of the received frames with their descriptors, which the caller owns from then on. Raise EOFError
+        or OSError when the other side has closed, and GarbledError for an invalid frame. After a MemoryError the bytes
+        are still there. The caller then has to call again, because the socket may not become readable."""
         yield from self._frames(0)
         try:
             arrived, ancillary, flags, _ = self.sock.recvmsg_into(
@@ -98,7 +94,9 @@ class Channel(Generic[F]):
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._received.extend(received)
-        if len(self._received) > 2 * DESCRIPTORS_LIMIT:  # those of a frame that is not complete, and of the next one
+        if (
+            len(self._received) > 2 * DESCRIPTORS_LIMIT
+        ):  # These are the descriptors of an incomplete frame, and of the next one.
             raise GarbledError(f"{len(self._received)} descriptors arrived, and no frame for them")
         if flags & socket.MSG_CTRUNC:
             raise GarbledError("the kernel dropped descriptors; is the limit on open files reached?")

@@ -1,4 +1,4 @@
-"""The control process's side of the table in which workers count what is open (`balancing.open_counts`)."""
+"""The table in which workers count what is open (`balancing.open_counts`), as the control process manages it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NO_COLUMN: Final = -1
 
 
 class Columns:
-    """Hands out the columns, and clears rows."""
+    """Assigns the columns, and clears rows."""
 
     def __init__(self, workers: int) -> None:
         """Raise OSError when there is no memory for the table."""
         self.fd = os.memfd_create("kubeproxy-open")
-        """The table; workers inherit it."""
+        """The descriptor of the table, which workers inherit."""
         os.ftruncate(self.fd, workers * ROW_BYTES)
         self._memory = mmap.mmap(self.fd, 0)
         self._of: dict[FrontendName, dict[Target, int]] = {}
@@ -31,10 +31,9 @@ class Columns:
         self._used = 0
 
     def assigned(self, message: SetEndpoints) -> SetEndpoints:
-        """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers.
-
-        An endpoint that stays keeps its column. Where there are not enough, no endpoint has one: those that each worker
-        counts alone would seem emptier than the others."""
+        """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers. An
+        endpoint that stays keeps its column. If there are not enough columns, no endpoint has one. Otherwise the
+        endpoints that each worker counts alone would seem emptier than the others."""
         wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
         before = self._of.pop(message.frontend, {})
         now = {target: before.pop(target, NO_COLUMN) for target in wanted}
@@ -56,7 +55,7 @@ class Columns:
         return self._used - 1
 
     def release(self, frontend: FrontendName) -> None:
-        """Take back the columns of a frontend that is served no more."""
+        """Take back the columns of a frontend that is no longer served."""
         self._take_back(self._of.pop(frontend, {}))
 
     def _take_back(self, columns: Mapping[Target, int]) -> None:
@@ -65,7 +64,7 @@ class Columns:
                 heappush(self._free, column)
 
     def clear(self, worker: int) -> None:
-        """Clear the row of a worker that has ended, so that its connections are counted no more."""
+        """Clear the row of a worker that has ended, so that its connections are no longer counted."""
         self._memory[worker * ROW_BYTES : (worker + 1) * ROW_BYTES] = bytes(ROW_BYTES)
 
     def open_of(self, frontend: FrontendName) -> dict[Target, int]:
@@ -78,7 +77,7 @@ class Columns:
             }
 
     def close(self) -> None:
-        """Give up the table; workers that run keep theirs. Repeating it is harmless."""
+        """Give up the table. Workers that run keep theirs. Repeating the call is harmless."""
         if not self._memory.closed:
             self._memory.close()
             os.close(self.fd)

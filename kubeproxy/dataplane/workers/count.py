@@ -7,13 +7,12 @@ from math import ceil
 from pathlib import Path
 
 DEFAULT_MAX = 4
-"""Most workers by default: the control process, the pods and the kernel need CPU time, too."""
+"""The largest default number of workers. The control process, the pods and the kernel need CPU time, too."""
 
 
 def workers_for(count: int | None, *, root: Path = Path("/")) -> int:
-    """Return the configured number of workers, or one for each usable CPU, at most `DEFAULT_MAX`.
-
-    `root`: the directory of ``/proc`` and ``/sys``."""
+    """Return the configured number of workers, or one for each usable CPU, at most `DEFAULT_MAX`. `root` is the
+    directory of ``/proc`` and ``/sys``."""
     if count is not None:
         return count
     usable = len(os.sched_getaffinity(0))
@@ -21,7 +20,8 @@ def workers_for(count: int | None, *, root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float:
-    """CPUs that this process's control groups grant (cgroup v2's cpu.max); `DEFAULT_MAX` without a limit."""
+    """Return how many CPUs the control groups grant this process (cgroup v2's cpu.max), or `DEFAULT_MAX` without a
+    limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -36,5 +36,5 @@ def _quota(root: Path) -> float:
             most, period = (group / "cpu.max").read_text().split()
             granted = min(granted, int(most) / int(period))
         except (OSError, ValueError):
-            continue  # the root group has no cpu.max, and "max" is no limit
+            continue  # The root group has no cpu.max, and "max" means no limit.
     return granted

@@ -1,12 +1,12 @@
 """The sockets of one frontend for all workers, as the control process holds them.
 
-An *unpinned* frontend has one socket for each worker, open in the worker alone: the kernel spreads connections over
+An *unpinned* frontend has one socket for each worker, open in the worker alone. The kernel spreads connections over
 them, and over the remaining ones when a worker dies. The control process has the reserved port, which never listens.
 
-Where a client must always reach the same worker - UDP sessions, affinity - the sockets are *pinned*: the control
-process keeps all of them open, the reserved port being the first. So the group keeps its order when a worker dies, and
-the next worker gets the same socket with the clients queued in it. A single worker's sockets are pinned, too, as there
-is no other worker for its clients.
+With session affinity, and with UDP sessions, a client must always reach the same worker. Then the sockets are *pinned*:
+the control process keeps all of them open, and the reserved port is the first of them. So the group keeps its order
+when a worker dies, and the next worker gets the same socket with the clients queued in it. A single worker's sockets
+are pinned, too, because there is no other worker for its clients.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class FrontendSockets:
         self._budget = budget
         self._pinned: list[socket.socket] = []
         self._affinity = [Affinity() for _ in range(workers)]
-        """Each worker's bindings, as last reported: its replacement gets them."""
+        """Each worker's bindings, as last reported. The replacement of a worker gets them."""
         self._preceding = 0
-        """Sockets that precede the pinned ones in their group."""
+        """The number of sockets that precede the pinned ones in their group."""
 
     def set_endpoints(self, endpoints: SetEndpoints) -> None:
         """Record the endpoints that are sent to the workers."""
@@ -52,7 +52,8 @@ class FrontendSockets:
         self._affinity[worker].learn(bindings, now)
 
     def restore_bindings(self, bindings: Sequence[Binding], now: float) -> dict[int, RestoreBindings]:
-        """Record another process's bindings; the share of each worker, by the program that assigns clients."""
+        """Record another process's bindings, and return the share of each worker, by the program that assigns
+        clients."""
         shares: dict[int, list[Binding]] = {}
         for binding in bindings:
             shares.setdefault(place(binding.client, count=self._workers), []).append(binding)
@@ -66,19 +67,18 @@ class FrontendSockets:
 
     @property
     def pinned(self) -> bool:
-        """Whether the sockets are pinned."""
+        """Return whether the sockets are pinned."""
         return bool(self._pinned)
 
     def must_pin(self, endpoints: SetEndpoints | None) -> bool:
-        """Return whether the sockets have to be pinned, with these endpoints."""
+        """Return whether the sockets have to be pinned with these endpoints."""
         affinity = endpoints is not None and endpoints.affinity_timeout_s is not None
         return self._workers == 1 or affinity or self.listen.protocol is Protocol.UDP
 
     def pin(self, *, preceding: int = 0) -> None:
-        """Open the pinned sockets, which get all new clients.
-
-        `preceding` unpinned sockets listen already and will be closed. The pinned ones listen at once: a client that
-        comes before a worker has its socket waits in the queue. Raise OSError when the kernel refuses."""
+        """Open the pinned sockets, which get all new clients. `preceding` unpinned sockets listen already and will be
+        closed. The pinned ones listen at once, so a client that comes before a worker has its socket waits in the
+        queue. Raise OSError when the kernel refuses."""
         try:
             if self._workers > 1:
                 self._reserved.share(True)
@@ -95,13 +95,12 @@ class FrontendSockets:
             raise
 
     def assign_to_first(self) -> None:
-        """Assign all clients to the first pinned socket while the preceding sockets close.
-
-        The last socket of a group takes the index of each that closes; only the first pinned one keeps its own."""
+        """Assign all clients to the first pinned socket while the preceding sockets close. The last socket of a group
+        takes the index of each socket that closes, and only the first pinned socket keeps its own index."""
         self._attach(first=self._preceding, count=1)
 
     def assign_by_address(self) -> None:
-        """Assign clients to the pinned sockets by address; the preceding sockets are closed."""
+        """Assign clients to the pinned sockets by address, because the preceding sockets are closed."""
         self._preceding = 0
         self._attach(first=0, count=len(self._pinned))
 
@@ -120,7 +119,7 @@ class FrontendSockets:
             self._close(sock)
 
     def close(self) -> None:
-        """Stop listening; the port stays reserved."""
+        """Stop listening. The port stays reserved."""
         pinned, self._pinned = self._pinned, []
         for sock in pinned:
             stop_listening(sock)

@@ -1,7 +1,8 @@
-"""Hands the connections of this worker to the workers of another instance, over the channels that it was given.
+"""Hands the connections of this worker to the workers of another instance, through the channels that it was given.
 
-From then on whatever this worker serves leaves as soon as it can: a connection at once, a dial when an endpoint has
-answered. What the other instance does not take, because it has no room or has ended, is served here to its end.
+From then on everything that this worker serves leaves as soon as it can: a connection at once, and a dial when an
+endpoint has answered. If the other instance does not take a connection, because it has no room or has ended, this
+worker serves that connection to its end.
 """
 
 from __future__ import annotations
@@ -23,26 +24,28 @@ from kubeproxy.dataplane.workers.protocol import GarbledError
 LOOK_S = 0.05
 """How often the worker looks for connections that can leave by now."""
 ANSWER_S = 5.0
-"""A receiver that has not answered after so long hangs: its channel is given up, and the load stays here."""
+"""For how long a receiver may not answer. After that it counts as hung: its channel is given up, and the load stays
+here."""
 FULL_S = 1.0
 """How often a receiver without room is asked again."""
 
 
 class Way:
-    """The channel to one worker of the other instance, and the load that is under way."""
+    """The channel to one worker of the other instance, and the load that is on the way."""
 
     def __init__(self, reactor: Reactor, sock: socket.socket, number: int, on_free: Callable[[], None]) -> None:
-        """`number`: of that worker. `on_free` is called when a load has been taken, or is back."""
+        """`number` is that of the other worker. `on_free` is called when a load has been taken, or has come back."""
         self.number = number
         self.room = 0
         self.alive = True
         self.moved = 0
         self.longest_s = 0.0
-        """How long a load was under way at most, from before its first connection was stopped until its receipt."""
+        """For how long a load was on the way at most, from before its first connection was stopped until its
+        receipt."""
         self.returned: list[Movable] = []
-        """What the receiver has refused, and is served here again; the reader clears it."""
+        """What the receiver has refused and this worker serves again. The reader clears it."""
         self.asked_at = reactor.now
-        """When the receiver was last sent something, and so asked for its room."""
+        """When the receiver was last sent something, which also asks for its room."""
         self._reactor = reactor
         self._channel: Channel[Receipt] = Channel(sock, Receipt)
         self._on_free = on_free
@@ -51,23 +54,23 @@ class Way:
         self._load: list[Frozen] = []
         self._began = 0.0
         self._waits = True
-        """For a receipt: at first for the one with the room."""
+        """Whether a receipt is awaited. The first one reports the room of the receiver."""
         self._watched = LEVEL
         reactor.add(sock.fileno(), self._on_event, LEVEL)
         self._expect()
 
     @property
     def free(self) -> bool:
-        """Whether the next load may be sent."""
+        """Return whether the next load may be sent."""
         return self.alive and not self._waits
 
     @property
     def under_way(self) -> int:
-        """How many are still, because they have no receipt so far."""
+        """Return how many connections are stopped, because they have no receipt so far."""
         return len(self._load)
 
     def send(self, load: list[Frozen], began: float) -> None:
-        """Send a load, which was begun then; without connections it asks for the room."""
+        """Send a load, which was begun at `began`. A load without connections asks for the room."""
         self._sent += 1
         self._began, self.asked_at = began, self._reactor.now
         self._waits, self._load = True, load
@@ -78,7 +81,7 @@ class Way:
             if isinstance(error, OSError) and error.errno != errno.ETOOMANYREFS:
                 self._lose()
                 return
-            # No memory, or too many descriptors under way of all processes of this user: nothing was sent.
+            # There is no memory, or too many descriptors of this user's processes are in flight. Nothing was sent.
             self._waits, self.room, self._load = False, 0, []
             for each in load:
                 each.thaw()
@@ -91,7 +94,7 @@ class Way:
 
         def look() -> None:
             if self.alive and self._waits and self._sent == number:
-                # The receiver cannot send the receipt any more; one that it has sent is still read.
+                # The receiver cannot send a receipt from now on. A receipt that it has sent is still read.
                 self._channel.sock.shutdown(socket.SHUT_RD)
 
         self._reactor.after(ANSWER_S, look)
@@ -113,7 +116,7 @@ class Way:
                 for receipt, _ in self._channel.receive():
                     self._take(receipt)
         except MemoryError:
-            self._reactor.after(LOOK_S, lambda: self._on_event(LEVEL))  # the receipt is still in the channel
+            self._reactor.after(LOOK_S, lambda: self._on_event(LEVEL))  # The receipt is still in the channel.
         except (GarbledError, EOFError, OSError):
             self._lose()
 
@@ -132,12 +135,12 @@ class Way:
         self._on_free()
 
     def _take_back(self, places: Collection[int]) -> list[Movable]:
-        """Go on here with the connections at these places of the load; return them."""
+        """Continue the connections at these places of the load in this process, and return them."""
         load, self._load = self._load, []
         return [live for at, frozen in enumerate(load) if at in places and (live := frozen.thaw()) is not None]
 
     def _lose(self) -> None:
-        """Give the channel up, and go on here with the load that has no receipt."""
+        """Give the channel up, and continue the load that has no receipt in this process."""
         self.alive = False
         self._reactor.remove(self._channel.sock.fileno())
         with contextlib.suppress(OSError):
@@ -145,35 +148,35 @@ class Way:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Leave a byte behind the load, so that a receiver that comes late does not take this process for dead."""
+        """Leave a byte after the load, so that a receiver that comes late does not take this process for dead."""
         try:
-            if self._load and not self._channel.congested:  # otherwise the load is not complete there
+            if self._load and not self._channel.congested:  # Otherwise the load in the channel is not complete.
                 self._channel.sock.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             self._reactor.after(LOOK_S, self._withdraw)
             return
         except OSError:
-            pass  # the receiver has closed, and will not come
+            pass  # The receiver has closed, and will not come.
         self._channel.close()
-        self._take_back(range(len(self._load)))  # another receiver may take them
+        self._take_back(range(len(self._load)))  # Another receiver may take them.
         self._on_free()
 
 
 class Mover:
-    """Moves what the engine serves, until the process ends."""
+    """Moves everything that the engine serves, until the process ends."""
 
     def __init__(self, reactor: Reactor, engine: Engine, on_idle: Callable[[int, int, float], None]) -> None:
-        """`on_idle` is called whenever nothing can leave now that could before, with how many have moved, how many are
-        left, and for how many seconds one was still at most."""
+        """`on_idle` is called whenever nothing more can leave at the moment. It gets how many connections have moved,
+        how many are left, and for how many seconds a connection was stopped at most."""
         self._reactor = reactor
         self._engine = engine
         self._on_idle = on_idle
         self._ways: list[Way] = []
         self._next = 0
         self._candidates: dict[int | None, deque[Movable]] = {}
-        """By the number of the worker that is to go on; None: any."""
+        """What can leave, by the number of the worker that is to continue. With None any worker may."""
         self._count = 1
-        """Workers of the other instance, among which UDP clients are divided."""
+        """The number of workers of the other instance, among which UDP clients are divided."""
         self._refused: set[Movable] = set()
         """What no receiver takes."""
         self._moved = 0
@@ -183,11 +186,11 @@ class Mover:
 
     @property
     def under_way(self) -> int:
-        """How many are neither here nor there: what is refused goes on here."""
+        """Return how many connections are on the way. Those that are refused continue here."""
         return sum(way.under_way for way in self._ways)
 
     def add(self, channels: Sequence[tuple[int, socket.socket]], count: int) -> None:
-        """Move to these workers, too; each has its number, of `count` in all."""
+        """Move to these workers, too. Each has its number, of `count` in all."""
         self._count = count
         self._ways += [Way(self._reactor, sock, number, self._again) for number, sock in channels]
         self._idle = False
@@ -242,7 +245,7 @@ class Mover:
         return self._candidates.get(way.number) or self._candidates.get(None)
 
     def _send(self, way: Way) -> bool:
-        """Send a load; whether there was anything to send."""
+        """Send a load, and return whether there was anything to send."""
         candidates = self._for(way)
         if not candidates:
             return False

@@ -56,16 +56,16 @@ from kubeproxy.runtime.abstract_sockets import listening, uid_of
 from kubeproxy.runtime.peer_capability import Purpose
 
 LOOK_S = 0.25
-"""How often the worker looks for an owner; each look costs one system call."""
+"""How often the worker looks for an owner. Each look costs one system call."""
 TURN_S = 10.0
-"""How long the worker waits for one owner when there is another name to ask."""
+"""For how long the worker waits for one owner if there is another name to ask."""
 
 
 class Marker:
     """The marker of this run, which the control process has bound, signed and left to its workers."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
-        """`sock` is None if there is no marker. No connection moves from here then."""
+        """`sock` is None if there is no marker. Then no connection moves from this worker."""
         self._sock = sock
         self.run = "" if sock is None else sock.getsockname().decode().rpartition("/")[2]
 
@@ -76,7 +76,7 @@ class Marker:
 
 
 class Orphan:
-    """The search of one worker, from its creation on; it calls `retire` once, at the end."""
+    """The search of one worker for an owner, from its creation on. It calls `retire` once, at the end."""
 
     def __init__(
         self,
@@ -89,8 +89,9 @@ class Orphan:
         move: Callable[[Move, Sequence[int]], None],
         retire: Callable[[], None],
     ) -> None:
-        """`owner_prefix`: how owners' names begin, without the leading NUL; empty: there is none. `bindings`: the
-        clients of session affinity, in parts. `move` is called with the owner's request and its descriptors."""
+        """`owner_prefix` is how owners' names begin, without the leading NUL; it is empty if there is no owner.
+        `bindings` returns the clients of session affinity, in parts. `move` is called with the owner's request and its
+        descriptors."""
         self._reactor = reactor
         self._prefix = owner_prefix
         self._tried: set[str] = set()
@@ -121,7 +122,8 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """Connect to the oldest name not tried yet: the owner is older than instances that wait to take over."""
+        """Connect to the oldest name that was not tried yet, because the owner is older than instances that wait to
+        take over."""
         name = self._next_name()
         if name is None:
             return False
@@ -201,7 +203,7 @@ class Orphan:
             self._move(moves[0], descriptors)
             descriptors = []
         elif any(isinstance(request, Show) for request in requests):
-            with contextlib.suppress(OSError):  # the owner ends the connection, and the worker comes again
+            with contextlib.suppress(OSError):  # The owner ends the connection, and the worker comes again.
                 self._marker.show(self._owner)
         elif any(isinstance(request, Recall) for request in requests):
             self._lines = _answer(self._bindings())
@@ -217,7 +219,7 @@ class Orphan:
         self._send()
 
     def _send(self) -> None:
-        """Send as much as fits; the rest when there is room."""
+        """Send as much as fits, and the rest when there is room."""
         if self._owner is None:
             return
         try:
@@ -232,7 +234,7 @@ class Orphan:
         self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsent else 0))
 
     def _end(self) -> None:
-        # The connection stays open until this process ends: the owner waits for its end.
+        # The connection stays open until this process ends, because the owner waits for its end.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()

@@ -1,4 +1,4 @@
-"""The control process's side of a worker: its child process and channel."""
+"""A worker as the control process sees it: its child process and its channel."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from kubeproxy.model import FrontendName
 from kubeproxy.runtime.child_process import ChildProcess
 
 BEAT_S = 1.0
-"""How often the control process checks that a worker still sends; a worker sends its status once a second."""
+"""How often the control process checks that a worker still sends. A worker sends its status once a second."""
 SILENT_BEATS = 5
-"""A worker silent for so many beats is stopped, or hangs, and the clients that the kernel assigns to it wait in vain:
-it is killed and replaced. Beats, not seconds: while the control process itself is stopped, no time counts."""
+"""The number of beats without a message after which a worker is killed and replaced. It is stopped, or hangs, and the
+clients that the kernel assigns to it wait in vain. Beats are counted and not seconds, so that no time counts while the
+control process itself is stopped."""
 REPLY_BEATS = 30
-"""A worker that sends its status but has not replied for so many beats is killed."""
+"""The number of beats after which a worker that sends its status, but has not replied, is killed."""
 READ_AGAIN_S = 0.1
-"""How long a channel is not read after a MemoryError."""
+"""For how long a channel is not read after a MemoryError."""
 
 
 def command(fd: int, *, number: int, counts_fd: int, marker: int | None, owner_prefix: str) -> list[str]:
-    """Return the command line of a worker; `fd` is its end of the channel, `counts_fd` the table of `Columns`, `marker`
-    that of its run."""
+    """Return the command line of a worker. `fd` is its end of the channel, `counts_fd` the table of `Columns`, and
+    `marker` the marker of its run."""
     arguments = [str(fd), str(number), str(counts_fd), "" if marker is None else str(marker), owner_prefix]
-    # -P: no imports from the current directory.
+    # -P prevents imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.dataplane.workers.main", *arguments]
 
 
 class WorkerProcess:
-    """A running worker process, started by the constructor.
-
-    `stopped` is done when the worker has stopped serving, with the reason; `reaped` when its process has exited."""
+    """A running worker process, started by the constructor. `stopped` is done when the worker has stopped serving, with
+    the reason. `reaped` is done when its process has exited."""
 
     def __init__(
         self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
@@ -57,24 +57,25 @@ class WorkerProcess:
         """`make_command` returns the command line for a descriptor. Raise OSError when the process cannot start."""
         self.number = number
         self.unsent: dict[FrontendName, None] = {}
-        """Frontends that a new worker has yet to be sent."""
+        """The frontends that a new worker has yet to be sent."""
         self.in_service = False
         """Whether the worker has applied the full state."""
         self.open = 0
-        """Open connections, as last reported."""
+        """The number of open connections, as last reported."""
         self.counters: dict[FrontendName, Counters] = {}
-        """Counters, as last reported."""
+        """The counters, as last reported."""
         self.bindings: list[RestoreBindings] = []
-        """Reported affinity bindings; the reader clears them."""
+        """The affinity bindings that were reported. The reader clears them."""
         self._forgotten: dict[FrontendName, int] = {}
-        """Removed frontends, and the last request that may still bring their counters; ordered by that."""
+        """The removed frontends, each with the number of the last request that may still bring its counters, in that
+        order."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
         self._silent = 0
-        """Beats since its last report."""
+        """The number of beats since its last report."""
         self._has_reported = False
         self._writing = False
         self._process = ChildProcess(make_command, inherit=inherit)
@@ -84,15 +85,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     def request(
         self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
     ) -> asyncio.Future[Reply | None]:
-        """Send a request with sockets; the reply, or None if the worker stops.
-
-        `make` makes the request of its number. The caller may close the sockets when this returns."""
+        """Send a request with sockets, and return the reply, or None if the worker stops. `make` makes the request of
+        its number. The caller may close the sockets when this returns."""
         future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)
@@ -105,7 +105,7 @@ class WorkerProcess:
             self._channel.send(request, [sock.fileno() for sock in sockets])
         except OSError as error:
             self._end(f"channel failed: {error.strerror or error}")
-        except MemoryError:  # the request was not sent, and so gets no reply
+        except MemoryError:  # The request was not sent, and so gets no reply.
             del self._pending[self._number]
             raise
         else:
@@ -121,7 +121,7 @@ class WorkerProcess:
         self._forgotten[name] = self._number
 
     def kill(self, reason: str) -> None:
-        """Kill the process, for `reason` if it is the first."""
+        """Kill the process, for `reason` if this is the first reason."""
         self._process.kill(reason)
 
     def _beat(self) -> None:
@@ -166,7 +166,7 @@ class WorkerProcess:
             self._end("")
         except OSError as error:
             self._end(f"channel failed: {error.strerror or error}")
-        except MemoryError:  # the worker is alive; this process lacks the memory to read its report
+        except MemoryError:  # The worker is alive. This process lacks the memory to read its report.
             self._silent = 0
             self._loop.remove_reader(self._channel.sock)
             self._loop.call_later(READ_AGAIN_S, self._read_again)
@@ -194,14 +194,14 @@ class WorkerProcess:
         if isinstance(report, BindingsReply) and report.bindings is not None:
             self.bindings.append(report.bindings)
             return
-        if not isinstance(report, DrainReply | MoveReply):  # all others come in the order of the requests
+        if not isinstance(report, DrainReply | MoveReply):  # All other replies come in the order of the requests.
             for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
                 del self._forgotten[name]
         if (pending := self._pending.pop(report.number, None)) is not None:
             pending.resolve(report)
 
     def _end(self, reason: str) -> None:
-        """The channel is over. The process is, too, or will be soon."""
+        """Note that the channel is over. The process is over as well, or will be soon."""
         if self._channel is None:
             return
         self._beating.cancel()
@@ -224,7 +224,7 @@ class WorkerProcess:
 
 
 class _Pending:
-    """A request without a reply yet; a patient one has no time limit."""
+    """A request that has no reply yet. A patient one has no time limit."""
 
     __slots__ = ("_future", "beats", "patient")
 
@@ -234,12 +234,12 @@ class _Pending:
         self.beats = 0
 
     def resolve(self, reply: Reply | None) -> None:
-        if not self._future.done():  # the requesting task may have been cancelled
+        if not self._future.done():  # The requesting task may have been cancelled.
             self._future.set_result(reply)
 
 
 async def all_reaped(workers: Iterable[WorkerProcess], *, within_s: float) -> None:
-    """Wait until the workers' processes have exited; kill those that take longer than `within_s`."""
+    """Wait until the workers' processes have exited, and kill those that take longer than `within_s`."""
     waiting = [worker.reaped for worker in workers]
     if waiting and (late := (await asyncio.wait(waiting, timeout=within_s))[1]):
         for worker in workers:

@@ -1,9 +1,9 @@
-"""Protocol between the control process and a worker: messages and their bytes.
+"""The protocol between the control process and a worker: messages and their bytes.
 
-A frame is a header - length of the body, number of descriptors that travel beside it - and a body in MessagePack: one
-request or one reply. Requests are numbered, and each gets one reply with its number. A worker replies in the order of
-the requests, except to `Drain` and `MoveTo`, whose replies wait for connections. An unrequested `Heartbeat` has no
-number.
+A frame has a header (the length of the body, and the number of descriptors that travel beside it) and a body in
+MessagePack, which is one request or one reply. Requests are numbered, and each gets one reply with its number. A worker
+replies in the order of the requests, except to `Drain` and `MoveTo`, whose replies wait for connections. A `Heartbeat`
+is sent without a request, and has no number.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kubeproxy.model.errors import KubeproxyError
 
 HEADER = struct.Struct("!IH")
 BODY_LIMIT = 64 << 20
-"""Bytes. Ten thousand frontends' counters take two million; a longer frame is garbage."""
+"""The longest body in bytes. The counters of ten thousand frontends take two million; a longer frame is garbage."""
 DESCRIPTORS_LIMIT = 253
-"""The kernel passes no more at once (SCM_MAX_FD in net/scm.h)."""
+"""The largest number of descriptors that the kernel passes at once (SCM_MAX_FD in net/scm.h)."""
 ROOM_BYTES = 128 << 10
-"""Size of the receive buffer. Most frames are far shorter; for a longer one the buffer grows."""
+"""The size of the receive buffer. Most frames are far shorter. For a longer one the buffer grows."""
 
 
 class GarbledError(KubeproxyError):
@@ -39,17 +39,16 @@ class GarbledError(KubeproxyError):
 
 
 class Apply(Struct, frozen=True, tag=True, array_like=True):
-    """Apply messages in order; `DoneReply`.
-
-    Each `Listen` comes with a socket, in the same order. A `Listen` for a frontend that is served already adds a new
-    socket; the previous one stays open until `ClosePrevious`."""
+    """Apply messages in order. The reply is `DoneReply`. Each `Listen` comes with a socket, in the same order. A
+    `Listen` for a frontend that is served already adds a new socket; the previous one stays open until
+    `ClosePrevious`."""
 
     number: int
     messages: tuple[Message, ...]
 
 
 class ClosePrevious(Struct, frozen=True, tag=True, array_like=True):
-    """Close the replaced sockets of these frontends; `DoneReply`."""
+    """Close the replaced sockets of these frontends. The reply is `DoneReply`."""
 
     number: int
     frontends: tuple[FrontendName, ...]
@@ -76,7 +75,7 @@ class Query(Struct, frozen=True, tag=True, array_like=True):
 
 
 class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
-    """Report the endpoints that a client's next connection would try; `PreviewReply`."""
+    """Report the endpoints that a client's next connection would try. The reply is `PreviewReply`."""
 
     number: int
     frontend: FrontendName
@@ -85,29 +84,28 @@ class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenToRequest(Struct, frozen=True, tag=True, array_like=True):
-    """Count the open connections, dials and UDP sessions to each of these addresses; `OpenToReply`."""
+    """Count the open connections, dials and UDP sessions to each of these addresses. The reply is `OpenToReply`."""
 
     number: int
     addresses: frozenset[Address]
 
 
 class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
-    """Accept the clients already queued, then close all listeners; `DoneReply`."""
+    """Accept the clients already queued, then close all listeners. The reply is `DoneReply`."""
 
     number: int
 
 
 class Drain(Struct, frozen=True, tag=True, array_like=True):
-    """Wait for the connections open now to end, at most `grace_s` seconds; `DrainReply`."""
+    """Wait at most `grace_s` seconds for the end of the connections that are open now. The reply is `DrainReply`."""
 
     number: int
     grace_s: float
 
 
 class MoveTo(Struct, frozen=True, tag=True, array_like=True):
-    """Move all connections to the workers of the instance at that control socket; `MoveReply`.
-
-    What begins later, or could not move yet, follows by itself as soon as it can."""
+    """Move all connections to the workers of the instance at that control socket. The reply is `MoveReply`. Connections
+    that begin later, or could not move yet, follow by themselves as soon as they can."""
 
     number: int
     successor: str
@@ -115,13 +113,13 @@ class MoveTo(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Adopt(Struct, frozen=True, tag=True, array_like=True):
-    """Take over the connections that come through this channel, a descriptor; `DoneReply`."""
+    """Take over the connections that come through this channel, which is a descriptor. The reply is `DoneReply`."""
 
     number: int
 
 
 class Exit(Struct, frozen=True, tag=True, array_like=True):
-    """Reset all connections and exit; the end of the channel is the reply."""
+    """Reset all connections and exit. The end of the channel is the reply."""
 
     number: int
 
@@ -130,18 +128,17 @@ class Exit(Struct, frozen=True, tag=True, array_like=True):
 
 
 class DoneReply(Struct, frozen=True, tag=True, array_like=True):
-    """Completion of a request, with the failures by frontend."""
+    """A request is completed. The reply has the failures by frontend."""
 
     number: int
     open: int
-    """Open connections and dials in progress, as in every reply."""
+    """The number of open connections and dials in progress, as in every reply."""
     failures: tuple[tuple[FrontendName, str], ...] = ()
 
 
 class CountersReply(Struct, frozen=True, tag=True, array_like=True):
-    """Counters that changed since the last report.
-
-    With `more`, another of the same number follows, and only the last completes the request."""
+    """The counters that have changed since the last report. With `more`, another reply with the same number follows,
+    and only the last one completes the request."""
 
     number: int
     open: int
@@ -150,7 +147,7 @@ class CountersReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerStatusReply(Struct, frozen=True, tag=True, array_like=True):
-    """Status of the serving process."""
+    """The status of the serving process."""
 
     number: int
     open: int
@@ -174,7 +171,7 @@ class EndedReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class PreviewReply(Struct, frozen=True, tag=True, array_like=True):
-    """The endpoints that the client's next connection would try; None: the frontend is not served."""
+    """The endpoints that the client's next connection would try, or None if the frontend is not served."""
 
     number: int
     open: int
@@ -182,7 +179,7 @@ class PreviewReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
-    """Open connections, dials and UDP sessions by address, without zeros."""
+    """The open connections, dials and UDP sessions by address, without zeros."""
 
     number: int
     open: int
@@ -198,9 +195,8 @@ class OpenReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
-    """Affinity bindings made or used since the last such query.
-
-    Several of one number may follow each other; the last has None and completes the request."""
+    """The affinity bindings made or used since the last such query. Several replies with one number may follow each
+    other. The last of them has None and completes the request."""
 
     number: int
     open: int
@@ -208,7 +204,7 @@ class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class DrainReply(Struct, frozen=True, tag=True, array_like=True):
-    """The number of connections left after a drain."""
+    """The number of connections that are left after a drain."""
 
     number: int
     open: int
@@ -216,7 +212,8 @@ class DrainReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class MoveReply(Struct, frozen=True, tag=True, array_like=True):
-    """All that can move has moved, or the successor cannot be reached: the numbers moved, and left here."""
+    """Everything that can move has moved, or the successor cannot be reached. The reply has the numbers moved, and left
+    here."""
 
     number: int
     open: int
@@ -225,7 +222,7 @@ class MoveReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
-    """Sent regularly without a request: the open connections, and that the worker is alive."""
+    """Sent regularly without a request. It shows that the worker is alive, and has the open connections."""
 
     open: int
 
@@ -253,7 +250,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, descriptors: int = 0) -> bytes:
-    """Return a frame as bytes; `descriptors` travel beside it."""
+    """Return a frame as bytes. `descriptors` travel beside it."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body), descriptors) + body
 
@@ -273,19 +270,18 @@ class Decoder(Generic[F]):
 
     @property
     def room(self) -> memoryview:
-        """The memory for the next bytes; never empty when `frames` is exhausted."""
+        """Return the memory for the next bytes. It is never empty when `frames` is exhausted."""
         return memoryview(self._buffer)[self._end :]
 
     @property
     def left(self) -> int:
-        """Bytes that are not decoded."""
+        """Return the number of bytes that are not decoded."""
         return self._end - self._start
 
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
-        """Yield the frames that are complete with `arrived` more bytes in `room`.
-
-        Raise MemoryError when there is none for the next frame or for more room; the next call continues. Raise
-        GarbledError for an invalid frame; nothing can be decoded after it."""
+        """Yield the frames that are complete with `arrived` more bytes in `room`. Raise MemoryError when there is no
+        memory for the next frame or for more room; the next call continues. Raise GarbledError for an invalid frame,
+        after which nothing can be decoded."""
         self._end += arrived
         while (size := self._next_size()) <= self._end - self._start:
             frame, descriptors = self._decode(self._start + HEADER.size, size - HEADER.size)
@@ -294,7 +290,7 @@ class Decoder(Generic[F]):
         self._make_room(size)
 
     def _next_size(self) -> int:
-        """Bytes of the next frame, or of its header as long as that is incomplete."""
+        """Return the size of the next frame, or of its header as long as that is incomplete."""
         if self._end - self._start < HEADER.size:
             return HEADER.size
         length, descriptors = HEADER.unpack_from(self._buffer, self._start)

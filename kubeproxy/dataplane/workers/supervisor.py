@@ -16,15 +16,16 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime.tasks import TaskSet
 
 START_S = 10.0
-"""How long `until_served` waits for the first worker to be in service."""
+"""For how long `until_served` waits for the first worker to be in service."""
 STEADY_S = 60.0
-"""A worker that ran so long resets the delay; and deaths within this time count for `problem`."""
+"""The time after which a running worker resets the delay. Deaths within this time count for `problem`."""
 DEATHS = 3
-"""Deaths within `STEADY_S` that are a problem."""
+"""The number of deaths within `STEADY_S` that are a problem."""
 PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
-"""Delay of the replacement at the second death in a row, and at most. At the first there is none."""
+"""The delay of the replacement at the second death in a row, and the longest delay. At the first death there is
+none."""
 END_S = 3.0
-"""How long workers may take to exit at the shutdown."""
+"""For how long workers may take to exit at the shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class WorkerEnd:
 
     number: int
     pid: int | None
-    """None if the process could not start."""
+    """The process id, or None if the process could not start."""
     reason: str
     restarts_in_s: float
 
@@ -52,24 +53,22 @@ class Supervisor:
         on_end: Callable[[WorkerEnd], None],
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
-        """To be made inside a running event loop; the workers start at once.
-
-        `command`: the command line for a worker number and the descriptor of its channel. `inherit`: further
-        descriptors that stay open in the worker. `initialize` sends a new worker the full state and returns its
-        failure; None: it is in service, or has stopped. `on_stopped` is called for each worker removed from `workers`,
-        `on_end` for each that ended unexpectedly, `on_crash` for internal errors (see `TaskSet`).
-        """
+        """This is to be called inside a running event loop. The workers start at once. `command` returns the command
+        line for a worker number and the descriptor of its channel. `inherit` has further descriptors that stay open in
+        the worker. `initialize` sends a new worker the full state and returns its failure; None means that the worker
+        is in service, or has stopped. `on_stopped` is called for each worker removed from `workers`, `on_end` for each
+        that ended unexpectedly, and `on_crash` for internal errors (see `TaskSet`)."""
         self.workers: dict[int, WorkerProcess] = {}
-        """Running workers by number, those included that are not in service yet."""
+        """The running workers by number, including those that are not in service yet."""
         self.restarts = 0
-        """Workers started as replacements."""
+        """The number of workers that were started as replacements."""
         self._command = command
         self._inherit = tuple(inherit)
         self._initialize = initialize
         self._on_stopped = on_stopped
         self._on_end = on_end
         self._leavers: set[WorkerProcess] = set()
-        """Workers that accept no more clients, but are not reaped yet."""
+        """The workers that accept no more clients and are not reaped yet."""
         self._serving = asyncio.Event()
         """Set while a worker is in service."""
         self._deaths: deque[tuple[float, WorkerEnd]] = deque(maxlen=DEATHS)
@@ -81,7 +80,7 @@ class Supervisor:
 
     @property
     def problem(self) -> str | None:
-        """Why workers do not serve; None: they do, or a single one has died."""
+        """Return why workers do not serve. Return None if they do, or if a single one has died."""
         if len(self._deaths) < DEATHS or asyncio.get_running_loop().time() - self._deaths[0][0] > STEADY_S:
             return None
         last = self._deaths[-1][1]
@@ -89,11 +88,12 @@ class Supervisor:
 
     @property
     def open_connections(self) -> int:
-        """Of all of them, those included that are not reaped yet; at most a second old."""
+        """Return the open connections of all workers, including those that are not reaped yet. The number is at most a
+        second old."""
         return sum(worker.open for worker in (*self.workers.values(), *self._leavers))
 
     async def until_served(self) -> None:
-        """Wait until a worker is in service, or the shutdown has begun. KernelError after `START_S`."""
+        """Wait until a worker is in service, or the shutdown has begun. Raise KernelError after `START_S`."""
         if self._serving.is_set() or self._over.is_set():
             return
         try:
@@ -104,7 +104,7 @@ class Supervisor:
             raise KernelError(f"no worker process is in service within {START_S:g} s{last}") from None
 
     async def request_all(self, make: Callable[[int], Request]) -> list[Reply | None]:
-        """Send the same request to all workers in service; their replies (see `WorkerProcess.request`)."""
+        """Send the same request to all workers in service, and return their replies (see `WorkerProcess.request`)."""
         return await asyncio.gather(
             *(worker.request(make) for worker in list(self.workers.values()) if worker.in_service)
         )
@@ -133,7 +133,7 @@ class Supervisor:
             pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_LIMIT_S)
 
     async def _tend(self, worker: WorkerProcess) -> str:
-        """Bring a worker into service and wait for its end; the reason of the end."""
+        """Bring a worker into service, wait for its end, and return the reason of the end."""
         self.workers[worker.number] = worker
         try:
             if (failure := await self._initialize(worker)) is not None:
@@ -157,7 +157,7 @@ class Supervisor:
                 worker.kill("no longer needed")
 
     async def close(self) -> None:
-        """End all workers at once; returns when their processes have exited."""
+        """End all workers at once. Return when their processes have exited."""
         self._over.set()
         every_worker = [*self.workers.values(), *self._leavers]
         for worker in self.workers.values():

@@ -1,9 +1,9 @@
-"""Messages between an orphaned worker and the owner; the version of the takeover protocol.
+"""The messages between an orphaned worker and the owner, and the version of the takeover protocol.
 
-One JSON object per line, over a stream socket; ``type`` names the kind. Unknown fields are ignored. `OrphanHello` and
-`Retire` are frozen: they mean the same in every version, so that an owner can replace the workers of another version.
-The other messages may change with each version, and go only to a process of the same version.
-`kubeproxy.daemon.takeover.protocol` has the messages between control processes.
+Each message is one JSON object in a line, sent over a stream socket; ``type`` names the kind. Unknown fields are
+ignored. `OrphanHello` and `Retire` are frozen: they mean the same in every version, so that an owner can replace the
+workers of another version. The other messages may change with each version, and go only to a process of the same
+version. `kubeproxy.daemon.takeover.protocol` has the messages between control processes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kubeproxy.dataplane.messages import RestoreBindings
 
 PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
-messages changes; `RestoreBindings` and what it holds are part of a message."""
+messages changes. `RestoreBindings` and its fields are part of a message."""
 MOVES: Final = 2
-"""The version of what moves with a connection (`moving`), and of `Show` and `Move`. Raise it when one of them,
-`ConnectionState` or `SessionState` changes: between two versions nothing moves, and the connections drain."""
+"""The version of everything that moves with a connection (`moving`), and of `Show` and `Move`. Raise it when one of
+them, `ConnectionState` or `SessionState` changes. Between two versions nothing moves, and the connections drain."""
 LINE_BYTES: Final = 4096
-"""The longest line."""
+"""The longest line in bytes."""
 
 T = TypeVar("T")
 
@@ -31,23 +31,23 @@ class TakeoverMessage(msgspec.Struct, frozen=True, tag_field="type", tag=str.low
 
 
 class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"):
-    """The first message of an orphaned worker, sent with a `peer_capability.Challenge`. Frozen."""
+    """The first message of an orphaned worker, sent with a `peer_capability.Challenge`. It is frozen."""
 
     protocol: int
     pid: int
     """Its process number in its own PID namespace."""
     run: str
-    """The run that it belonged to."""
+    """The run to which the worker belonged."""
     moves: int = 0
-    """The version of `Move` that it understands."""
+    """The version of `Move` that the worker understands."""
 
 
 class Retire(TakeoverMessage, frozen=True):
-    """The rules lead to the owner: the worker stops accepting, drains and ends. Frozen."""
+    """The rules lead to the owner, so the worker stops accepting, drains and ends. This message is frozen."""
 
 
 class Show(TakeoverMessage, frozen=True):
-    """Show the marker of your run."""
+    """Asks the worker for the marker of its run."""
 
 
 class Shown(TakeoverMessage, frozen=True):
@@ -55,21 +55,22 @@ class Shown(TakeoverMessage, frozen=True):
 
 
 class Move(TakeoverMessage, frozen=True):
-    """Move all connections to the owner's workers: sent with a socket to each of them, in this order."""
+    """Asks the worker to move all connections to the owner's workers. It is sent with a socket to each of them, in this
+    order."""
 
     workers: tuple[int, ...]
-    """Their numbers."""
+    """The numbers of these workers."""
     count: int
-    """The workers of the owner, which assign UDP clients by it."""
+    """The number of the owner's workers, by which UDP clients are assigned."""
 
 
 class Moved(TakeoverMessage, frozen=True):
-    """All that can move has moved."""
+    """Everything that can move has moved."""
 
     moved: int
     left: int
     longest_s: float = 0.0
-    """For how long a connection was still at most."""
+    """For how long a connection was stopped at most."""
 
 
 class Recall(TakeoverMessage, frozen=True):
@@ -83,7 +84,7 @@ class Bindings(TakeoverMessage, frozen=True):
 
 
 class Done(TakeoverMessage, frozen=True):
-    """The request of that type is carried out, and its answer complete."""
+    """The request of that type is carried out, and its answer is complete."""
 
     request: str
 
