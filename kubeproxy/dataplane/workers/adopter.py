@@ -24,9 +24,8 @@ class Adopter:
         self._channel: Channel[Load] = Channel(sock, Load)
         self._on_end = on_end
         reactor.add(sock.fileno(), self._on_event, LEVEL)
-        with contextlib.suppress(
-            OSError
-        ):  # The other worker has ended already, and its last load may be in the channel.
+        # If the other worker has ended already, its last load may be in the channel.
+        with contextlib.suppress(OSError):
             self._channel.send(Receipt(0, engine.room))
 
     def _on_event(self, what: int) -> None:

@@ -94,9 +94,8 @@ class Channel(Generic[F]):
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._received.extend(received)
-        if (
-            len(self._received) > 2 * DESCRIPTORS_LIMIT
-        ):  # These are the descriptors of an incomplete frame, and of the next one.
+        # The descriptors may be those of an incomplete frame and of the next one.
+        if len(self._received) > 2 * DESCRIPTORS_LIMIT:
             raise GarbledError(f"{len(self._received)} descriptors arrived, and no frame for them")
         if flags & socket.MSG_CTRUNC:
             raise GarbledError("the kernel dropped descriptors; is the limit on open files reached?")
