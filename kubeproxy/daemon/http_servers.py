@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.runtime.keep_running import kept_running
+from kubeproxy.runtime.threads import imported
 
 if TYPE_CHECKING:
     from kubeproxy.observability.http.server import HttpServer
@@ -33,6 +34,7 @@ class HttpServers:
     async def open(self) -> None:
         """Start the servers, and answer load balancers. Raise KernelError if an address is in use and
         bindAddressHardFail is set."""
+        await imported("kubeproxy.daemon.http_pages", "kubeproxy.daemon.status_collector")
         from kubeproxy.daemon.http_pages import http_servers
         from kubeproxy.daemon.kernel_traffic import KernelTraffic
         from kubeproxy.daemon.status_collector import StatusCollector

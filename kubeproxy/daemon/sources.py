@@ -19,6 +19,7 @@ from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Pict
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
+from kubeproxy.runtime.threads import imported
 
 if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.client import Client
@@ -85,6 +86,7 @@ class Sources:
             self._start_manifests()
 
     async def _start_kubernetes(self, closing: AsyncExitStack) -> None:
+        await imported("kubeproxy.sources.kubernetes.source", "kubeproxy.kubernetes.events.recorder")
         from kubeproxy.kubernetes.client.client import Client
         from kubeproxy.kubernetes.client.credentials import ClientSettings
         from kubeproxy.kubernetes.events.recorder import EventRecorder

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -63,3 +65,17 @@ async def in_thread(work: Callable[[], T]) -> T:
         future.cancel()
         raise NotBegun("no memory for a new thread")
     return await future
+
+
+async def imported(*modules: str) -> None:
+    """Import modules while the loop goes on. Without a thread they are left to the caller's own import.
+
+    On a busy node imports take seconds, in which the loop would keep nothing alive.
+    """
+
+    def work() -> None:
+        for module in modules:
+            import_module(module)
+
+    with contextlib.suppress(NotBegun):
+        await in_thread(work)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from kubeproxy.runtime import threads
-from kubeproxy.runtime.threads import NotBegun, in_thread
+from kubeproxy.runtime.threads import NotBegun, imported, in_thread
 
 
 async def test_the_work_runs_in_another_thread() -> None:
@@ -66,3 +69,16 @@ async def test_an_error_after_cancellation_is_not_logged(caplog: pytest.LogCaptu
     await asyncio.sleep(0.01)
     gc.collect()
     assert not caplog.records
+
+
+async def test_the_loop_goes_on_while_modules_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_module.py").write_text("import threads_turn\nTURNED = threads_turn.event.wait(30)\n")
+    (tmp_path / "threads_turn.py").write_text("import threading\nevent = threading.Event()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    turn = importlib.import_module("threads_turn")
+    asyncio.get_running_loop().call_later(0.05, turn.event.set)
+    try:
+        await imported("slow_module")
+        assert sys.modules["slow_module"].TURNED
+    finally:
+        del sys.modules["slow_module"], sys.modules["threads_turn"]
