@@ -279,9 +279,10 @@ class World:
                 host.run(["nft", "-f", "-"], input=text)
             case "kill":
                 assert running is not None
-                self._faults[name] = self.chronicle.begin(self.chronicle.faults, kind, name)
+                self._faults[name] = killed = self.chronicle.begin(self.chronicle.faults, kind, name)
                 running.kill()
                 running.wait()
+                killed.done = time.monotonic()
             case _:
                 if kind == "end of kill":
                     self._start_backend(pod)

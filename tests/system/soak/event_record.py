@@ -19,6 +19,8 @@ class Span:
     what: str
     target: str = ""
     end: float = math.inf
+    done: float = 0.0
+    """When a process that is killed was seen to have ended; 0 if that was not seen."""
 
     def meets(self, begin: float, end: float) -> bool:
         """Whether the two overlap."""

@@ -101,6 +101,11 @@ def test_a_service_that_is_not_there_or_empty(chronicle: Chronicle, pods: tuple[
 def test_a_backend_that_was_killed(chronicle: Chronicle) -> None:
     chronicle.faults.append(Span(100.05, "kill", "2", 104.0))
     assert verdict(chronicle, failed()) == "the backend was killed"
+    slow = failed(began=100.5, ended=100.6)
+    assert verdict(chronicle, slow) is None
+    chronicle.faults[0].done = 100.55
+    assert verdict(chronicle, slow) == "the backend was killed"
+    chronicle.faults[0].done = 0.0
     assert verdict(chronicle, failed(pod=0)) is None, "it spoke with another"
     assert verdict(chronicle, failed(error="ConnectionRefusedError()")) is None, "it was not even let in"
     assert verdict(chronicle, failed(began=100.3, ended=100.4)) is None, "others are there"

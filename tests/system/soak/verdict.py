@@ -171,9 +171,10 @@ class Verdict:
     def _why_cut(self, seen: Outcome) -> Iterator[str]:
         began, ended = seen.began, seen.ended
         for fault in self._chronicle.faults:
-            killed = fault.what == "kill" and began <= fault.begin + KILL_S and fault.begin <= ended
+            done = max(fault.done, fault.begin + KILL_S)
+            killed = fault.what == "kill" and began <= done and fault.begin <= ended
             its = int(fault.target) in ({seen.pod} if seen.pod >= 0 else self._possible(seen))
-            if killed and its and ended <= self._noticed(fault.begin, seen):
+            if killed and its and ended <= self._noticed(done, seen):
                 yield "the backend was killed"
         if not self._may_take("userspace", seen):
             return  # its bytes did not depend on any process
