@@ -272,7 +272,8 @@ class OwnSettings(Group, frozen=True):
         Meta(ge=0, le=65535),
         live(
             "Port of this node's pods at which kubelet finds the preStop hook /drain?timeout=25s, which waits for the"
-            " end of the pod's connections. Anything else that is sent there goes on to the pod. 0: none.",
+            " end of the pod's connections. Anything else that is sent there goes on to the pod. 0: none, and nothing"
+            " listens.",
             flag="drain-hook-port",
         ),
     ] = 10258

@@ -56,7 +56,7 @@ _DURATION: Final = re.compile(r"(?:[0-9]{1,6}(?:\.[0-9]{1,3})?(?:ms|s|m|h))+|[0-
 
 
 class DrainHook:
-    """The socket that hooks reach. `listen`, then `close`; `port` is where rules lead."""
+    """The socket that hooks reach. `bind`, `listen`, then `close`; `port` is where rules lead."""
 
     def __init__(self, drains: PodDrains) -> None:
         self._drains = drains
@@ -64,10 +64,10 @@ class DrainHook:
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
-        """The port on loopback; 0 while it does not listen."""
+        """The port on loopback; 0 while none is bound."""
 
-    def listen(self, families: Iterable[Family]) -> None:
-        """Listen on loopback, at a port that is free in every family. OSError."""
+    def bind(self, families: Iterable[Family]) -> None:
+        """Take a port on loopback that is free in every family. OSError."""
         wanted = sorted(families)
         for attempt in range(PORTS_TRIED):
             try:
@@ -77,9 +77,13 @@ class DrainHook:
                 if attempt == PORTS_TRIED - 1:
                     raise
             else:
-                break
+                return
+
+    def listen(self) -> None:
+        """Listen at that port, if it is bound: from the first pod on, because rules lead to it from then on."""
         loop = asyncio.get_running_loop()
         for listener in self._sockets:
+            listener.listen(CONNECTIONS)
             loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _bind(self, families: Iterable[Family]) -> None:
@@ -89,7 +93,6 @@ class DrainHook:
             self._sockets.append(listener)
             make_recognizable(listener)
             listener.bind((_LOOPBACK[family], self.port))
-            listener.listen(CONNECTIONS)
             self.port = listener.getsockname()[1]
 
     def close(self) -> None:

@@ -170,8 +170,9 @@ class Daemon(Owner):
         )
         self._pod_drains = PodDrains(control_plane.proxier.view.local_pods, control_plane.pods_leave)
         self._drain_hook = DrainHook(self._pod_drains)
+        control_plane.proxier.view.local_pods.on_first = self._drain_hook.listen
         self._operator_view = OperatorView(parts, self._pod_drains)
-        self._reloader = Reloader(parts, self._operator_view)
+        self._reloader = Reloader(parts, self._operator_view, self._use_drain_hook)
         self._succession = Succession(configuration, process, ownership, control_plane, data_plane)
         self._shutdown = Shutdown(
             signals=process.signals,
@@ -247,19 +248,23 @@ class Daemon(Owner):
         await self._kernel_path.rescue.ready()
         # Before rules lead clients by the kernel path: it reports no ends of connections that began earlier.
         self._operator_view.use_access_log(self._configuration.value)
-        if self._ownership.has_netfilter:
-            self._answer_hooks()
+        self._use_drain_hook()
         self._process.tasks.start(kept_running("pod drains", self._pod_drains.run), name="pod drains")
         self._process.tasks.start(kept_running("proxier", self._control_plane.proxier.run), name="proxier")
 
-    def _answer_hooks(self) -> None:
-        """Answer preStop hooks, as soon as rules lead them here."""
-        proxier = self._control_plane.proxier
-        try:
-            self._drain_hook.listen(proxier.settings.families)
-        except OSError as error:
-            log.warning("preStop hooks not answered", reason=error.strerror or str(error))
-        proxier.use(replace(proxier.settings, drain_hook=self._drain_hook.port))
+    def _use_drain_hook(self) -> None:
+        """Answer preStop hooks, as soon as rules lead them here; or none, as the configuration says."""
+        proxier, hook = self._control_plane.proxier, self._drain_hook
+        if not (self._configuration.value.kubeproxy.drain_hook_port and self._ownership.has_netfilter):
+            hook.close()
+        elif not hook.port:
+            try:
+                hook.bind(proxier.settings.families)
+            except OSError as error:
+                log.warning("preStop hooks not answered", reason=error.strerror or str(error))
+            if proxier.view.local_pods.ports:
+                hook.listen()
+        proxier.use(replace(proxier.settings, drain_hook=hook.port))
 
     # Ready
 

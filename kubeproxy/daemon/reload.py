@@ -22,8 +22,10 @@ log = structlog.get_logger(__name__)
 class Reloader:
     """Replaces the configuration in force."""
 
-    def __init__(self, parts: Parts, operator_view: OperatorView) -> None:
+    def __init__(self, parts: Parts, operator_view: OperatorView, use_drain_hook: Callable[[], None]) -> None:
+        """`use_drain_hook`: called when the configuration in force is another one."""
         self._parts = parts
+        self._use_drain_hook = use_drain_hook
         self._operator_view = operator_view
         self._configuration = parts.configuration
 
@@ -63,6 +65,7 @@ class Reloader:
         await parts.kernel.data_paths.use(new)
         await parts.data_plane.send([tune(new)])
         self._operator_view.use(new)
+        self._use_drain_hook()
         log.info("configuration reloaded", changed=list(difference.live))
         if difference.restart:
             log.warning("configuration change needs restart", fields=list(difference.restart))

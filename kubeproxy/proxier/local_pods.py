@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from kubeproxy.model import Address, Endpoint, EndpointSlice, ServiceName
+from kubeproxy.model import Address, Endpoint, EndpointSlice, Protocol, ServiceName
 from kubeproxy.proxier.node import NodeFacts
 
 
@@ -23,25 +23,34 @@ class LocalPods:
 
     def __init__(self) -> None:
         self._of: dict[ServiceName, tuple[Endpoint, ...]] = {}
+        self._ports: dict[ServiceName, frozenset[int]] = {}
+        """The TCP ports of their slices."""
         self._at: dict[Address, dict[ServiceName, Endpoint]] = {}
         self.changes = 0
-        """Grows with every address that comes or goes."""
+        """Grows with every change of `ports`."""
+        self.on_first: Callable[[], None] = lambda: None
+        """Called when there is a pod, and was none."""
 
     def put(self, name: ServiceName, slices: Iterable[EndpointSlice], facts: NodeFacts) -> None:
         """Set those of a Service; none: it has no endpoint on this node any more."""
-        now = tuple(
-            endpoint
+        found = [
+            (endpoint, it.ports)
             for it in slices
             for endpoint in it.endpoints
             if endpoint.node == facts.name and facts.name and not facts.is_own(endpoint.address)
-        )
-        before = self._of.get(name, ())
+        ]
+        now, before = tuple(endpoint for endpoint, _ in found), self._of.get(name, ())
+        ports = frozenset(it.port for _, each in found for it in each if it.protocol is Protocol.TCP)
+        if ports != self._ports.get(name, frozenset()):
+            self._ports[name] = ports
+            self.changes += 1
         if now == before:
             return
         if now:
             self._of[name] = now
         else:
             del self._of[name]
+            self._ports.pop(name, None)
         known = len(self._at)
         fresh = {endpoint.address: endpoint for endpoint in now}
         for address in {endpoint.address for endpoint in before} - fresh.keys():
@@ -53,11 +62,14 @@ class LocalPods:
         for address, endpoint in fresh.items():
             self._at.setdefault(address, {})[name] = endpoint
         self.changes += len(self._at) > known
+        if self._at and not known:
+            self.on_first()
 
     @property
-    def addresses(self) -> frozenset[Address]:
-        """Return the addresses of all of them."""
-        return frozenset(self._at)
+    def ports(self) -> dict[Address, frozenset[int]]:
+        """Return the addresses of all of them, each with the TCP ports of its Services' endpoints."""
+        ports, none = self._ports, frozenset[int]()
+        return {address: none.union(*(ports.get(it, none) for it in names)) for address, names in self._at.items()}
 
     def at(self, address: Address) -> Collection[Endpoint]:
         """Return the endpoints at an address, one of each Service that has any."""

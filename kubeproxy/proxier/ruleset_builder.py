@@ -5,7 +5,7 @@ that `ruleset` returns grows with them, at a few nanoseconds each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from kubeproxy.model import (
@@ -84,7 +84,8 @@ class RuleSetBuilder:
         self._masquerades: dict[Destination, Masquerade] = {}
         # By proxy port.
         self._proxy_ports: set[ProxyPort] = set()
-        self._pods: frozenset[Address] = frozenset()
+        self._pods: Mapping[Address, frozenset[int]] = {}
+        self._hooks: frozenset[Destination] = frozenset()
         self._without_endpoints: dict[Verdict, set[ProxyPort]] = {verdict: set() for verdict in Verdict}
         # Once true, these stay: running connections outlive the settings and frontends that they began with.
         self._ever_transparent = False
@@ -157,6 +158,7 @@ class RuleSetBuilder:
             was.internal_sources,
         ):
             self._choose_paths()
+        self._set_hooks()
         if _in_rules(settings) != _in_rules(before):
             self.generation += 1
 
@@ -241,19 +243,23 @@ class RuleSetBuilder:
             hairpins=self._hairpins.addresses,
             rescue=self._settings.rescue_group,
             tcp_timeouts=self._settings.tcp_timeouts,
-            hooks=(hooks := self._hooks()),
-            hook_port=self._settings.drain_hook if hooks else 0,
+            hooks=self._hooks,
+            hook_port=self._settings.drain_hook if self._hooks else 0,
         )
 
-    def use_pods(self, pods: frozenset[Address]) -> None:
-        """Lead preStop hooks of these pods, those of this node, to their socket."""
-        if pods != self._pods:
-            self._pods = pods
-            self.generation += bool(self._settings.drain_hook and self._settings.drain_hook_port)
+    def use_pods(self, pods: Mapping[Address, frozenset[int]]) -> None:
+        """Lead preStop hooks of these pods, those of this node, to their socket. `pods`: with the TCP ports of each."""
+        self._pods = pods
+        self._set_hooks()
 
-    def _hooks(self) -> frozenset[Destination]:
+    def _set_hooks(self) -> None:
+        """Set the hooks of pods that are no endpoints at the hooks' port themselves: probes of it are about the pod."""
         port = self._settings.drain_hook_port if self._settings.drain_hook else 0
-        return frozenset(Destination(pod, Protocol.TCP, port) for pod in self._pods) if port else frozenset()
+        asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
+        hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
+        if hooks != self._hooks:
+            self._hooks = hooks
+            self.generation += 1
 
     def _transparent(self) -> bool:
         """Return whether a frontend may dial from clients' addresses, or ever could.
@@ -406,7 +412,6 @@ def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:
         settings.rescue_group,
         settings.tcp_timeouts,
         settings.drain_hook,
-        settings.drain_hook_port,
         facts.node_addresses,
         facts.internal_sources,
         facts.uplinks,

@@ -94,7 +94,7 @@ class ProxierState:
         self.availability.put(resolution)
         if self._pods_seen != self.resolver.local_pods.changes:
             self._pods_seen = self.resolver.local_pods.changes
-            self.rules.use_pods(self.resolver.local_pods.addresses)
+            self.rules.use_pods(self.resolver.local_pods.ports)
         if resolution.health_port_changed:
             self.availability.reserve_for_health(self.resolver.health)
 

@@ -92,7 +92,8 @@ def play(host: Host, scenario: Callable[[DrainHook, Asked], Awaitable[None]]) ->
     async def play() -> None:
         drains = Asked()
         hook = DrainHook(drains)
-        hook.listen(Family)
+        hook.bind(Family)
+        hook.listen()
         try:
             host.run(["nft", "-f", "-"], input=RULES.format(port=hook.port))
             await asyncio.wait_for(scenario(hook, drains), 30)
@@ -115,6 +116,19 @@ async def said(address: str, text: bytes, port: int = 10258) -> bytes:
 
 def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-lifecycle/1.36\r\n\r\n".encode()
+
+
+async def test_it_listens_only_once_it_is_told() -> None:
+    hook = DrainHook(Asked())
+    hook.bind([Family.IPV4])
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", hook.port)
+        hook.listen()
+        _, writer = await asyncio.open_connection("127.0.0.1", hook.port)
+        writer.close()
+    finally:
+        await hook.end()
 
 
 @pytest.mark.netns

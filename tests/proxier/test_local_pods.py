@@ -33,7 +33,7 @@ def test_all_addresses_and_services_of_a_pod_leave_with_it() -> None:
     put(pods, API, endpoint(A), endpoint(Address("10.0.9.9"), node="node-b"))
     assert pods.leaving({A: "uid-a"}) == {Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
     assert pods.services_at([A]) == {WEB, API}
-    assert pods.addresses == {A, SIX, B}
+    assert pods.ports.keys() == {A, SIX, B}
     assert pods.identity(A) == "uid-a"
 
 
@@ -62,7 +62,7 @@ def test_pods_of_the_hosts_network_and_of_other_nodes_are_none_of_ours() -> None
     pods = LocalPods()
     put(pods, WEB, endpoint(HOST), endpoint(A, node="node-b"), endpoint(B, node=""))
     put(pods, API, endpoint(A, node=""), facts=NodeFacts())
-    assert not pods.addresses
+    assert not pods.ports
 
 
 def test_pods_come_and_go() -> None:
@@ -71,12 +71,23 @@ def test_pods_come_and_go() -> None:
     before = pods.changes
     put(pods, WEB, endpoint(A, terminating=True))
     assert [each.terminating for each in pods.at(A)] == [True]
+    assert pods.changes == before
     put(pods, API, endpoint(A))
     put(pods, WEB)
-    assert pods.changes == before
+    assert pods.ports.keys() == {A}
+    before = pods.changes
     put(pods, API)
     assert pods.changes > before
     assert not pods.at(A)
+
+
+def test_the_first_pod_is_told() -> None:
+    pods, told = LocalPods(), list[int]()
+    pods.on_first = lambda: told.append(len(pods.ports))
+    put(pods, WEB, endpoint(B, node="node-b"))
+    put(pods, WEB, endpoint(A))
+    put(pods, API, endpoint(B))
+    assert told == [1]
 
 
 def test_a_pod_in_anothers_place_is_a_change() -> None:
@@ -85,7 +96,7 @@ def test_a_pod_in_anothers_place_is_a_change() -> None:
     before = pods.changes
     put(pods, WEB, endpoint(B))
     assert pods.changes > before
-    assert pods.addresses == {B}
+    assert pods.ports.keys() == {B}
 
 
 @pytest.fixture
@@ -139,3 +150,12 @@ async def test_hooks_of_this_nodes_pods_are_led_to_the_socket(node: Node) -> Non
     node.use(drain_hook_port=0)
     await node.pass_time(1.0)
     assert (hooks(), node.netfilter.kernel.hook_port) == (set(), 0)
+
+
+async def test_a_pod_that_is_an_endpoint_at_the_port_itself_has_no_hook(node: Node) -> None:
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", (endpoint(A),), "http:8080 health:10258"))
+    await node.pass_time(1.0)
+    assert not node.netfilter.kernel.hooks
+    node.tracker.put_slice(SOURCE, endpoint_slice("web", (endpoint(A),), "http:8080 syslog:10258/UDP"))
+    await node.pass_time(1.0)
+    assert {it.address for it in node.netfilter.kernel.hooks} == {A}

@@ -141,6 +141,7 @@ class HttpServer:
         self._logged_reason = ""
         """Why the bind failed, as last logged."""
         self._tasks = TaskSet(self._crashed)
+        self._accepting = TaskSet(self._crashed)
 
     @property
     def port(self) -> int | None:
@@ -187,6 +188,8 @@ class HttpServer:
         finally:
             for connection in list(self._open):
                 connection.abort()
+            # Not earlier: uvloop closes a connection whose accept is cancelled, and does not tell aiohttp.
+            await self._accepting.close()
 
     async def _listen(self) -> None:
         self._queues = open_queues(
@@ -278,7 +281,7 @@ class HttpServer:
             local = is_loopback(address) or address == client.getsockname()[0]
             if self._admission.admit(key, time.monotonic(), local=local):
                 client.setblocking(False)
-                self._tasks.start(self._serve(client, key, local), name=f"{self._listening.name}: connection")
+                self._accepting.start(self._serve(client, key, local), name=f"{self._listening.name}: connection")
                 return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         except OSError:  # The client has already disconnected.

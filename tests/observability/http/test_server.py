@@ -10,6 +10,7 @@ from dataclasses import fields
 
 import pytest
 import structlog
+import uvloop
 from aiohttp import web
 from structlog.testing import capture_logs
 
@@ -252,6 +253,24 @@ async def test_accept_pauses_without_descriptors(start: Start, monkeypatch: pyte
         assert (await asyncio.get_running_loop().sock_recv(client, 12)) == b"HTTP/1.1 200"
     assert [line["event"] for line in logs] == ["cannot accept connections"]
     assert logs[0]["reason"] == "Too many open files"
+
+
+def test_a_close_while_requests_are_accepted_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def close_after(turns: int) -> None:
+        server = HttpServer(Listening(name="metrics", host="127.0.0.1", port=0, setting=""), ROUTES)
+        await server.start()
+        with closing(socket.create_connection(("127.0.0.1", server.port or 0))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
+
+    async def close_at_every_moment() -> None:
+        for turns in range(8):
+            await close_after(turns)
+
+    uvloop.run(close_at_every_moment())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_an_internal_error_is_answered_with_500_and_logged(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tests.support.lab import Daemon, Host, Network
-from tests.support.lab.daemon import KUBEPROXY
+from tests.support.lab.daemon import HEALTHZ, KUBEPROXY, METRICS
+from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import KERNEL, QUICK, VIP, Stage, ask_often, await_rescue, endpoints, service, until
 
 pytestmark = pytest.mark.netns
@@ -166,10 +169,27 @@ def test_by_hand(stage: Stage) -> None:
     assert (done.returncode, done.stdout) == (0, f"no connection to {POD} is left\n")
 
 
-def test_without_the_setting_the_pod_itself_is_asked(stage: Stage) -> None:
-    serve(stage, "nftables", "--drain-hook-port=0")
+def test_without_the_setting_the_pod_itself_is_asked(stage: Stage, tmp_path: Path) -> None:
+    """And nothing listens, until a reload says otherwise."""
+    config = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    config.write_text(f"{head}kubeproxy: {{drainHookPort: 0}}\n")
+    daemon = serve(stage, "nftables", f"--config={config}")
     with pytest.raises(ConnectionRefusedError):
         stage.node.connect((POD, HOOK))
+    services = set(kernel_state.redirects(stage.node).values())
+
+    def others() -> set[int]:
+        return {it.port for it in kernel_state.listening(stage.node)} - services - {HEALTHZ[1], METRICS[1]}
+
+    assert others() == set()
+    config.write_text(head)
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: len(others()) == 1, "it listens")
+    write(stage, terminating=True)
+    kubelet = Kubelet(stage.node)
+    kubelet.join(30)
+    assert kubelet.statuses == [200]
 
 
 def test_the_port_may_be_another(stage: Stage) -> None:
