@@ -107,6 +107,16 @@ class OwnSettings(Group, frozen=True):
             flag="userspace-fallback",
         ),
     ] = "always"
+    slot_memory_mib: Annotated[
+        int,
+        Meta(ge=1, le=65536),
+        live(
+            "MiB of the kernel's memory for the endpoints of all Services on the kernel path, at 128 bytes for each"
+            " endpoint of each address. A namespace may have half of what the others leave. Services without room are"
+            " led as userspaceFallback says.",
+            flag="slot-memory-mib",
+        ),
+    ] = 128
     takeover: Annotated[
         TakeoverChoice,
         restart(

@@ -14,6 +14,7 @@ from kubeproxy.netfilter.direct_links import bridged_families
 from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.ip_forwarding import forwarded_families
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
+from kubeproxy.proxier.slot_budget import SLOT_BYTES
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class DataPaths:
                 and (before.wanted is not Wanted.KERNEL or before.rescue_starts),
                 fallback=configuration.kubeproxy.userspace_fallback == "always",
                 masquerade_all=configuration.masquerade_all,
+                slots=(configuration.kubeproxy.slot_memory_mib << 20) // SLOT_BYTES,
             )
         )
         self._used = True

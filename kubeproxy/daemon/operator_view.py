@@ -43,6 +43,7 @@ class OperatorView:
                 Reason.MANIFESTS: control_plane.sources.manifests_complaint,
                 Reason.STALE: control_plane.state_keeper.complaint,
                 Reason.RESCUE: rescue.complaint,
+                Reason.SLOTS: control_plane.proxier.view.slots_complaint,
                 Reason.OPERATOR: self.orders.complaint,
             },
         )

@@ -53,6 +53,26 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotUse:
+    """The slots of the kernel path: one for each endpoint of each address of a Service."""
+
+    used: int = 0
+    limit: int = 0
+    refused: int = 0
+    """The number of frontends that got no slots, because their namespace has its part already."""
+
+    @property
+    def complaint(self) -> str | None:
+        """Return the problem in words, with its remedy; None if every frontend has its slots."""
+        if not self.refused:
+            return None
+        return (
+            f"frontends without slots of the kernel path: {self.refused}; {self.used} of {self.limit} slots are in use,"
+            " and a namespace may have half of what the others leave; raise kubeproxy.slotMemoryMib"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Wanted frontends with their listeners, and problems. Times are seconds of the proxier's clock."""
 
@@ -79,3 +99,4 @@ class Snapshot:
     service_changes_total: int
     endpoint_changes_pending: int
     endpoint_changes_total: int
+    slots: SlotUse = SlotUse()

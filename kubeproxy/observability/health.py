@@ -36,6 +36,8 @@ class Reason(StrEnum):
     MEMORY = "memory"
     RESCUE = "rescue"
     """The kernel path's clients meet dead endpoints."""
+    SLOTS = "slots"
+    """Services stay in user space, or are refused, because the kernel path has no slots for them."""
     SERVER = "server"
     """A port for health or metrics cannot be opened."""
     OPERATOR = "operator"
@@ -55,9 +57,9 @@ class Reason(StrEnum):
 
 DEGRADES_ONLY: Final = frozenset(
     (
-        *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SERVER, Reason.OPERATOR),
+        *(Reason.CONNTRACK, Reason.DESCRIPTORS, Reason.MEMORY, Reason.RESCUE, Reason.SLOTS, Reason.SERVER),
         *(Reason.STALE, Reason.KUBERNETES, Reason.CONFIGURATION, Reason.MANIFESTS, Reason.LEFTOVERS),
-        *(Reason.LOG, Reason.ACCESS_LOG),
+        *(Reason.OPERATOR, Reason.LOG, Reason.ACCESS_LOG),
     )
 )
 """The reasons that do not keep the daemon from serving and taking changes."""

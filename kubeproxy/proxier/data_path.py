@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from kubeproxy.model import Family, Frontend, Protocol, Scheduler, Target
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.slot_budget import SLOTS_MAX
 
 Ejected = Mapping[tuple[Protocol, Target], bool]
 """The endpoints to which the kernel leads no new connections. True: unless its Service has no other, because it is
@@ -44,6 +45,8 @@ class DataPathPolicy:
     """Whether a worker serves what the kernel cannot lead; otherwise it is refused. It never changes."""
     masquerade_all: bool = False
     """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
+    slots: int = SLOTS_MAX
+    """How many slots the kernel's maps may have for the endpoints of all Services (`SlotBudget`)."""
 
 
 USERSPACE_ONLY = DataPathPolicy()

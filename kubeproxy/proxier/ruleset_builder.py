@@ -21,7 +21,7 @@ from kubeproxy.model import (
     Traffic,
     Verdict,
 )
-from kubeproxy.model.snapshot import DataPath
+from kubeproxy.model.snapshot import DataPath, SlotUse
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
 from kubeproxy.proxier.data_path import Ejected, Wanted, why_userspace
@@ -150,6 +150,7 @@ class RuleSetBuilder:
     def use(self, settings: ProxierSettings) -> None:
         """Use these settings from now on; `generation` grows if the kernel has to learn of the difference."""
         before, self._settings = self._settings, settings
+        self._budget.limit = settings.data_path.slots
         self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
         was, now = before.facts, settings.facts
         if (settings.data_path, now.forwarding, now.internal_sources) != (
@@ -195,6 +196,11 @@ class RuleSetBuilder:
         if spread is None or not spread.targets:
             return otherwise, "all endpoints are ejected" if spread else "there is no rule yet", ()
         return DataPath.KERNEL, "", spread.targets
+
+    @property
+    def slots(self) -> SlotUse:
+        """The slots of the kernel path in use, and their limit."""
+        return self._budget.use
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
         """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`.

@@ -1,9 +1,8 @@
 """How many slots of the kernel path each namespace may have.
 
 A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of them: 40
-external addresses, 20 ports and 1,000 endpoints are 800,000, with which the kernel's maps take minutes to change, for
-all Services. Beyond its part, a namespace's frontends stay in user space, where they cost one element for
-an address.
+external addresses, 20 ports and 1,000 endpoints are 800,000. They take the kernel's memory, and time at each start.
+Beyond its part, a namespace's frontends stay in user space, where they cost one element for an address.
 """
 
 from __future__ import annotations
@@ -12,21 +11,32 @@ from collections import Counter
 from typing import Final
 
 from kubeproxy.model import Frontend, FrontendName
+from kubeproxy.model.snapshot import SlotUse
 from kubeproxy.proxier.kernel_slots import slot_count
 
-SLOTS_MAX: Final = 1 << 18
-"""Slots of all namespaces. A namespace may have half of what the others have left: alone 131,072, which are
-13,000 Services with ten endpoints. So some are always left."""
+SLOT_BYTES: Final = 128
+"""Memory of the kernel for one slot. Measured for IPv6: an element of 96 bytes, and its part of the map's hash table.
+IPv4 takes 64 instead of 96."""
+SLOTS_MAX: Final = (128 << 20) // SLOT_BYTES
+"""Slots of all namespaces by default. A namespace may have half of what the others have left: alone 524,288, which are
+5,000 Services with 50 endpoints in both families. So some are always left."""
 
 
 class SlotBudget:
     """The slots of the frontends on the kernel path."""
 
     def __init__(self) -> None:
+        self.limit = SLOTS_MAX
+        """Another limit counts for what asks from then on."""
         self._of: dict[FrontendName, int] = {}
         self._of_namespace: Counter[str] = Counter()
         self._total = 0
         self._refused: dict[FrontendName, str] = {}
+
+    @property
+    def use(self) -> SlotUse:
+        """Return how many slots there are, and how many frontends got none."""
+        return SlotUse(self._total, self.limit, len(self._refused))
 
     def reserve(self, frontend: Frontend) -> str:
         """Count a frontend's slots. Return why it gets none if they are too many, otherwise an empty text."""
@@ -36,10 +46,10 @@ class SlotBudget:
         addresses = len(frontend.destinations)
         slots = slot_count(frontend)
         wanted, had = addresses * slots, self._of_namespace[namespace]
-        if had + wanted > (SLOTS_MAX - (self._total - had)) // 2:
+        if had + wanted > (self.limit - (self._total - had)) // 2:
             reason = self._refused[name] = (
                 f"{wanted} slots ({addresses} addresses with {slots} each) are more than"
-                f" namespace {namespace} may have besides its {had}"
+                f" namespace {namespace} may have besides its {had}; raise kubeproxy.slotMemoryMib"
             )
             return reason
         self._count(name, namespace, wanted)

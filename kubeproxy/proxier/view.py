@@ -61,6 +61,7 @@ class ProxierView:
             service_changes_total=tracker.service_changes.total,
             endpoint_changes_pending=tracker.slice_changes.pending,
             endpoint_changes_total=tracker.slice_changes.total,
+            slots=state.rules.slots,
         )
 
     def summary(self) -> Summary:
@@ -73,6 +74,10 @@ class ProxierView:
             failing=self._reports.failure,
             listing=tuple(source for source, complete in self._tracker.sources().items() if not complete),
         )
+
+    def slots_complaint(self) -> str | None:
+        """Return the problem of frontends that got no slots of the kernel path, or None."""
+        return self._state.rules.slots.complaint
 
     def frontends_changed(self) -> None:
         """Have the next snapshot collect the frontends anew."""

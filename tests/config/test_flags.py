@@ -39,6 +39,7 @@ SAMPLES = {
     "external-ports-on-node": "53,8000-8080", "reserved-ports": "7,9-11", "node-port-conflict": "keep",
     "takeover": "force", "state-dir": "/run/mine", "strict-manifests": "true", "data-path": "auto",
     "userspace-fallback": "never", "drain-reports": "true", "scheduler": "maglev", "drain-hook-port": "0",
+    "slot-memory-mib": "7",
 }  # fmt: skip
 """For each flag with a field a value that differs from the default, in its printed form."""
 
@@ -71,6 +72,7 @@ def test_a_flag_sets_its_field_and_no_other(name: str) -> None:
 
 OVERRIDING = {
     "takeover", "state-dir", "strict-manifests", "data-path", "userspace-fallback", "drain-reports", "drain-hook-port",
+    "slot-memory-mib",
     "hostname-override", "v", "logging-format", "log-flush-frequency", "vmodule",
     "master", "kubernetes", "manifests", "recursive", "default-namespace", "namespace", "netfilter", "dial-timeouts",
     "keepalive-period", "shutdown-grace", "cleanup-on-exit", "udp-sessions", "workers", "orphan-grace",

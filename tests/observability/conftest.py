@@ -14,7 +14,7 @@ from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol, ServiceName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.manifests import ManifestProblem
-from kubeproxy.model.snapshot import FrontendState, Snapshot
+from kubeproxy.model.snapshot import FrontendState, SlotUse, Snapshot
 
 WEB = ServicePortName("default", "web", "http")
 WEB_IPV4 = FrontendName(WEB, Family.IPV4)
@@ -111,6 +111,7 @@ class State:
     service_changes_total: int = 0
     endpoint_changes_pending: int = 0
     endpoint_changes_total: int = 0
+    slots: SlotUse = SlotUse()  # noqa: RUF009 - frozen
 
     def snapshot(self) -> Snapshot:
         return Snapshot(ready=True, **{each.name: getattr(self, each.name) for each in fields(self)})

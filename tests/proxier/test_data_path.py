@@ -30,7 +30,7 @@ from kubeproxy.model import (
     Traffic,
 )
 from kubeproxy.model.maglev import place_of
-from kubeproxy.model.snapshot import DataPath
+from kubeproxy.model.snapshot import DataPath, SlotUse
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet
 from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
@@ -146,10 +146,12 @@ def test_past_an_ejected_endpoint_the_kernel_leads_each_client_as_a_worker_does(
 
 
 def test_the_slots_of_a_hash_count_for_the_budget() -> None:
-    many = frozenset(Destination(Address(f"198.51.100.{number}"), Protocol.TCP, 80) for number in range(200))
+    many = frozenset(
+        Destination(Address(f"198.51.{number // 200}.{number % 200}"), Protocol.TCP, 80) for number in range(600)
+    )
     web = replace(frontend(*many), balancing=Balancing(Scheduler.MAGLEV, seed=7))
     path, why, _ = rules(web).data_path(web)
-    assert (path, "204200 slots (200 addresses with 1021 each)" in why) == (DataPath.USERSPACE, True)
+    assert (path, "612600 slots (600 addresses with 1021 each)" in why) == (DataPath.USERSPACE, True)
 
 
 def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
@@ -283,14 +285,25 @@ def test_silence_alone_never_leads_to_user_space() -> None:
 def test_too_many_slots_stay_in_user_space() -> None:
     many = targets(" ".join(f"10.1.{number // 250}.{number % 250}:80" for number in range(4000)))
     wide = frontend(*(destination(f"192.0.2.{number}:80") for number in range(100)), endpoints=many)
-    made = rules(wide)
+    made = rules(wide, policy=replace(KERNEL, slots=400_000))
+    assert made.slots.complaint == (
+        "frontends without slots of the kernel path: 1; 0 of 400000 slots are in use, and a namespace may have half of"
+        " what the others leave; raise kubeproxy.slotMemoryMib"
+    )
     assert made.data_path(wide)[:2] == (
         DataPath.USERSPACE,
-        "400000 slots (100 addresses with 4000 each) are more than namespace default may have besides its 0",
+        "400000 slots (100 addresses with 4000 each) are more than namespace default may have besides its 0;"
+        " raise kubeproxy.slotMemoryMib",
     )
     assert not any(each.targets for each in made.ruleset().spreads.values())
     made.put(replace(wide, endpoints=THREE), 40001)
     assert made.data_path(wide)[0] is DataPath.KERNEL
+    now = made.slots
+    assert now == SlotUse(300, 400_000)
+    assert now.complaint is None
+    made.put(wide, 40001)
+    made.use(ProxierSettings(facts=FORWARDS, data_path=replace(KERNEL, slots=800_000)))
+    assert made.slots == SlotUse(400_000, 800_000), "a larger limit counts at once"
 
 
 def _all_ejected() -> Ejected:

@@ -41,5 +41,5 @@ def test_a_namespace_has_half_of_what_the_others_leave() -> None:
 def test_one_that_grows_too_large_gives_its_slots_back() -> None:
     budget = SlotBudget()
     assert budget.reserve(large("a", 1, 4000)) == ""
-    assert budget.reserve(large("a", 100, 4000))
+    assert budget.reserve(large("a", 200, 4000))
     assert budget.reserve(large("b", 128, SLOTS_MAX // 2 // 128)) == ""

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from kubeproxy.model.rescue import RescueState
+from kubeproxy.model.snapshot import SlotUse
 from kubeproxy.observability.picture import KernelFlowsState
 
 
@@ -60,6 +61,19 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_rescue_ejected", "Endpoints to which the kernel leads no new connections now", len(state.ejected)
     )
+
+
+def slots_family(use: SlotUse) -> Metric:
+    """Return the metric of the endpoints in the kernel's maps."""
+    slots = GaugeMetricFamily(
+        "kubeproxy_kernel_slots",
+        "Slots of the kernel path, one for each endpoint of each address of a Service: in use (used), and the most that"
+        " kubeproxy.slotMemoryMib allows (limit)",
+        labels=("state",),
+    )
+    slots.add_metric(("used",), use.used)
+    slots.add_metric(("limit",), use.limit)
+    return slots
 
 
 def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:

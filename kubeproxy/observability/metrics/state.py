@@ -19,7 +19,7 @@ from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs.tenant_limit import TENANTS
-from kubeproxy.observability.metrics.kernel_path import kernel_flow_families, rescue_families
+from kubeproxy.observability.metrics.kernel_path import kernel_flow_families, rescue_families, slots_family
 from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture
 from kubeproxy.runtime.histogram import cumulative
 
@@ -47,6 +47,7 @@ class StateCollector(Collector):
             families += _draining(picture.draining)
         if picture.rescue is not None:
             families += rescue_families(picture.rescue)
+            families.append(slots_family(picture.proxier.slots))
         if picture.kernel_flows is not None:
             families += kernel_flow_families(picture.kernel_flows)
         self._families = families

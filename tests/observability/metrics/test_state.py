@@ -16,6 +16,7 @@ from kubeproxy.model import (
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.rescue import Ejection
+from kubeproxy.model.snapshot import SlotUse
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs.tenant_limit import TENANTS
 from kubeproxy.observability.metrics.state import StateCollector
@@ -121,8 +122,10 @@ def test_the_rescue_has_metrics_where_the_kernel_path_is_asked_for(collector: St
     assert found["kubeproxy_data_path_frontends data_path=userspace"] == 1
     assert not [name for name in found if name.startswith("kubeproxy_rescue")]
     ejected = {(Protocol.TCP, Target(Address("10.0.0.1"), 80)): Ejection("silent", "rescue", 0.0, 1.0, 0.1)}
+    state.slots = SlotUse(7, 9)
     collector.read(Picture(state.snapshot(), rescue=rescue_state(ejected, restarts=4)))
     found = values(collector)
+    assert [found[f"kubeproxy_kernel_slots state={it}"] for it in ("used", "limit")] == [7, 9]
     expected = {
         "working": 1,
         "reports_total reason=refused": 5,
