@@ -1,7 +1,7 @@
-"""Which service port has a destination that several claim.
+"""Decides which service port gets a destination that several service ports claim.
 
-It is the one with the least `Place`, in whichever scope, and after it the next: so at a restart it is the same one as
-before.
+It is the one with the lowest `Place`, in whichever scope, and when that one leaves, the next. So after a restart the
+same service port has the destination.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AddressClaims:
 
     def __init__(self) -> None:
         self._of: dict[Destination, tuple[Claimant, ...]] = {}
-        """By place, the least first."""
+        """The claims on each destination by place, the lowest first."""
         self._contested: dict[Destination, None] = {}
 
     def __contains__(self, destination: object) -> bool:

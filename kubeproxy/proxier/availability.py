@@ -1,5 +1,5 @@
-"""Decides what of the resolved frontends is served: destinations whose ports this host can spare, and endpoints that do
-not lead back to this proxy."""
+"""Decides which of the resolved frontends are served. Left out are destinations whose ports other processes of this
+host have, and endpoints that lead back to this proxy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 
 
 class Availability:
-    """The wanted frontends: as resolved, without what is not available."""
+    """The wanted frontends: the resolved ones without what is not available."""
 
     def __init__(self, claims: NodePortClaims, *, is_proxy_port: Callable[[Protocol, int], bool]) -> None:
         self.claims = claims
         self.wanted: dict[FrontendName, Frontend] = {}
         self.changed: dict[FrontendName, None] = {}
-        """Frontends whose value in `wanted` has changed or gone. The caller removes those that it has seen."""
+        """The frontends whose value in `wanted` has changed or gone. The caller removes those that it has seen."""
         self.left_out: dict[FrontendName, dict[Target, str]] = {}
-        """Endpoints that lead back to this proxy, and what they are."""
+        """The endpoints that lead back to this proxy, each with the destination that it is."""
         self._loops = Loops(is_proxy_port=is_proxy_port)
         self._resolved: dict[FrontendName, Frontend] = {}
         """The frontends as resolved. Most are the same object as in `wanted`."""
@@ -46,7 +46,7 @@ class Availability:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether endpoints have begun or ceased to lead back since `leave_out`."""
+        """Return whether endpoints have begun or ceased to lead back since `leave_out`."""
         return bool(self._loops.affected)
 
     def put(self, resolution: Resolution) -> None:
@@ -72,7 +72,7 @@ class Availability:
         self._decide_for(affected.difference(names))
 
     def _remove(self, name: FrontendName) -> set[FrontendName]:
-        """Remove a frontend; return those to which its ports may be available now."""
+        """Remove a frontend, and return the frontends to which its ports may be available now."""
         resolved, wanted = self._resolved.pop(name), self.wanted.pop(name)
         self.left_out.pop(name, None)
         self._loops.endpoints_changed(name, resolved.endpoints, ())
@@ -80,14 +80,14 @@ class Availability:
         self.changed[name] = None
         return self.claims.claim(name, frozenset())
 
-    # What may make other destinations available.
+    # These changes may make other destinations available.
 
     def reserve_for_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Withhold the health check node ports of these Services from all others."""
         self._decide_for(self.claims.reserve_for_health({port: service for service, (port, _) in health.items()}))
 
     def retry(self) -> None:
-        """Try again to bind ports that were not available."""
+        """Try to bind the ports again that were not available."""
         self._decide_for(self.claims.retry())
 
     def release(self, is_in_rules: Callable[[Destination], bool]) -> None:
@@ -95,7 +95,8 @@ class Availability:
         self._decide_for(self.claims.release(is_in_rules))
 
     def proxy_port_changed(self, protocol: Protocol, port: int) -> None:
-        """Note that a proxy port was allocated or released: endpoints at that port begin or cease to lead back."""
+        """Note that a proxy port was allocated or released, so that endpoints at that port begin or cease to lead
+        back."""
         self._loops.proxy_port_changed(protocol, port)
 
     # Decisions.
@@ -115,7 +116,7 @@ class Availability:
         self.leave_out()
 
     def _decide(self, name: FrontendName) -> None:
-        """Set what is wanted of a frontend."""
+        """Set the wanted value of a frontend."""
         frontend, unavailable = self._resolved[name], self.claims.unavailable(name)
         if unavailable:
             frontend = replace(
@@ -136,10 +137,9 @@ class Availability:
 
 
 def _allocated(frontend: Frontend) -> Set[Destination]:
-    """Return the destinations that the cluster allocated: cluster IPs and node ports.
-
-    An external address may name another tenant's pod, and that endpoint must stay. A dial to one is marked,
-    so this node does not redirect it, and the hop limit ends a loop over several nodes."""
+    """Return the destinations that the cluster allocated: cluster IPs and node ports. Others do not count, because an
+    external address may name another tenant's pod, and that endpoint must stay. A dial to such an address is marked, so
+    this node does not redirect it, and the hop limit ends a loop over several nodes."""
     if not frontend.claims:
         return frontend.destinations.keys()
     return {d for d in frontend.destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED}

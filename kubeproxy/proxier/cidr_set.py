@@ -1,4 +1,5 @@
-"""Address blocks, asked for every endpoint: a set of CIDRs that answers within a microsecond."""
+"""A set of CIDRs that tells within a microsecond whether it contains an address, because it is asked for every
+endpoint."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from kubeproxy.model import Address
 
 @dataclass(frozen=True, slots=True)
 class CidrSet:
-    """Canonical CIDRs of both families; empty: no address at all."""
+    """Canonical CIDRs of both families. An empty set contains no address."""
 
     cidrs: frozenset[str] = frozenset()
     _hosts: frozenset[str] = field(init=False, repr=False, compare=False)
-    """CidrSet of one address."""
+    """The blocks of one address."""
     _networks: tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]] = field(
         init=False, repr=False, compare=False
     )
-    """The other blocks, of IPv4 and of IPv6: netmask -> network addresses."""
+    """The other blocks, of IPv4 and of IPv6, as network addresses by netmask."""
 
     def __post_init__(self) -> None:
-        """Sort them for lookups. Raise ValueError for what is no CIDR."""
+        """Sort the blocks for lookups. Raise ValueError for a text that is not a CIDR."""
         hosts: set[str] = set()
         networks: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
         for cidr in self.cidrs:
@@ -45,10 +46,10 @@ class CidrSet:
         networks = self._networks[six]
         if not networks:
             return False
-        # Three times as fast as ipaddress, thirty times by IPv6.
+        # This is three times as fast as ipaddress, and with IPv6 thirty times.
         number = int.from_bytes(inet_pton(AF_INET6 if six else AF_INET, address), "big")
         return any(number & mask in starts for mask, starts in networks.items())
 
 
 NO_BLOCKS = CidrSet()
-"""No address at all."""
+"""The set without any address."""

@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Return the Unix time, by which drain requests expire."""
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Return when the event is set, or at that time (infinity: only for the event)."""
+        """Wait until the event is set, or until that time. Infinity means to wait for the event alone."""
 
 
 class LoopClock:
@@ -34,7 +34,7 @@ class LoopClock:
         return time.time()
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Return when the event is set, or at that time."""
+        """Wait until the event is set, or until that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await event.wait()

@@ -1,8 +1,8 @@
 """The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel.
 
-The userspace path serves every frontend. The kernel path lies in front of it, so a frontend changes its path by its
-spread alone, and its listener stays. Without the fallback to user space (strict kernel path) there is a refusal in the
-listener's place. ``docs/data-paths.md`` has the rules for operators.
+The userspace path serves every frontend. The kernel path comes before it, so a frontend changes its path by its spread
+alone, and its listener stays. Without the fallback to user space (strict kernel path) the rules reject clients where a
+listener would serve them. ``docs/data-paths.md`` has the rules for operators.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.slot_budget import SLOTS_MAX
 
 Ejected = Mapping[tuple[Protocol, Target], bool]
-"""The endpoints to which the kernel leads no new connections. True: unless its Service has no other, because it is
-*silent*, as a network policy lets it be to one client or to this node, and not to others."""
+"""The endpoints to which the kernel leads no new connections. The value is true for a *silent* endpoint, which keeps
+its slots if its Service has no other: a network policy may make it silent to one client or to this node, and not to
+other clients."""
 
 
 class Wanted(StrEnum):
-    """The setting dataPath."""
+    """The values of the setting dataPath."""
 
     USERSPACE = "userspace"
     KERNEL = "kernel"
     AUTO = "auto"
-    """The kernel path while failed connections are rescued there."""
+    """The kernel path, while failed connections are rescued on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataPathPolicy:
-    """What decides the data path of all frontends; the default leaves the kernel alone."""
+    """The settings that decide the data path of all frontends. The default makes no use of the kernel path."""
 
     wanted: Wanted = Wanted.USERSPACE
     refusal: str = ""
-    """Why this host does not support the kernel path; empty: it does."""
+    """Why this host does not support the kernel path, or empty if it does."""
     rescue: bool = False
     """Whether failed connections of the kernel path are led to another endpoint at present."""
     rescue_starts: bool = False
-    """Whether the kernel path, just asked for, still waits for the rescue, so that no client meets a dead endpoint
-    because it came first."""
+    """Whether the kernel path, which was just asked for, still waits for the rescue. So no client meets a dead endpoint
+    before the rescue works."""
     fallback: bool = True
-    """Whether a worker serves what the kernel cannot lead; otherwise it is refused. It never changes."""
+    """Whether a worker serves clients that the kernel cannot lead. Otherwise these are rejected. This never changes."""
     masquerade_all: bool = False
     """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
     slots: int = SLOTS_MAX

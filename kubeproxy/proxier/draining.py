@@ -1,12 +1,12 @@
-"""Applies the drain requests of a Service to its endpoints, and reports what is in effect of them; takes out the
-endpoints that a person, or a pod's own preStop hook, has asked for.
+"""Applies the drain requests of a Service to its endpoints, and reports which of them are in effect. It also takes out
+the endpoints that an operator, or a pod's own preStop hook, has asked for.
 
-An endpoint that is to drain counts as one that terminates and still serves, as a pod does that is being deleted: it
-gets no new connection, unless no other endpoint is ready (under a Local policy: none on this node). Then it goes on, as
-with kube-proxy: refusing a client helps no rollout.
+An endpoint that is to drain counts as one that terminates and still serves, as a pod that is being deleted does. It
+gets no new connections, unless no other endpoint is ready (under a Local policy, no other one on this node). In that
+case it keeps getting them, as with kube-proxy, because refusing clients would not help the rollout.
 
-A request applies to the endpoint of its pod. Connections are counted by address all the same: those to a pod that is
-gone and those to its successor look alike, and to count too many only makes a rollout wait until its time-out.
+A request applies to the endpoint of its pod. Connections are counted by address all the same, because those to a pod
+that is gone and those to its successor look alike. To count too many only makes a rollout wait until its time-out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubeproxy.proxier.local_pods import Leaving
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
-    """Return the slices, in which the endpoints that are to drain do so. `now` is in Unix seconds."""
+    """Return the slices with the endpoints that are to drain marked as draining. `now` is in Unix seconds."""
     pods = _pods_to_drain(requests, now)
 
     def after(endpoint: Endpoint) -> Endpoint:
@@ -39,10 +39,8 @@ def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float
 
 
 def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
-    """Return the names and UIDs of the pods that are to drain, by address; None stands for whatever pod has the
-    address.
-
-    So each endpoint costs one look, however many requests name its address."""
+    """Return the names and UIDs of the pods that are to drain, by address. None stands for any pod that has the
+    address. So each endpoint costs one look-up, however many requests name its address."""
     pods: dict[Address, set[str]] = {}
     whichever: dict[Address, None] = {}
     for request in requests.active(now):
@@ -57,9 +55,8 @@ def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozens
 
 
 def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> tuple[EndpointSlice, ...]:
-    """Return the slices with the endpoints that a person has taken out as ones that serve only for lack of others.
-
-    An endpoint is taken out with all ports of its slice."""
+    """Return the slices in which the endpoints that an operator has taken out serve only if there is no other. An
+    endpoint is taken out with all ports of its slice."""
     if not targets:
         return slices
 
@@ -75,7 +72,7 @@ def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> 
 
 
 def without_leaving(slices: tuple[EndpointSlice, ...], leaving: frozenset[Leaving]) -> tuple[EndpointSlice, ...]:
-    """Return the slices with the endpoints of pods that leave as ones that drain."""
+    """Return the slices with the endpoints of leaving pods marked as draining."""
     if not leaving:
         return slices
     addresses = {it.address for it in leaving}

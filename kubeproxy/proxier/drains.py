@@ -1,6 +1,7 @@
-"""The drain requests of all Services: which count now, and what was last in effect of them.
+"""The drain requests of all Services: which of them count now, and which were last in effect.
 
-`ProxierState` owns it. A Service's endpoints are drained once, when the Service is resolved; all else reads that.
+`ProxierState` owns this. A Service's endpoints are drained once, when the Service is resolved, and all other parts read
+that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from kubeproxy.proxier.draining import drain_state, drained
 from kubeproxy.proxier.expiries import Expiries
 
 EXPIRY_STEP_S: Final = 10.0
-"""Requests expire at multiples of this: a thousand that end one after the other must not resolve their Service a
-thousand times. Clients of the protocol withdraw what they no longer want, at once."""
+"""Requests expire at multiples of this time. A thousand requests that end one after the other must not resolve their
+Service a thousand times. Clients of the protocol withdraw requests that they no longer need at once."""
 
 
 class Drains:
-    """What is asked, and what is in effect. Times are Unix seconds."""
+    """The requests, and which of them are in effect. Times are in Unix seconds."""
 
     def __init__(self) -> None:
         self._on = False
@@ -31,27 +32,27 @@ class Drains:
         self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         """The slices of each of these Services, with its draining endpoints."""
         self._states: dict[ServiceName, DrainState] = {}
-        """What was last in effect of the requests of each Service."""
+        """The last state of each Service whose requests were in effect."""
         self._undetermined: dict[ServiceName, None] = {}
-        """The Services that have changed since they were last in effect."""
+        """The Services that have changed since their requests were last in effect."""
         self._expiries = Expiries()
 
     def use(self, on: bool) -> None:
-        """Set whether requests count. The caller resolves the Services again that have any."""
+        """Set whether requests count. The caller resolves the Services with requests again."""
         self._on = on
 
     def expire(self, now: float) -> list[ServiceName]:
-        """Set the time; the Services that have to be resolved again, because requests have expired."""
+        """Set the time, and return the Services that have to be resolved again because requests have expired."""
         self._now = now
         return self._expiries.take(now)
 
     @property
     def next_expiry(self) -> float | None:
-        """When the next request expires; None if none does."""
+        """Return when the next request expires, or None if none does."""
         return self._expiries.next
 
     def note(self, name: ServiceName, service: Service | None) -> None:
-        """Take note of the requests of a Service that is resolved; None: it is gone."""
+        """Take note of the requests of a Service that is resolved. With None the Service is gone."""
         requests = None if service is None or not self._on else service.drain
         change = None if requests is None else requests.next_change(self._now)
         self._expiries.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)
@@ -63,7 +64,7 @@ class Drains:
             self._undetermined[name] = None
 
     def applied(self, name: ServiceName, slices: tuple[EndpointSlice, ...]) -> tuple[EndpointSlice, ...]:
-        """Return the slices of a Service that is resolved, in which the endpoints drain that are to drain."""
+        """Return the slices of a Service that is resolved, with the endpoints that are to drain marked as draining."""
         requests = self._requests.get(name)
         if requests is None:
             return slices
@@ -77,7 +78,7 @@ class Drains:
     def states(
         self, in_effect: Callable[[ServiceName], bool], frontends: Callable[[ServiceName], Iterable[Frontend]]
     ) -> dict[ServiceName, DrainState]:
-        """Return what is in effect of each Service's requests."""
+        """Return the state of each Service's requests."""
         for name in [name for name in self._undetermined if in_effect(name)]:
             del self._undetermined[name]
             self._states[name] = drain_state(

@@ -21,9 +21,9 @@ from kubeproxy.model import Endpoint, EndpointSlice, Family, ServicePort, Target
 from kubeproxy.proxier.node import NodeFacts
 
 MOST = 4096
-"""How many endpoints of one frontend a node uses, four times as many as an Endpoints object may name. A worker stands
-still while it learns of a change: 100,000 endpoints of one tenant would cost the clients of all others half a second
-each time; so many cost some milliseconds."""
+"""How many endpoints of one frontend a node uses, four times as many as an Endpoints object may name. A worker does
+nothing else while it applies a change. 100,000 endpoints of one tenant would stop the clients of all others for half a
+second at each change, and this number stops them for some milliseconds."""
 
 
 class Candidate(NamedTuple):
@@ -35,12 +35,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The selected endpoints of a service port; each tuple sorted, so that equal sets are equal values."""
+    """The selected endpoints of a service port. Each tuple is sorted, so that equal sets are equal values."""
 
     cluster_wide: tuple[Target, ...]
-    """For the Cluster policies."""
+    """The endpoints for the Cluster policies."""
     local: tuple[Target, ...]
-    """For the Local policies."""
+    """The endpoints for the Local policies."""
     on_this_node: frozenset[Target]
     """Endpoints on this node that are not processes of the host itself."""
     elsewhere: frozenset[Target]
@@ -54,10 +54,8 @@ class Choice:
 
 def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: Family) -> list[Candidate]:
     """Return all endpoints of a service port, each once. An endpoint port serves the service port of the same name and
-    protocol, whatever its number; each slice has numbers of its own.
-
-    An endpoint may be in several slices while it moves from one to another; its best conditions count.
-    """
+    protocol, whatever its number, and each slice has numbers of its own. An endpoint may be in several slices while it
+    moves from one to another. Then its best conditions count."""
     found: dict[Target, Endpoint] = {}
     for endpoint_slice in slices:
         if endpoint_slice.family is not family:
@@ -78,7 +76,7 @@ def _rank(endpoint: Endpoint) -> tuple[bool, bool]:
 
 
 def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
-    """Select those that may serve."""
+    """Select the endpoints that may serve."""
     local = [candidate for candidate in all_candidates if is_local(candidate.endpoint, facts)]
     ready = [candidate for candidate in all_candidates if candidate.endpoint.ready]
     return Choice(
@@ -92,10 +90,8 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
 
 
 def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
-    """Return the `MOST` of these targets that a node uses, sorted.
-
-    Each node uses others, so that all of them have as many nodes; and where one comes or goes, at most one of a node's
-    others goes or comes."""
+    """Return those `MOST` of these targets that a node uses, sorted. Different nodes use different ones, so that each
+    endpoint is used by about as many nodes. When one target comes or goes, at most one other changes at a node."""
     seed = node.encode()
 
     def rank(target: Target) -> bytes:

@@ -1,4 +1,4 @@
-"""When Services have to be looked at again: a heap with one time for each."""
+"""The times at which Services have to be looked at again: a heap with one time for each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from kubeproxy.model import ServiceName
 
 
 class Expiries:
-    """The next time of each Service. Times are of any clock."""
+    """The next time of each Service, by any clock."""
 
     def __init__(self) -> None:
         self._at: dict[ServiceName, float] = {}
         self._heap: list[tuple[float, ServiceName]] = []
-        """Among its entries are those whose time in `_at` is another one by now, or none."""
+        """The heap. It may have entries whose time in `_at` has changed or is gone."""
 
     def set(self, name: ServiceName, at: float | None) -> None:
-        """Set the time of a Service; None: it has none."""
+        """Set the time of a Service, or remove it with None."""
         if self._at.get(name) == at:
             return
         if at is None:
@@ -39,7 +39,7 @@ class Expiries:
 
     @property
     def next(self) -> float | None:
-        """The earliest time; None: there is none."""
+        """Return the earliest time, or None if there is none."""
         while self._heap:
             at, name = self._heap[0]
             if self._at.get(name) == at:

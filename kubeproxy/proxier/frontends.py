@@ -51,7 +51,7 @@ class Resolved(NamedTuple):
     unreachable: tuple[Address, ...] = ()
     """Load balancer addresses that no client may reach, and which are not served."""
     health: tuple[int, int] | None = None
-    """The health check node port and the number of ready endpoints on this node; None: no such port."""
+    """The health check node port and the number of ready endpoints on this node, or None if there is no such port."""
 
 
 NOT_SERVED = Resolved()
@@ -63,7 +63,7 @@ def resolve(
     facts: NodeFacts = UNKNOWN_NODE,
     scheduler: Scheduler = Scheduler.ROUND_ROBIN,
 ) -> Resolved:
-    """Resolve a Service and its slices on this node. `scheduler`: if the Service does not ask for another."""
+    """Resolve a Service and its slices on this node. `scheduler` is for Services that do not ask for another."""
     spreading = _spreading(service, scheduler)
     frontends = tuple(
         frontend
@@ -75,13 +75,13 @@ def resolve(
 
 
 def _spreading(service: Service, scheduler: Scheduler) -> Balancing:
-    """Return how a Service's clients are spread, but for the weights of its endpoints."""
+    """Return how a Service's clients are spread, without the weights of its endpoints."""
     wanted = service.scheduler or scheduler
     return Balancing(wanted, seed=seed_of(*service.name) if wanted.hashes else 0)
 
 
 def _weighed(spreading: Balancing, endpoints: Sequence[Target], weights: Mapping[Target, int]) -> Balancing:
-    """Return the same with the weights of these endpoints, unless all have the same."""
+    """Return the same value with the weights of these endpoints, unless all have the same weight."""
     found = tuple(weights.get(target, 1) for target in endpoints) if weights else ()
     return spreading._replace(weights=found) if len(set(found)) > 1 else spreading
 
@@ -145,7 +145,8 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
 
 
 def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
-    """Return how the Service comes by its external addresses. The best of several ways counts."""
+    """Return by which field the Service has its external addresses. If it has one by several fields, the best of them
+    counts."""
     allocated = _destinations(service.cluster_ips, port, family)
     claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
     claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
@@ -153,9 +154,8 @@ def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destina
 
 
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
-    """Return the node port of a service port, in the families of the cluster IPs.
-
-    A Service without a cluster IP, as manifests may have it, has its node ports in both families."""
+    """Return the node port of a service port, in the families of the cluster IPs. A Service without a cluster IP, which
+    a manifest may define, has its node ports in both families."""
     if not port.node_port:
         return frozenset()
     if service.cluster_ips and family not in map(family_of, service.cluster_ips):
@@ -168,25 +168,24 @@ def _of_family(cidrs: Iterable[str], family: Family) -> frozenset[str]:
 
 
 def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, facts: NodeFacts) -> frozenset[Target]:
-    """Return the endpoints that are dialed from the client's address.
-
-    Processes of this host never are: their answers to the client would leave the host without passing this proxy."""
+    """Return the endpoints that are dialed from the client's address. Processes of this host are never among them,
+    because their answers to the client would leave the host without passing this proxy."""
     asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
     return choice.on_this_node.intersection(endpoints) if asked else frozenset()
 
 
 def _neighbors(endpoints: tuple[Target, ...], choice: Choice) -> tuple[Target, ...]:
     if choice.elsewhere.isdisjoint(endpoints):
-        return endpoints  # not copied: most Services have all of them here, or do not say where
+        # Nothing is copied, because the endpoints of most Services are all on this node, or name no node.
+        return endpoints
     return tuple(target for target in endpoints if target not in choice.elsewhere)
 
 
 def _without_source_range(service: Service) -> tuple[Address, ...]:
-    """Load balancer addresses that no client may reach: loadBalancerSourceRanges has no range of their family.
-
-    kube-proxy treats each family alone and takes this for "no restriction". But an author that lists the admitted
-    clients does not mean to admit all others by another family. So the address is not served, and that is reported.
-    """
+    """Return the load balancer addresses that no client may reach, because loadBalancerSourceRanges has no range of
+    their family. kube-proxy treats each family alone and takes this for "no restriction". But an author that lists the
+    admitted clients does not mean to admit all clients of another family. So the address is not served, and that is
+    reported."""
     ranges = service.load_balancer_source_ranges
     if not ranges:
         return ()
@@ -194,11 +193,9 @@ def _without_source_range(service: Service) -> tuple[Address, ...]:
 
 
 def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """Return the value of `Resolved.health`.
-
-    Counted as by kube-proxy: addresses, not ports; terminating ones do not count, although they may still serve. Each
-    family is counted by itself and the greater number taken, so that a dual-stack pod is one endpoint.
-    """
+    """Return the value of `Resolved.health`. As in kube-proxy, addresses are counted and not ports, and terminating
+    endpoints do not count although they may still serve. Each family is counted by itself and the greater number taken,
+    so that a dual-stack pod is one endpoint."""
     if not service.health_check_node_port:
         return None
     found: dict[Family, set[Address]] = {family: set() for family in Family}

@@ -1,4 +1,4 @@
-"""Endpoints that the kernel may lead to themselves: their answers to their own packets must come back."""
+"""The endpoints that the kernel may lead to themselves. The answers to their own packets must come back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Hairpins:
         self._moved: dict[Address, None] = {}
 
     def put(self, name: FrontendName, addresses: Iterable[Address]) -> None:
-        """Set those of a frontend; none: it has no such endpoint any more."""
+        """Set the hairpin addresses of a frontend. With none, it has no such endpoint any more."""
         before, now = self._of.get(name, _NONE), frozenset(addresses)
         if now == before:
             return
@@ -38,12 +38,12 @@ class Hairpins:
 
     @property
     def addresses(self) -> set[Address]:
-        """A copy of all addresses."""
+        """Return a copy of all addresses."""
         return set(self._frontends)
 
     @property
     def has_moved(self) -> bool:
-        """Whether an address may have come or gone since `settle`."""
+        """Return whether an address may have come or gone since `settle`."""
         return bool(self._moved)
 
     def moved(self, in_force: Set[Address]) -> dict[Address, bool]:
@@ -55,5 +55,5 @@ class Hairpins:
         }
 
     def settle(self) -> None:
-        """Note that the kernel gets the present addresses."""
+        """Note that the kernel gets the present addresses now."""
         self._moved.clear()

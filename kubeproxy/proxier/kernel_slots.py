@@ -1,4 +1,4 @@
-"""The slots of a frontend on the kernel path: which endpoint has how many, and which client has which."""
+"""The slots of a frontend on the kernel path: how many each endpoint has, and which slot each client has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def slot_count(frontend: Frontend) -> int:
 
 
 def client_hash(frontend: Frontend) -> ClientHash | None:
-    """Return the hash by which a client has its slot, or None if it is drawn."""
+    """Return the hash by which a client has its slot, or None if the slot is drawn."""
     balancing = frontend.balancing
     if not balancing.scheduler.hashes:
         return None
@@ -26,7 +26,7 @@ def client_hash(frontend: Frontend) -> ClientHash | None:
 
 
 def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Return the endpoint in each slot, one of `targets`. Empty: one slot for each of them."""
+    """Return the endpoint in each slot, one of `targets`. An empty result means one slot for each of them."""
     balancing = frontend.balancing
     if not targets:
         return ()
@@ -35,7 +35,7 @@ def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, .
         table = table_of(frontend.endpoints, balancing)
         if len(targets) == len(frontend.endpoints):
             return table
-        # Each client whose endpoint is left out has the next one of its own order, as a worker leads it.
+        # A client whose endpoint is left out gets the next endpoint in its own order, as it would from a worker.
         return tuple(
             target if target in usable else usable_at(table, place, usable.__contains__) or target
             for place, target in enumerate(table)

@@ -25,17 +25,17 @@ log = structlog.get_logger(__name__)
 
 
 class Rivals(Interface):
-    """Other proxies of this node that do not speak our takeover protocol."""
+    """The other proxies of this node that do not speak our takeover protocol."""
 
     def rival_lives(self) -> bool:
         """Return whether a younger proxy lives."""
 
     def yield_to_rival(self) -> None:
-        """Leave the rules to a younger proxy, to which they lead."""
+        """Leave the rules to a younger proxy, because they lead to it."""
 
 
 class NoRivals:
-    """No other proxy."""
+    """The case that there is no other proxy."""
 
     def rival_lives(self) -> bool:
         """Return false."""
@@ -68,15 +68,15 @@ class KernelSync:
         self._clock = clock
         self._reports = reports
         self.in_force: RuleSet | None = None
-        """The rules of the last successful transaction; None before the first."""
+        """The rules of the last successful transaction, or None before the first."""
         self.generation = 0
-        """Their generation."""
+        """The generation of `in_force`."""
         self.programmed_at: float | None = None
-        """When the last transaction succeeded, by the proxier's clock; None before the first."""
+        """When the last transaction succeeded, by the proxier's clock, or None before the first."""
         self._requested = 0
-        """The generation of the rules that netfilter was last given, with success or without."""
+        """The generation of the rules that netfilter was last given, whether or not it succeeded."""
         self._reconciled: RuleSet | None = None
-        """The rules with which the conntrack entries last agreed; None if that is unknown."""
+        """The rules with which the conntrack entries last agreed, or None if that is unknown."""
         self._held = False
         self._stopped = False
         self._foreign_changes = 0
@@ -85,7 +85,7 @@ class KernelSync:
 
     @property
     def name(self) -> str:
-        """The name of the packet filter's adapter."""
+        """Return the name of the packet filter's adapter."""
         return self._netfilter.name
 
     def reports_to(self, group: int) -> bool:
@@ -95,26 +95,26 @@ class KernelSync:
     # When the next transaction is due.
 
     def next_at(self) -> float:
-        """Return when the next transaction is due; infinity if none is."""
+        """Return when the next transaction is due, or infinity if none is."""
         if self._held:
             return math.inf
         if self.programmed_at is None and Part.DATA_PLANE in self._reports.failing:
-            return math.inf  # rules of an earlier run may still serve, and there are none yet to replace them
+            return math.inf  # The rules of an earlier run may still serve, and there are none to replace them yet.
         generation = self._rules.generation
         return self._schedule.next_at(pending=generation != self.generation, new=generation != self._requested)
 
     def hold(self, on: bool) -> None:
-        """Begin no further transaction, or begin again with a full sync."""
+        """Begin no further transaction. With `on` false, begin again with a full sync."""
         self._held = on
         if not on:
             self._schedule.require_full_sync()
 
     def note_foreign_change(self) -> bool:
-        """Take note that another process may have changed our rules; return whether that is to be undone."""
+        """Take note that another process may have changed our rules, and return whether that is to be undone."""
         self._foreign_changes += 1
-        self._reconciled = None  # flows may have begun by the other's rules, or without any
+        self._reconciled = None  # Flows may have begun by the other process's rules, or without any.
         if self._held or self._stopped:
-            return False  # a new instance takes over the rules
+            return False  # A new instance is taking over the rules.
         log.warning("rules changed by another process, restoring")
         self._suspicious = True
         self._schedule.foreign_change(self._clock.now())
@@ -123,7 +123,8 @@ class KernelSync:
     # The transactions.
 
     async def apply(self) -> bool:
-        """Update netfilter in one transaction; return whether that succeeded. `reconcile` has to follow."""
+        """Update netfilter in one transaction, and return whether that succeeded. The caller has to call `reconcile`
+        afterwards."""
         started_at = self._clock.now()
         full = self._schedule.full_due(started_at)
         if (full or self._suspicious) and await self._has_lost_to_rival():
@@ -143,20 +144,18 @@ class KernelSync:
         self._reports.recovered(Part.NETFILTER)
         self._reports.observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
         if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
-            self._reconciled = None  # another process had removed our rules, and flows began without them
+            self._reconciled = None  # Another process had removed our rules, and flows have begun without them.
         return True
 
     def _ruleset(self) -> RuleSet:
-        """Return the wanted rules; the very object in force if those are the same."""
+        """Return the wanted rules. If they equal the rules in force, return that very object."""
         if self.in_force is not None and self._rules.generation == self.generation and self._rules.is_balanced:
             return self.in_force
         return self._rules.ruleset()
 
     async def _has_lost_to_rival(self) -> bool:
-        """Return whether the rules redirect to a younger proxy.
-
-        The older one yields, as they cannot talk to each other: if it restored its rules, the other would do the same.
-        """
+        """Return whether the rules redirect to a younger proxy. The two cannot speak with each other. If the older one
+        restored its rules, the younger would do the same, so the older one yields."""
         if self.in_force is None:
             return False
         try:
@@ -191,7 +190,8 @@ class KernelSync:
         self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
     async def rebalance(self) -> None:
-        """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction does it."""
+        """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction makes the
+        change."""
         if self.in_force is None or self._held or self._stopped:
             return
         in_force, change = self.in_force, self._rules.take_unbalanced(self.in_force)
@@ -209,7 +209,7 @@ class KernelSync:
             self._rules.require_rules()
 
     async def _enter(self, change: Rebalance, in_force: RuleSet) -> None:
-        """Enter a change that the kernel has made, and delete the UDP entries that lead to endpoints that are gone."""
+        """Record a change that the kernel has made, and delete the UDP entries that lead to endpoints that are gone."""
         moved = {destination for destination, _ in change.spreads if destination.protocol is Protocol.UDP}
         before = part(in_force, moved)
         in_force.rebalance(change)

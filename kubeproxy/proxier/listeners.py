@@ -1,7 +1,7 @@
 """Opens, updates and closes the listeners of the wanted frontends, and keeps the rules in step with them.
 
-`plan` has the table of moves. A step without an answer (the task was cancelled, the data plane broke) is decided again:
-every message states a wanted condition, so repeating one is harmless.
+`plan` has the table of moves. If a step gets no answer, because the task was cancelled or the data plane broke, the
+moves are decided again. Every message states a wanted condition, so repeating one is harmless.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Step:
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
-        """All frontends of the step."""
+        """Return all frontends of the step."""
         return self.listen + self.update + self.close
 
 
@@ -40,31 +40,31 @@ class Listeners:
     def __init__(self, ports: Ports, availability: Availability, rules: RuleSetBuilder) -> None:
         self.existing: dict[FrontendName, ListenerState] = {}
         self.faults: dict[FrontendName, str] = {}
-        """Frontends after a failed move, and its error. They wait for `retry`."""
+        """The frontends whose last move failed, each with its error. They wait for `retry`."""
         self._ports = ports
         self._availability = availability
         self._wanted = availability.wanted
         self._rules = rules
         self._settings = DEFAULTS
         self._unsettled: dict[FrontendName, None] = {}
-        """Frontends that may have a move. (A dictionary for its order.)"""
+        """The frontends that may have a move. (A dictionary is used for its order.)"""
         self._in_flight: tuple[FrontendName, ...] = ()
-        """Frontends of the step that the data plane has and has not answered."""
+        """The frontends of the step to which the data plane has not answered yet."""
         self._waiting: dict[FrontendName, None] = {}
-        """Frontends that may have a move once the rules are in force."""
+        """The frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
-        """Of `faults`, frontends without a free port: they may have a move once a port is released."""
+        """Those of `faults` that have no port. They may have a move once a port is released."""
         self._applied = 0
         """The generation of the rules in force."""
 
     @property
     def settled(self) -> bool:
-        """Whether no frontend has a move, but for the faults."""
+        """Return whether no frontend has a move, apart from the faults."""
         return not (self._availability.changed or self._unsettled or self._in_flight or self._waiting)
 
     @property
     def rules_pending(self) -> bool:
-        """Whether the kernel lacks a change."""
+        """Return whether the kernel lacks a change."""
         return self._rules.generation != self._applied
 
     def use(self, settings: ProxierSettings) -> None:
@@ -77,13 +77,12 @@ class Listeners:
             self.retry()
 
     def retry(self) -> None:
-        """Try again what failed."""
+        """Try the failed moves again."""
         self._unsettled.update(dict.fromkeys(self.faults))
 
     def serves_as_wanted(self, name: FrontendName) -> bool:
-        """Return whether data plane and kernel serve a frontend as it is wanted.
-
-        A listener without a port serves no client, so it keeps nothing from being in effect."""
+        """Return whether the data plane and the kernel serve a frontend as it is wanted. A listener without a port
+        serves no client, so it does not count against that."""
         listener, wanted = self.existing.get(name), self._wanted[name]
         if listener is None:
             return name in self.faults
@@ -93,9 +92,8 @@ class Listeners:
     # Moves.
 
     def next_step(self, limit: int) -> Step | None:
-        """Return the next messages for the data plane, about at most `limit` frontends; None if there are none.
-
-        Moves without a message are made on the way: ports are reserved, rules are changed."""
+        """Return the next messages for the data plane, for about `limit` frontends at most. Return None if there are
+        none. Moves without a message are made in this call: ports are reserved, and rules are changed."""
         changed = self._availability.changed
         self._unsettled.update(changed)
         changed.clear()
@@ -139,7 +137,7 @@ class Listeners:
         return Step(listen, update, close, tuple(messages))
 
     def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
-        """Put a frontend into the rules; None takes it out of them."""
+        """Put a frontend into the rules, or take it out of them with None."""
         listener, before = self.existing[name], self._rules.generation
         if frontend is None:
             self._rules.remove(name)
@@ -151,7 +149,7 @@ class Listeners:
         self._unsettled[name] = None
 
     def _open(self, name: FrontendName) -> bool:
-        """Reserve a port for a new listener; return whether there is one."""
+        """Reserve a port for a new listener, and return whether there is one."""
         frontend, address = self._wanted[name], bind_address(self._settings.bind, name.family)
         try:
             reservation = self._ports.reserve(frontend.protocol, address)
@@ -164,7 +162,7 @@ class Listeners:
         return True
 
     def _drop(self, name: FrontendName) -> None:
-        """Release the port of a listener that exists no more."""
+        """Release the port of a listener that no longer exists."""
         listener = self.existing.pop(name)
         port = listener.reservation.port
         self._ports.release(listener.protocol, listener.reservation)
@@ -183,9 +181,9 @@ class Listeners:
             if name not in failures:
                 listener.confirmed, listener.sent = True, endpoints_of(self._wanted[name])
             elif listener.sent is None:
-                self._drop(name)  # it never listened, so no rule redirects there
+                self._drop(name)  # It never listened, so no rule redirects there.
             else:
-                listener.confirmed = False  # the data plane may have lost it: begin with Listen next time
+                listener.confirmed = False  # The data plane may have lost it, so the next step begins with Listen.
         closed = [name for name in step.close if name not in failures]
         for name in closed:
             self._drop(name)

@@ -14,12 +14,12 @@ class Leaving(NamedTuple):
 
     address: Address
     pod: str
-    """As in `Endpoint.pod`: another pod may get the address a moment later."""
+    """The pod, as in `Endpoint.pod`. Another pod may get the address a moment later."""
 
 
 class LocalPods:
-    """The endpoints on this node by Service, as the EndpointSlices have them. Endpoints on the host's network are no
-    pods here: they share the node's addresses."""
+    """The endpoints on this node by Service, as the EndpointSlices have them. Endpoints on the host's network are not
+    among them, because they share the node's addresses."""
 
     def __init__(self) -> None:
         self._of: dict[ServiceName, tuple[Endpoint, ...]] = {}
@@ -72,7 +72,7 @@ class LocalPods:
         return {address: none.union(*(ports.get(it, none) for it in names)) for address, names in self._at.items()}
 
     def at(self, address: Address) -> Collection[Endpoint]:
-        """Return the endpoints at an address, one of each Service that has any."""
+        """Return the endpoints at an address, one for each Service that has any."""
         return self._at.get(address, {}).values()
 
     def services_at(self, addresses: Iterable[Address]) -> set[ServiceName]:
@@ -80,9 +80,9 @@ class LocalPods:
         return {name for address in addresses for name in self._at.get(address, {})}
 
     def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
-        """Return what leaves with the pods that ask, at all their addresses: kubelet asks at one, and a pod may have
-        one of each family. An endpoint that names no pod leaves by its address. `asking`: their addresses, and what
-        `identity` said when they asked first."""
+        """Return what leaves with the pods that ask, at all their addresses. The kubelet asks at one address, and a pod
+        may have one of each family. An endpoint that names no pod leaves by its address. `asking` has the addresses,
+        each with the answer of `identity` when its pod first asked."""
         pods = {pod for pod in asking.values() if pod}
         return frozenset(
             Leaving(address, endpoint.pod)
@@ -100,5 +100,5 @@ class LocalPods:
         return found
 
     def identity(self, address: Address) -> str:
-        """Return the pod that has an address, as in `Endpoint.pod`; empty if it is not known."""
+        """Return the pod that has an address, as in `Endpoint.pod`, or an empty text if it is not known."""
         return next((endpoint.pod for endpoint in self.at(address) if endpoint.pod), "")

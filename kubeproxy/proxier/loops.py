@@ -1,8 +1,8 @@
-"""Finds endpoints that lead back to this proxy: addresses and ports at which it takes connections itself.
+"""Finds endpoints that lead back to this proxy, because they are addresses and ports at which it accepts connections.
 
-The proxy would accept a connection to such an endpoint and dial it again. It takes connections at Services' addresses,
-and at this node's own addresses with a node port or a proxy port. The index is updated with each change: a change of
-one destination, or of one frontend's endpoints, costs the same however many there are.
+The proxy would accept a connection to such an endpoint and dial the endpoint again. It accepts connections at Services'
+addresses, and at this node's own addresses with a node port or a proxy port. The index is updated with each change. So
+a change of one destination, or of one frontend's endpoints, costs the same however many there are.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ class Loops:
         self._is_proxy_port = is_proxy_port
         self._facts = UNKNOWN_NODE
         self._taken: dict[Destination, int] = {}
-        """Destinations, each with its number of frontends."""
+        """The number of frontends of each destination."""
         self._at: dict[Target, FrontendName | set[FrontendName]] = {}
         """The frontends of each endpoint. Most endpoints have one frontend, which needs no set."""
         self.affected: dict[FrontendName, None] = {}
-        """Frontends with endpoints that have begun or ceased to lead back. The caller removes processed ones."""
+        """The frontends with endpoints that have begun or ceased to lead back. The caller removes those that it has
+        processed."""
 
     def leading_back(self, frontend: Frontend) -> dict[Target, str]:
-        """Return the endpoints of a frontend that lead back here, and what they are."""
+        """Return the endpoints of a frontend that lead back here, each with the destination that it is."""
         taken, facts, protocol = self._taken, self._facts, frontend.protocol
         found: dict[Target, str] = {}
         for target in frontend.endpoints:

@@ -1,4 +1,4 @@
-"""Facts about this node on which frontends and rules depend. Pure values."""
+"""The facts about this node on which frontends and rules depend."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ class Preserve(StrEnum):
 
     NEVER = "never"
     EXTERNAL_LOCAL = "external-local"
-    """Endpoints behind externalTrafficPolicy Local, which promises it."""
+    """Endpoints behind externalTrafficPolicy Local, which promises the client's address."""
     LOCAL = "local"
     """All endpoints on this node, whatever the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts about this node. An unknown one is empty, and then nothing is local."""
+    """The facts about this node. An unknown fact is empty, and then nothing counts as local."""
 
     name: str = ""
     zone: str = ""
     node_addresses: frozenset[Address] = frozenset()
-    """The addresses that take node ports (`--nodeport-addresses`), loopback included where it does."""
+    """The addresses that take node ports (`--nodeport-addresses`), including loopback addresses if they do."""
     own_addresses: frozenset[Address] = frozenset()
-    """All addresses of this node: a Service at one of them takes its ports from the processes of this host."""
+    """All addresses of this node. A Service at one of them takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
-    """CIDRs of the cluster's pods, if known."""
+    """The CIDRs of the cluster's pods, if they are known."""
     uplinks: frozenset[str] = frozenset()
-    """Interfaces by which pods of other nodes come."""
+    """The interfaces by which packets of pods on other nodes arrive."""
     direct_links: frozenset[DirectLink] = frozenset()
-    """Links on which hosts reach one another without this node."""
+    """The links on which hosts reach one another without this node."""
     forwarding: frozenset[Family] = frozenset()
     """The families that this node's kernel forwards."""
     preserve: Preserve = Preserve.EXTERNAL_LOCAL
@@ -50,4 +50,4 @@ class NodeFacts:
 
 
 UNKNOWN_NODE = NodeFacts()
-"""No fact is known."""
+"""The facts if nothing is known."""

@@ -1,6 +1,5 @@
-"""The events of the proxier, for metrics, health, and those who depend on what is in effect.
-
-State is not an event: metrics and the status read it from `ProxierView.snapshot`."""
+"""The events of the proxier, for metrics, health, and parts that depend on what is in effect. The state is not an
+event: metrics and the status read it from `ProxierView.snapshot`."""
 
 from __future__ import annotations
 
@@ -21,18 +20,17 @@ class ProxierObserver:
         """Note that a change waits for a sync. It is called once until the next `settled`."""
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Note that every known change is in effect; called after each round of which this is true.
-
+        """Note that every known change is in effect. This is called after each round of which that is true.
         `trigger_times` are annotations (RFC 3339) of the slices that came into effect since the last call, for the
         network programming latency."""
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """Note that a netfilter transaction succeeded.
-
-        `full`: the rules in the kernel were read; `changed`: the rules had to be changed."""
+        """Note that a netfilter transaction succeeded. `full` tells that the rules in the kernel were read, and
+        `changed` that the rules had to be changed."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Note that after a transaction the kernel's UDP flows agree with the rules. `deleted` flows were stale."""
+        """Note that after a transaction the kernel's UDP flows agree with the rules. `deleted` is the number of stale
+        flows."""
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
         """Note that stale flows could not be listed or deleted. The rules are in force all the same, and the proxier
@@ -46,7 +44,7 @@ class ProxierObserver:
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Note the health check node port of each Service that has one, and its number of ready endpoints on this node.
-        It is called when they change, once the rules are in force."""
+        This is called when they change, once the rules are in force."""
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Note what is in effect of the Services' drain requests. It is called when that changes."""
+        """Note the state of the Services' drain requests. This is called when it changes."""

@@ -60,7 +60,7 @@ class ListenerState:
     sent: SetEndpoints | None = None
     """The endpoints that the data plane has confirmed."""
     in_rules: Frontend | None = None
-    """The frontend as the rules have it; None: no rule redirects to this listener."""
+    """The frontend as the rules have it, or None if no rule redirects to this listener."""
     rules_generation: int = 0
     """The generation of the rules in which `in_rules` was last changed."""
 
@@ -72,7 +72,7 @@ class Plan:
     moves: Mapping[Move, tuple[FrontendName, ...]]
 
     def of(self, move: Move) -> tuple[FrontendName, ...]:
-        """Return the frontends with this next move."""
+        """Return the frontends that have this next move."""
         return self.moves.get(move, ())
 
 
@@ -84,10 +84,8 @@ def plan(
     bind: Mapping[Family, Address],
     applied: int,
 ) -> Plan:
-    """Return the next moves of the named frontends alone: an unchanged frontend costs nothing.
-
-    `bind`: where listeners listen, if not on the wildcard address; `applied`: the generation of the rules in force.
-    """
+    """Return the next moves of the named frontends alone, so that an unchanged frontend costs nothing. `bind` is where
+    listeners listen, if not on the wildcard address. `applied` is the generation of the rules in force."""
     moves: dict[Move, list[FrontendName]] = {}
     for name in names:
         address = bind_address(bind, name.family)

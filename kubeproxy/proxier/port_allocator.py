@@ -11,17 +11,18 @@ from kubeproxy.model import Address, Protocol
 from kubeproxy.model.errors import KernelError
 
 _RECENT = 512
-"""Ports given back that the kernel's choice avoids: far fewer than its ephemeral range holds (28,232 by default)."""
+"""How many returned ports the kernel's choice avoids. These are far fewer than its ephemeral range has (28,232 by
+default)."""
 
 _ATTEMPTS = 16
-"""Attempts to get a port from the kernel before a recent one is accepted."""
+"""How many times the kernel is asked for a port before a recent one is accepted."""
 
 _PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
-"""Errors for a port that another process has, rather than for all ports."""
+"""The errors by which one port is taken by another process, and not all ports."""
 
 
 class PortRange(NamedTuple):
-    """Ports `first` to `last`, both included."""
+    """The ports from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -35,12 +36,12 @@ class NoPort(KernelError):
 
 
 class Ports:
-    """The allocator; its ports are reservations.
+    """The allocator of proxy ports, which are reservations.
 
-    A port number is held once per protocol, also across address families, because the rules know ports by protocol and
-    number. A released number is used again as late as possible: connections that the kernel still tracks must not meet
-    another Service behind it. Ports of a range are allocated in ascending order at first, so that a restart with the
-    same Services gives them the same ports.
+    A port number is used once per protocol, also across address families, because the rules know ports by protocol and
+    number. A released number is used again as late as possible, because connections that the kernel still tracks must
+    not meet another Service at that port. The ports of a range are first allocated in ascending order, so that a
+    restart with the same Services gives them the same ports.
     """
 
     def __init__(self, reserver: PortReserver, port_range: PortRange | None) -> None:
@@ -52,11 +53,12 @@ class Ports:
 
     @property
     def port_range(self) -> PortRange | None:
-        """Where new ports come from; None: the kernel's choice."""
+        """Return the range of new ports, or None if the kernel chooses."""
         return self._range
 
     def use_range(self, port_range: PortRange | None) -> None:
-        """Allocate ports from this range from now on. Allocated ones stay: a listener never changes its port."""
+        """Allocate ports from this range from now on. Allocated ports stay, because a listener never changes its
+        port."""
         if port_range != self._range:
             self._range = port_range
             self._pools.clear()
@@ -66,7 +68,7 @@ class Ports:
         return (protocol, port) in self._held
 
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
-        """Reserve a port for a listener at `address`; NoPort with the reason when there is none."""
+        """Reserve a port for a listener at `address`. Raise NoPort with the reason if there is none."""
         if self._range is None:
             reservation = self._from_kernel(protocol, address)
         else:
@@ -89,7 +91,7 @@ class Ports:
         skipped: list[int] = []
         try:
             while (port := pool.take()) is not None:
-                if (protocol, port) in self._held:  # allocated before the range was set; `release` puts it back
+                if (protocol, port) in self._held:  # It was allocated before the range was set; `release` puts it back.
                     continue
                 try:
                     return self._reserver.reserve(protocol, address, port)
@@ -130,7 +132,7 @@ class Ports:
 
 
 class _Pool:
-    """Free ports of a range: unused ones first, then released ones in the order of their release."""
+    """The free ports of a range: unused ones first, then released ones in the order of their release."""
 
     def __init__(self, port_range: PortRange) -> None:
         self._range = port_range

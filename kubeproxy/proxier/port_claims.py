@@ -1,22 +1,22 @@
 """Claims on node ports, and on service ports at this node's own addresses.
 
-A redirect takes a port from any process of this host that listens there; and a process that comes later would listen
-and never be reached. So each such port is held by a bound socket that never listens, or it is not redirected. A claim
-on the wildcard address stands for every address of its family, as in the kernel.
+A redirect takes a port from any process of this host that listens there. A process that comes later would listen and
+never be reached. So each such port is either held by a bound socket that never listens, or not redirected. A claim on
+the wildcard address stands for every address of its family, as in the kernel.
 
 Claims belong to destinations, not to frontends: a frontend that takes over a destination takes over its claim. A claim
-without a claimant is kept until `release`, for the kernel may still redirect clients there.
+without a claimant is kept until `release`, because the kernel may still redirect clients there.
 
-Never claimed are, because a Service must not have them:
+Some ports are never claimed, because a Service must not have them:
 
-* ports that are reserved: those of this daemon's own servers, `Restrictions.reserved_ports`, health check node ports;
-* at single addresses: another Service's node port;
-* by spec.externalIPs alone, which any author of a Service may write: ports beyond `Restrictions.external_ports`, and
-  any port at which another process was seen to listen since the start or the last reload: a claim that waited for such
-  a port would have it as soon as the process restarts, and keep it from coming back.
+- Reserved ports: those of this daemon's own servers, `Restrictions.reserved_ports`, and health check node ports.
+- At single addresses, another Service's node port.
+- By spec.externalIPs alone, which any author of a Service may write, ports beyond `Restrictions.external_ports`, and
+  any port at which another process was seen to listen since the start or the last reload. If such a claim waited for
+  the port, it would get the port as soon as the process restarts, and keep it.
 
-A node port at which another process listens is a conflict of another kind, for the cluster gave that port to a Service:
-`NodePortConflict` decides. Where the port is redirected all the same, the process is named in `notes`.
+A node port at which another process listens is a different conflict, because the cluster gave that port to a Service.
+There `NodePortConflict` decides. If the port is redirected nevertheless, the process is named in `notes`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Re
 
 
 class _Place(NamedTuple):
-    """A port number in one protocol and family; two sockets at one place exclude each other."""
+    """A port number in one protocol and family. Two sockets at one place exclude each other."""
 
     protocol: Protocol
     family: Family
@@ -58,20 +58,20 @@ class _Holding:
     claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
-    """The addresses that are not available, and why."""
+    """The addresses that are not available, each with the reason."""
     final: set[Address] = field(default_factory=set)
-    """Of these, addresses for which a retry is of no use."""
+    """Those of `faults` for which a retry is of no use."""
     notes: dict[Address, str] = field(default_factory=dict)
-    """Addresses that are served though they are not held, and why."""
+    """The addresses that are served although they are not held, each with the reason."""
 
     @property
     def idle(self) -> set[Address]:
-        """Addresses that are held without a claimant."""
+        """Return the addresses that are held without a claimant."""
         return self.held.keys() - (self.claimants.keys() - self.faults.keys())
 
     @property
     def awaited(self) -> set[Address]:
-        """Addresses for which a retry may help."""
+        """Return the addresses for which a retry may help."""
         return (self.faults.keys() - self.final) | self.notes.keys()
 
     def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
@@ -94,18 +94,19 @@ class NodePortClaims:
         self._restrictions = NO_RESTRICTIONS
         self._health: Mapping[int, ServiceName] = {}
         self._seen: dict[tuple[Protocol, int], str] = {}
-        """Ports at which another process was seen, and which; for every family, as many processes listen in both."""
+        """The ports at which another process was seen, each with that process. They count for both families, because
+        many processes listen in both."""
         self._external: dict[FrontendName, frozenset[Destination]] = {}
         """The destinations that frontends claim by spec.externalIPs."""
         self._places: dict[_Place, _Holding] = {}
         self._claimed: dict[FrontendName, frozenset[Destination]] = {}
         self._faulty: dict[_Place, None] = {}
         self._idle: dict[_Place, None] = {}
-        """Places with a socket that no frontend claims."""
+        """The places with a socket that no frontend claims."""
 
     @property
     def faults(self) -> Mapping[Destination, str]:
-        """Destinations that are not available, and why."""
+        """Return the destinations that are not available, each with the reason."""
         return {
             Destination(address, place.protocol, place.port): fault
             for place in self._faulty
@@ -114,7 +115,8 @@ class NodePortClaims:
 
     @property
     def awaited(self) -> set[Destination]:
-        """Destinations for which `retry` may help: not available now, or served without being held."""
+        """Return the destinations for which `retry` may help: they are not available, or are served without being
+        held."""
         return {
             Destination(address, place.protocol, place.port)
             for place in self._faulty
@@ -123,7 +125,7 @@ class NodePortClaims:
 
     @property
     def notes(self) -> Mapping[Destination, str]:
-        """Destinations that are served though another process has the port, and that process."""
+        """Return the destinations that are served although another process has the port, each with that process."""
         return {
             Destination(address, place.protocol, place.port): note
             for place in self._faulty
@@ -135,7 +137,7 @@ class NodePortClaims:
         return self._places[_place(destination)].claimants[destination.address]
 
     def unavailable(self, name: FrontendName) -> frozenset[Destination]:
-        """Return the destinations that a frontend claims and does not get."""
+        """Return the destinations that a frontend claims and does not have."""
         return frozenset(
             destination
             for destination in self._claimed.get(name, ())
@@ -159,7 +161,7 @@ class NodePortClaims:
     def claim(
         self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
     ) -> set[FrontendName]:
-        """Have a frontend claim these destinations and no others, some of them (`external`) by spec.externalIPs."""
+        """Have a frontend claim these destinations and no others. It claims those in `external` by spec.externalIPs."""
         before = self._claimed.get(name, frozenset())
         external_before = self._external.get(name, frozenset())
         by_externals = destinations & external
@@ -179,7 +181,7 @@ class NodePortClaims:
         return self._arrange({_place(destination): None for destination in sorted(concerned)})
 
     def retry(self) -> set[FrontendName]:
-        """Try again to bind what is not available."""
+        """Try again to bind the ports that are not available."""
         return self._arrange(list(self._faulty))
 
     def release(self, in_use: Callable[[Destination], bool]) -> set[FrontendName]:
@@ -239,7 +241,7 @@ class NodePortClaims:
                 self._bind(place, address, holding)
 
     def _refusal(self, place: _Place, address: Address, holding: _Holding) -> str:
-        """Return why a port must not be claimed, free or not; an empty text if it may."""
+        """Return why a port must not be claimed, free or not, or an empty text if it may be claimed."""
         if reason := self._restrictions.reserved(place.protocol, place.port):
             return reason
         if place.protocol is Protocol.TCP and place.port in self._health:
@@ -295,9 +297,8 @@ class NodePortClaims:
             holding.final.add(address)
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
-        """Return whether a node port is redirected though these processes have it.
-
-        They do not include processes that have it and do not listen, as a redirect takes no client from those."""
+        """Return whether a node port is redirected although these processes have it. Processes that have the port and
+        do not listen are not among them, because a redirect takes no client from those."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)

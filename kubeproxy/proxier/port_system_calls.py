@@ -1,7 +1,7 @@
 """The system calls by which the proxier takes ports of this host.
 
-`port_allocator` and `port_claims` make them at once, in the middle of otherwise pure decisions: whether a port is free
-is known only when it is bound. Tests replace both calls.
+`port_allocator` and `port_claims` make them at once, in the middle of decisions that are otherwise pure, because a port
+is known to be free only when it is bound. Tests replace both calls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
 
 
 def no_holders(protocol: Protocol, address: Address, port: int) -> Sequence[Holder]:
-    """Name no process."""
+    """Return no process."""
     return ()
 
 
 class PortSystemCalls(NamedTuple):
-    """How ports are taken, and who has those that cannot be taken."""
+    """The calls that reserve a port, and that find the processes that have a port."""
 
     reserver: PortReserver
     find_holders: FindHolders = no_holders

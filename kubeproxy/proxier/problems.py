@@ -1,4 +1,4 @@
-"""The texts about Services that are not, or not wholly, served."""
+"""The texts about Services that are not served, or only in part."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def problems(
     availability: Availability,
     rules: RuleSetBuilder,
 ) -> dict[ServiceName, tuple[str, ...]]:
-    """Return the Services with problems, each with its texts, those of the resolver (`remarks`) first.
-
-    `faults` are frontends whose listener failed, and why."""
+    """Return the Services with problems, each with its texts, those of the resolver (`remarks`) first. `faults` has the
+    frontends whose listener failed, each with the reason."""
     texts = dict(remarks)
     for service, text in (*_of_frontends(faults, availability, rules), *_of_destinations(availability, rules)):
         texts[service] = (*texts.get(service, ()), text)

@@ -39,15 +39,15 @@ from kubeproxy.proxier.view import ProxierView
 log = structlog.get_logger(__name__)
 
 BATCH = 16
-"""Services and frontends processed before the event loop runs other tasks: two or three milliseconds of work, so that
-ten thousand Services at once do not stop connections that this very process serves."""
+"""How many Services and frontends are processed before the event loop runs other tasks. This is two or three
+milliseconds of work. So ten thousand Services at once do not stop the connections that this process serves itself."""
 
 
 class Proxier:
-    """Keeps the data plane and netfilter equal to what the sources define.
+    """Keeps the data plane and netfilter equal to what the sources define. `run` does so until `stop`.
 
-    `run` does so until `stop`. Problems of single Services are logged, reported to the observer and shown in
-    `view.snapshot()`; they never stop other Services.
+    Problems of single Services are logged, reported to the observer and shown in `view.snapshot()`. They never stop
+    other Services.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Proxier:
         self._reports = Reports(observer or ProxierObserver())
         self.kernel = KernelSync(kernel, self._state.rules, self._schedule, self._clock, self._reports)
         self._round_lock = asyncio.Lock()
-        """One round at a time."""
+        """Allows one round at a time."""
         self.view = ProxierView(
             tracker,
             self._state,
@@ -83,7 +83,7 @@ class Proxier:
             in_round=self._round_lock.locked,
         )
         self._retry = Backoff(jitter)
-        """For updates that the data plane refused and ports that were not available."""
+        """The backoff for updates that the data plane refused, and for ports that were not available."""
         self._ejected: Ejected = {}
         self.serving = asyncio.Event()
         """Set once every known change has been in effect for the first time."""
@@ -91,7 +91,7 @@ class Proxier:
         self._stopped = False
         tracker.notify(self._changed)
 
-    # Requests of other components.
+    # Requests of other components follow.
 
     async def run(self) -> None:
         """Make rounds until `stop` (or until cancelled, at any time)."""
@@ -110,37 +110,38 @@ class Proxier:
         self._changed()
 
     def set_ejected(self, ejected: Ejected) -> None:
-        """Have the kernel lead no new connections to these endpoints, in the next round, which begins at once."""
+        """Have the kernel lead no new connections to these endpoints. The next round does it, and begins at once."""
         self._ejected = ejected
         self._wake.set()
 
     async def eject(self, ejected: Ejected) -> None:
-        """Call `set_ejected`, and wait until that is in force. If the kernel refuses it, the next round tries again."""
+        """Call `set_ejected`, and wait until that is in force. If the kernel refuses the change, the next round tries
+        again."""
         self.set_ejected(ejected)
         async with self._round_lock:
             self.view.frontends_changed()
             await self._rebalance()
 
     async def hold(self, on: bool) -> None:
-        """Stop netfilter transactions because a new instance takes over the rules; return when none is under way any
-        more. Or (`on` false) resume them, beginning with a full sync."""
+        """Stop netfilter transactions because a new instance takes over the rules, and return when none is in progress.
+        With `on` false resume them, beginning with a full sync."""
         self.kernel.hold(on)
         async with self._round_lock:
             self._wake.set()
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses the question.
-
-        Asked when a new instance claims that it has taken over the rules."""
+        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses to answer. This is
+        asked when a new instance claims that it has taken over the rules."""
         async with self._round_lock:
             return await self.kernel.leads_here()
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
         """End `run` after its present round. Raise KernelError if the kernel refuses what follows.
 
-        `cleanup` removes the rules. `pause` drops clients' first packets until a new instance serves
-        (`Netfilter.pause`). Without either the rules stay, for a new instance that has taken them over. Open
-        connections go on; new ones come only if they are already on their way."""
+        With `cleanup` the rules are removed. With `pause` clients' first packets are dropped until a new instance
+        serves (`Netfilter.pause`). With neither the rules stay, for a new instance that has taken them over. Open
+        connections continue. A new connection comes only if it is already on its way.
+        """
         self._stopped = True
         self.kernel.stop()
         self._wake.set()
@@ -151,12 +152,12 @@ class Proxier:
                 await self.kernel.pause()
 
     def release_claims(self) -> None:
-        """Release the node ports, once a new instance holds them, too. A third instance must not find them taken while
-        our connections drain."""
+        """Release the node ports once a new instance holds them, too. Otherwise a third instance would find them taken
+        while our connections drain."""
         self._state.availability.claims.close()
 
     def close(self) -> None:
-        """Release the reserved ports; to be called when the data plane has ended."""
+        """Release the reserved ports. This is to be called when the data plane has ended."""
         self._state.close()
         self.view.frontends_changed()
 
@@ -183,8 +184,8 @@ class Proxier:
         self._report()
 
     async def _update_data_plane(self) -> bool:
-        """Send the data plane all updates that are possible now; return whether it took them."""
-        untaken = self._tracker.untaken  # later changes are for the next round: netfilter must have its turn
+        """Send the data plane all updates that are possible now, and return whether it took them."""
+        untaken = self._tracker.untaken  # Later changes are for the next round, because netfilter must have its turn.
         while True:
             changes = self._tracker.take(min(BATCH, untaken))
             untaken -= len(changes)
@@ -200,12 +201,11 @@ class Proxier:
             elif not (changes or self._state.resolver.has_stale):
                 self._reports.recovered(Part.DATA_PLANE)
                 return True
-            await asyncio.sleep(0)  # a data plane in this process does not wait for anything in `send`
+            await asyncio.sleep(0)  # A data plane in this process does not wait for anything in `send`.
 
     async def _carry_out(self, step: Step) -> Mapping[FrontendName, str] | None:
-        """Send the data plane a step; return its failures, or None if it took nothing.
-
-        The kernel gets the endpoints of the kernel path meanwhile."""
+        """Send the data plane a step, and return its failures, or None if it took nothing. The kernel gets the
+        endpoints of the kernel path at the same time."""
         if self._state.rules.is_balanced:
             return await self._send(step)
         async with asyncio.TaskGroup() as group:
@@ -228,7 +228,8 @@ class Proxier:
         """Report the state at the end of a round."""
         state = self._state
         self._reports.report(state.problems(), state.drain_states())
-        # A load balancer sends clients when the health check node port says so: not before the rules are in force.
+        # A load balancer sends clients when the health check node port allows it, so this waits until the rules are in
+        # force.
         if not state.listeners.rules_pending:
             self._reports.report_health(state.resolver.health.copy())
         if state.settled and not self._tracker.untaken:
@@ -246,7 +247,7 @@ class Proxier:
     # When the next round is.
 
     def _changed(self) -> None:
-        """Note that there may be a change."""
+        """Wake the proxier, because there may be a change."""
         self.view.frontends_changed()
         if self._tracker.untaken or not self._state.settled:
             self._reports.queued(self._clock.now())
@@ -267,7 +268,7 @@ class Proxier:
     def _schedule_retry(
         self, *, updated: bool, retrying: bool, unavailable_before: set[FrontendName | Destination]
     ) -> None:
-        """Set one timer for all that is unavailable: new failures restart it, and each retry lengthens it."""
+        """Set one timer for everything that is unavailable. New failures restart it, and each retry lengthens it."""
         unavailable = self._state.unavailable
         if updated and not unavailable:
             self._retry.reset()

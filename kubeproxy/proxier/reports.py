@@ -1,4 +1,4 @@
-"""What the proxier tells of itself: log lines and calls of the observer, each when something has changed."""
+"""What the proxier reports: log lines and calls of the observer, each when something has changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kubeproxy.proxier.observer import ProxierObserver
 log = structlog.get_logger(__name__)
 
 _TRIGGERS = 10_000
-"""The most trigger times kept while changes cannot be put into effect."""
+"""The largest number of trigger times that are kept while changes cannot be put into effect."""
 
 Problems = Mapping[ServiceName, tuple[str, ...]]
-"""The Services that are not, or not wholly, served, and why."""
+"""The Services that are not served, or only in part, each with the reasons."""
 
 
 class Part(StrEnum):
@@ -31,7 +31,7 @@ class Part(StrEnum):
 
 
 class Reports:
-    """What was last reported."""
+    """The values that were last reported."""
 
     def __init__(self, observer: ProxierObserver) -> None:
         self.observer = observer
@@ -39,9 +39,9 @@ class Reports:
         self.health: Mapping[ServiceName, tuple[int, int]] = {}
         """Health check node ports, and the number of ready endpoints on this node."""
         self.failing: dict[Part, str] = {}
-        """The parts that fail, and their last error."""
+        """The parts that fail, each with its last error."""
         self.pending_since: float | None = None
-        """When the oldest change that is not in effect was first seen; None if everything is in effect."""
+        """When the oldest change that is not in effect was first seen, or None if everything is in effect."""
         self.has_settled = False
         """Whether everything known was in effect at some time."""
         self._drains: Mapping[ServiceName, DrainState] = {}
@@ -50,7 +50,7 @@ class Reports:
     # Changes on their way.
 
     def queued(self, now: float) -> None:
-        """Report that a change is not in effect yet; once until `settled`."""
+        """Report that a change is not in effect yet. This is reported once until `settled`."""
         if self.pending_since is None:
             self.pending_since = now
             self.observer.queued()
@@ -69,7 +69,7 @@ class Reports:
 
     @property
     def failure(self) -> str | None:
-        """Why a part cannot be brought up to date; None if all can."""
+        """Return why a part cannot be brought up to date, or None if all can."""
         return "; ".join(f"{part}: {reason}" for part, reason in self.failing.items()) or None
 
     def failed(self, part: Part, error: KubeproxyError) -> None:
@@ -96,7 +96,7 @@ class Reports:
     # The state at the end of a round.
 
     def report(self, problems: Problems, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Report what has changed of the Services since the last call."""
+        """Report changes of the Services' problems and of drain states since the last call."""
         if problems != self.problems:
             _log_difference(self.problems, problems)
             self.problems = problems
@@ -106,7 +106,7 @@ class Reports:
             self.observer.drains_changed(drains)
 
     def report_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Report the health check node ports if they have changed, or the numbers of ready endpoints."""
+        """Report the health check node ports, and the numbers of ready endpoints, if they have changed."""
         if health != self.health:
             self.health = health
             self.observer.service_health(health)

@@ -40,11 +40,11 @@ class Resolution(NamedTuple):
     host_addresses: frozenset[Address]
     """The addresses at which the Service takes its ports from processes of this host."""
     health_port_changed: bool
-    """Whether the Service has another health check node port than before, or none any more."""
+    """Whether the health check node port of the Service has changed or gone."""
 
 
 class Resolver:
-    """The Services as their owners define them, and those that have to be resolved again."""
+    """The Services as their owners define them, and which of them have to be resolved again."""
 
     def __init__(self) -> None:
         self.owners: dict[ServiceName, str] = {}
@@ -52,17 +52,17 @@ class Resolver:
         self.health: dict[ServiceName, tuple[int, int]] = {}
         """Health check node ports, and the number of ready endpoints on this node."""
         self.remarks: dict[ServiceName, tuple[str, ...]] = {}
-        """What is not served of a Service, and why."""
+        """What is not served of a Service, with the reasons."""
         self.drains = Drains()
         self.slow_starts = SlowStarts()
         self.local_pods = LocalPods()
         self._settings = DEFAULTS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
-        """Services to resolve again, because something has changed on which their frontends depend."""
+        """The Services to resolve again, because something has changed on which their frontends depend."""
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. The Services that depend on the difference are stale."""
+        """Use these settings from now on. The Services that depend on the difference become stale."""
         before, self._settings = self._settings, settings
         self.drains.use(settings.drains)
         self._stale.update(dict.fromkeys(name for name in self._views if self._depends(name, before)))
@@ -70,20 +70,20 @@ class Resolver:
         self._stale.update(dict.fromkeys(self.local_pods.services_at(moved)))
 
     def set_time(self, unix_now: float, now: float) -> None:
-        """Set the time. The Services are stale whose drain requests have expired, or where a slow start goes on.
-
-        `now` is of a clock that nobody sets, unlike the Unix time: a slow start must not go backwards."""
+        """Set the time. Services become stale if their drain requests have expired, or if a slow start continues. `now`
+        is of a clock that nobody sets, unlike the Unix time, because a slow start must not go backwards."""
         self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(now))))
 
     def next_time(self, unix_now: float, now: float) -> float:
-        """Return when a Service will be stale by the time alone, by the clock of `now`; infinity if none will."""
+        """Return when a Service will become stale by the time alone, by the clock of `now`, or infinity if none
+        will."""
         expiry, step = self.drains.next_expiry, self.slow_starts.next_step
         expires_at = math.inf if expiry is None else now + max(0.0, expiry - unix_now)
         return expires_at if step is None else min(expires_at, max(now, step))
 
     @property
     def has_stale(self) -> bool:
-        """Whether a Service has to be resolved again."""
+        """Return whether a Service has to be resolved again."""
         return bool(self._stale)
 
     def is_stale(self, name: ServiceName) -> bool:
@@ -165,8 +165,8 @@ class Resolver:
         return Resolution(name, weighted, host_addresses, health_port_changed=port != port_before)
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        """Return what restrictions leave of a Service, with endpoints set aside that a person has taken out, or that
-        leave."""
+        """Return what restrictions leave of a Service. Endpoints that an operator has taken out, or that leave, are set
+        aside."""
         settings = self._settings
         admitted = admit(
             service, view.slices, source=view.owner, restrictions=settings.restrictions, facts=settings.facts
@@ -189,17 +189,15 @@ class Resolver:
             )
 
     def _host_addresses(self, service: Service) -> frozenset[Address]:
-        """Return the value of `Resolution.host_addresses`.
-
-        Cluster IPs are never among them: where this host has one of them, as with a node-local DNS cache, its process
-        is meant to have the port beside us."""
+        """Return the value of `Resolution.host_addresses`. Cluster IPs are never among them. If this host has one, as
+        with a node-local DNS cache, its process is meant to have the port beside us."""
         external = service.external_ips + service.load_balancer_ips
         return frozenset({*NODE_PORTS.values(), *filter(self._settings.facts.is_own, external)})
 
     # Dependencies.
 
     def _depends(self, name: ServiceName, before: ProxierSettings) -> bool:
-        """Return whether the frontends of a Service may differ from what they were with the settings of before."""
+        """Return whether the frontends of a Service may differ from those with the previous settings."""
         view, now = self._views[name], self._settings
         if now.restrictions is not before.restrictions:
             return True

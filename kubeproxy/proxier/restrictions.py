@@ -1,8 +1,8 @@
 """Endpoints, addresses and ports that the configuration withholds from Services.
 
-An API server holds the objects of many authors, and this proxy dials from the node's address: with the node's rights in
-network policies and firewalls. So endpoints from there are restricted by default. The author of a manifest has this
-node already; only restrictions that the configuration names apply to manifests.
+An API server holds the objects of many authors, and this proxy dials from the node's address, with the rights of the
+node in network policies and firewalls. So endpoints from an API server are restricted by default. The author of a
+manifest controls this node already, so only restrictions that the configuration names apply to manifests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kubeproxy.proxier.endpoint_selection import is_local
 from kubeproxy.proxier.node import NodeFacts
 
 _SHOWN = 3
-"""Addresses that one remark names; it counts the others."""
+"""How many addresses one remark names. It counts the others."""
 
 _API_SERVER = ServiceName("default", "kubernetes")
-"""Its EndpointSlice or Endpoints of the same name is the API server's own, and names no node: on a control plane node
-its address is this node's."""
+"""The Service of the API server. Its EndpointSlice, or Endpoints of the same name, is written by the API server itself
+and names no node. On a control plane node its address is this node's."""
 
 
 class NodePortConflict(StrEnum):
@@ -56,25 +56,26 @@ class Restrictions:
     """The configured restrictions. The default restricts nothing, and leaves node ports to processes that have them."""
 
     denied_endpoints: CidrSet = NO_BLOCKS
-    """Never dialed for `trusted` sources."""
+    """Blocks that are never dialed for `trusted` sources."""
     denied_foreign_endpoints: CidrSet = NO_BLOCKS
-    """Never dialed for other sources."""
+    """Blocks that are never dialed for other sources."""
     deny_node: bool = False
-    """Whether this node's addresses are endpoints for sources other than `trusted` only on this node (nodeName)."""
+    """Whether this node's addresses are endpoints only if they are on this node (nodeName), for sources that are not
+    `trusted`."""
     trusted: frozenset[str] | None = None
-    """Sources that the operator of this node writes; None: all."""
+    """The sources that the operator of this node writes, or None for all."""
     external: CidrSet | None = None
-    """Where external and load balancer addresses may lie; None: anywhere."""
+    """Where external and load balancer addresses may lie, or None for anywhere."""
     external_ports: tuple[PortSpan, ...] | None = None
-    """Ports that spec.externalIPs may have at this node's own addresses; None: any."""
+    """The ports that spec.externalIPs may have at this node's own addresses, or None for any."""
     own_ports: Mapping[int, str] = field(default_factory=dict)
-    """TCP ports of this daemon's own servers, and the settings that name them."""
+    """The TCP ports of this daemon's own servers, each with the setting that names it."""
     reserved_ports: tuple[PortSpan, ...] = ()
-    """Ports of this node that no Service has."""
+    """Ports of this node that no Service gets."""
     node_port_conflict: NodePortConflict = NodePortConflict.KEEP
 
     def reserved(self, protocol: Protocol, port: int) -> str:
-        """Return why no Service may have a port of this node; an empty text if one may."""
+        """Return why no Service may have a port of this node, or an empty text if one may."""
         if protocol is Protocol.TCP and port in self.own_ports:
             return f"this proxy's own server has that port ({self.own_ports[port]})"
         if _within(port, self.reserved_ports):
@@ -95,13 +96,13 @@ class Admitted(NamedTuple):
     service: Service
     slices: tuple[EndpointSlice, ...]
     remarks: tuple[str, ...]
-    """What is withheld, and why."""
+    """What is withheld, with the reasons."""
 
 
 def admit(
     service: Service, slices: tuple[EndpointSlice, ...], *, source: str, restrictions: Restrictions, facts: NodeFacts
 ) -> Admitted:
-    """Return a Service without what is withheld from it; the same objects if nothing is."""
+    """Return a Service without what is withheld from it. If nothing is withheld, return the same objects."""
     remarks: list[str] = []
     service = _admit_service(service, restrictions, remarks)
     trusted = restrictions.trusted is None or source in restrictions.trusted

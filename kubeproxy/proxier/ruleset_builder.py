@@ -1,7 +1,8 @@
 """Builds the RuleSet of the serving frontends and their proxy ports.
 
-It is updated with each change, so that a change costs the same among ten thousand frontends as among ten; only the copy
-that `ruleset` returns grows with them, at a few nanoseconds each."""
+The rule set is updated with each change, so a change costs the same among ten thousand frontends as among ten. Only the
+copy that `ruleset` returns grows with their number, by a few nanoseconds each.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ class _Entry:
     frontend: Frontend
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What happens to clients that the kernel does not lead to an endpoint; None if a worker serves them."""
+    """What happens to clients that the kernel does not lead to an endpoint, or None if a worker serves them."""
     affinity_timeout_s: int | None = None
-    """The timeout of its spread; None also without a spread."""
+    """The timeout of its spread, or None without affinity and without a spread."""
 
     def has_rules_of(self, other: _Entry) -> bool:
-        """Return whether the rules differ from those of the other by the spread alone."""
+        """Return whether the rules differ from those of the other entry at most by the spread."""
         mine, its = self.frontend, other.frontend
         return (
             (self.proxy_port, self.verdict, self.affinity_timeout_s)
@@ -56,17 +57,16 @@ class _Entry:
 
 
 class RuleSetBuilder:
-    """The rules of all serving frontends.
-
-    A destination that several service ports claim goes to the one that `claims` gives it.
-    """
+    """The rules of all serving frontends. If several service ports claim a destination, the one that `claims` names
+    gets it."""
 
     def __init__(self) -> None:
         self.generation = 0
         """A number that grows with every change that the kernel has to learn of."""
         self.claims = AddressClaims()
         self.unled: dict[FrontendName, str] = {}
-        """Frontends with endpoints to which the kernel cannot lead, and why; only where no worker serves these."""
+        """The frontends with endpoints to which the kernel cannot lead, each with the reason. It has only frontends
+        that no worker serves."""
         self._settings = DEFAULTS
         self._ejected: Ejected = {}
         self._budget = SlotBudget()
@@ -79,7 +79,7 @@ class RuleSetBuilder:
         self._redirects: dict[Traffic, int] = {}
         self._spreads: dict[Traffic, Spread] = {}
         self._unbalanced: dict[Traffic, None] = {}
-        """Traffic whose spread has changed since the kernel was last given it."""
+        """The traffic whose spread has changed since the kernel was last given it."""
         self._allowed_sources: dict[Destination, frozenset[str]] = {}
         self._masquerades: dict[Destination, Masquerade] = {}
         # By proxy port.
@@ -121,7 +121,8 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def lead(self, frontend: Frontend) -> None:
-        """Lead the kernel path of a frontend to its present endpoints. What else has changed waits for `put`."""
+        """Lead the kernel path of a frontend to its present endpoints. All other changes of the frontend wait for
+        `put`."""
         entry = self._entries.get(frontend.name)
         if entry is not None and frontend.name in self._spread_of:
             now = replace(
@@ -148,7 +149,7 @@ class RuleSetBuilder:
             self._forget(name, entry, keep=set())
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on; `generation` grows if the kernel has to learn of the difference."""
+        """Use these settings from now on. `generation` grows if the kernel has to learn of the difference."""
         before, self._settings = self._settings, settings
         self._budget.limit = settings.data_path.slots
         self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
@@ -164,12 +165,12 @@ class RuleSetBuilder:
             self.generation += 1
 
     def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
-        """Lead no new connections to these endpoints. `at`: the frontends with an endpoint that is ejected now and was
-        not, or was and is not now.
+        """Lead no new connections to these endpoints. `at` has the frontends with an endpoint whose ejection has begun
+        or ended.
 
-        A frontend without another endpoint keeps its silent ones; without these it takes the userspace path, or is
-        refused, as by the endpoints themselves. A worker dials from this node's address, so a client to which a network
-        policy makes all endpoints silent must not get there.
+        A frontend without another endpoint keeps its silent ones. If its endpoints refuse, it takes the userspace path,
+        or its clients are rejected, as by the endpoints themselves. A worker dials from this node's address, so a
+        client that a network policy separates from all endpoints must not reach a worker.
         """
         self._ejected = ejected
         for name in at:
@@ -180,12 +181,12 @@ class RuleSetBuilder:
 
     @property
     def ejected(self) -> Ejected:
-        """The endpoints to which the kernel leads no new connections."""
+        """Return the endpoints to which the kernel leads no new connections."""
         return self._ejected
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
-        """Return the path of a frontend's new connections, why it is not the kernel's, and the endpoints of the
-        kernel's."""
+        """Return the path of a frontend's new connections, why it is not the kernel path, and the endpoints of the
+        kernel path."""
         otherwise = DataPath.USERSPACE if self._settings.data_path.fallback else DataPath.REFUSED
         reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
             frontend.name
@@ -203,9 +204,9 @@ class RuleSetBuilder:
         return self._budget.use
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
-        """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`.
-
-        Only of destinations that the rules in force redirect to the same ports; all others need new rules anyway."""
+        """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`. It returns
+        only those of destinations that the rules in force redirect to the same ports. All others need new rules
+        anyway."""
         spreads = {
             traffic: self._spreads.get(traffic)
             for traffic in self._unbalanced
@@ -218,11 +219,11 @@ class RuleSetBuilder:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether nothing is left for `take_unbalanced`."""
+        """Return whether nothing is left for `take_unbalanced`."""
         return not (self._unbalanced or self._hairpins.has_moved)
 
     def require_rules(self) -> None:
-        """Have the kernel get the rules as a whole, because it did not take what `take_unbalanced` returned."""
+        """Have the kernel get the rules as a whole, because it refused what `take_unbalanced` returned."""
         self.generation += 1
 
     def ruleset(self) -> RuleSet:
@@ -244,7 +245,7 @@ class RuleSetBuilder:
             bind=self._settings.bind,
             spreads=self._spreads.copy(),
             masquerades=self._masquerades.copy(),
-            # Without a kernel path no rule needs them.
+            # These are not needed without a kernel path.
             direct_links=self._settings.facts.direct_links if self._ever_kernel else frozenset(),
             hairpins=self._hairpins.addresses,
             rescue=self._settings.rescue_group,
@@ -268,11 +269,9 @@ class RuleSetBuilder:
             self.generation += 1
 
     def _transparent(self) -> bool:
-        """Return whether a frontend may dial from clients' addresses, or ever could.
-
-        Whether one does now is not enough: the data plane gets endpoints before the kernel gets rules, and answers must
-        find their way back by then. And running connections outlive their frontend, and need the way back to their
-        end."""
+        """Return whether a frontend may dial from clients' addresses, or ever could. Whether it does now is not enough.
+        The data plane gets endpoints before the kernel gets rules, and by then answers must find their way back. And
+        running connections, which outlive their frontend, need that way until they end."""
         if self._settings.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
@@ -309,7 +308,7 @@ class RuleSetBuilder:
             self._spread_of[name] = spread
 
     def _kernel_targets(self, frontend: Frontend) -> tuple[tuple[Target, ...], str]:
-        """Return the endpoints to which the kernel leads new connections of a frontend, or none and why."""
+        """Return the endpoints to which the kernel leads new connections of a frontend, or none and the reason."""
         if refusal := why_userspace(frontend, self._settings.data_path, self._settings.facts):
             self._budget.release(frontend.name)
             return (), refusal
@@ -319,9 +318,10 @@ class RuleSetBuilder:
             return frontend.endpoints, ""
         targets = tuple(it for it in frontend.endpoints if (frontend.protocol, it) not in self._ejected)
         if not targets:
-            # Silent endpoints stay where there is no other: a network policy may make them silent to one client alone.
+            # Silent endpoints stay if there is no other, because a network policy may make them silent to one client
+            # alone.
             targets = tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
-        # The tuple itself where none is left out: most spreads share it with their frontend.
+        # The same tuple is used if no endpoint is left out, because most spreads share it with their frontend.
         return (frontend.endpoints if len(targets) == len(frontend.endpoints) else targets), ""
 
     def _verdict(self, frontend: Frontend) -> Verdict | None:
@@ -356,7 +356,8 @@ class RuleSetBuilder:
             self._masquerades[destination] = masquerade
 
     def _masquerade(self, destination: Destination) -> Masquerade | None:
-        """Return which clients of a destination do not keep their address, as with kube-proxy; None if all keep it."""
+        """Return which clients of a destination do not keep their address, as with kube-proxy, or None if all keep
+        it."""
         if Traffic(destination, Origin.NODE) in self._spreads:
             return Masquerade.NODE
         traffic = Traffic(destination)
@@ -365,7 +366,7 @@ class RuleSetBuilder:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].frontend.claims
         if is_external or self._settings.data_path.masquerade_all:
-            # Another node may be the client's way here, and the endpoint's answer would not take it.
+            # The client may come by way of another node, and the endpoint's answer would not take that way.
             return Masquerade.ALWAYS
         is_v6 = ":" in destination.address
         return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self._settings.facts.internal_sources) else None
@@ -379,7 +380,7 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def _settle(self, destination: Destination) -> None:
-        """Give the traffic of each origin to a destination to the frontend that has it."""
+        """Give the traffic to a destination to the frontend that has it, for each origin of the traffic."""
         ranges: frozenset[str] = frozenset()
         for traffic in (Traffic(destination, origin) for origin in Origin):
             name = self.claims.holder(traffic)
@@ -409,7 +410,7 @@ def _anywhere_first(item: tuple[Destination, Origin]) -> tuple[int, Destination]
 
 
 def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:
-    """Return the settings that stand in the rules as they are."""
+    """Return the settings that the rules contain unchanged."""
     facts = settings.facts
     return (
         settings.landing,

@@ -39,7 +39,7 @@ class SlotBudget:
         return SlotUse(self._total, self.limit, len(self._refused))
 
     def reserve(self, frontend: Frontend) -> str:
-        """Count a frontend's slots. Return why it gets none if they are too many, otherwise an empty text."""
+        """Count a frontend's slots. Return why it gets none if they are too many, and otherwise an empty text."""
         name = frontend.name
         namespace = name.service_port.namespace
         self.release(name)
@@ -56,12 +56,12 @@ class SlotBudget:
         return ""
 
     def release(self, name: FrontendName) -> None:
-        """Count the slots of a frontend no more, because it leaves the kernel path."""
+        """Stop counting the slots of a frontend, because it leaves the kernel path."""
         self._refused.pop(name, None)
         self._count(name, name.service_port.namespace, -self._of.pop(name, 0))
 
     def why_refused(self, name: FrontendName) -> str:
-        """Return why a frontend has no slots; an empty text if it has some, or has not asked."""
+        """Return why a frontend has no slots, or an empty text if it has some or has not asked."""
         return self._refused.get(name, "")
 
     def _count(self, name: FrontendName, namespace: str, slots: int) -> None:

@@ -1,8 +1,9 @@
 """Slow start: the share of an endpoint that has just become ready grows linearly.
 
-The share grows in steps, as other weights: so it holds for every scheduler and on both data paths. At the first sight
-of a frontend, as at the start of the daemon, no endpoint is new. And where most endpoints are new, their shares begin
-higher, so that none of the others gets more than twice what it will have in the end."""
+The share grows in steps, by changing weights, so it works for every scheduler and on both data paths. When a frontend
+is first seen, as at the start of the daemon, none of its endpoints counts as new. If most endpoints are new, their
+shares begin higher, so that none of the others gets more than twice its final share.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +16,33 @@ from kubeproxy.model import Frontend, FrontendName, ServiceName, Target
 from kubeproxy.proxier.expiries import Expiries
 
 STEPS: Final = 10
-"""From nothing to the whole share; the first step is made at once."""
+"""The number of steps until the whole share. The first step is made at once."""
 MOST_LOAD: Final = 2
-"""What the others may get at most, as a multiple of their share with all endpoints."""
+"""The most that another endpoint may get, as a multiple of its share with all endpoints."""
 
 
 class SlowStarts:
-    """The endpoints whose share grows. Times are of a clock that nobody sets."""
+    """The endpoints whose share grows. Times are by a clock that nobody sets."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._began: dict[ServiceName, dict[FrontendName, dict[Target, float | None]]] = {}
-        """When each endpoint of a Service with slow start was new; None: it has its whole share."""
+        """When each endpoint of a Service with slow start was new, or None if it has its whole share."""
         self._steps = Expiries()
 
     def advance(self, now: float) -> list[ServiceName]:
-        """Set the time; the Services that have to be resolved again, because a share has grown."""
+        """Set the time, and return the Services that have to be resolved again because a share has grown."""
         self._now = now
         return self._steps.take(now)
 
     @property
     def next_step(self) -> float | None:
-        """When the next share grows; None if none does."""
+        """Return when the next share grows, or None if none does."""
         return self._steps.next
 
     def applied(self, service: ServiceName, slow_start_s: int, frontends: Iterable[Frontend]) -> tuple[Frontend, ...]:
-        """Return the frontends of a Service that is resolved, with the shares of the moment. 0: without slow start."""
+        """Return the frontends of a Service that is resolved, with the shares of the moment. A `slow_start_s` of 0
+        means no slow start."""
         before, found = self._began.pop(service, {}), tuple(frontends)
         if not slow_start_s or not found:
             self._steps.set(service, None)
@@ -65,7 +67,7 @@ class SlowStarts:
         return times
 
     def _steps_done(self, at: float, slow_start_s: int) -> int:
-        # A little more, or a step that is due would be made again and again where its time is rounded.
+        # The added time keeps a due step from being made again and again if its time is rounded.
         return int(STEPS * (self._now - at) / slow_start_s + 1e-4)
 
     def _weighted(self, frontend: Frontend, times: dict[Target, float | None], slow_start_s: int) -> Frontend:

@@ -31,7 +31,7 @@ from kubeproxy.proxier.tracker import Change
 
 
 class ProxierState:
-    """The four parts, and what passes between them. Not for two tasks at once."""
+    """The four parts, and what passes between them. It is not for two tasks at once."""
 
     def __init__(self, ports: PortSystemCalls, settings: ProxierSettings = DEFAULTS) -> None:
         proxy_ports = Ports(ports.reserver, settings.port_range)
@@ -42,12 +42,12 @@ class ProxierState:
         self.listeners = Listeners(proxy_ports, self.availability, self.rules)
         self._facts = settings.facts
         self._pods_seen = 0
-        """The changes of local pods that the rules have."""
+        """The number of changes of local pods that the rules have."""
         self.use(settings)
 
     @property
     def settled(self) -> bool:
-        """Whether everything absorbed is in effect, but for the faults."""
+        """Return whether everything absorbed is in effect, apart from the faults."""
         return not (
             self.resolver.has_stale
             or self.availability.is_undecided
@@ -58,13 +58,13 @@ class ProxierState:
 
     @property
     def unavailable(self) -> set[FrontendName | Destination]:
-        """What failed and is retried: frontends not opened or updated, and ports that other processes have."""
+        """Return what failed and is retried: frontends not opened or updated, and ports that other processes have."""
         return {*self.listeners.faults, *self.availability.claims.awaited}
 
     # From changes to messages.
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. `next_step` resolves the Services again that depend on the difference."""
+        """Use these settings from now on. `next_step` resolves the Services that depend on the difference again."""
         self._facts = settings.facts
         self.resolver.use(settings)
         self.rules.use(settings)
@@ -83,8 +83,8 @@ class ProxierState:
             self._put(resolution)
 
     def next_step(self, limit: int) -> Step | None:
-        """Resolve up to `limit` stale Services, and return the next messages, about at most `limit` frontends; None if
-        there are none."""
+        """Resolve up to `limit` stale Services, and return the next messages, for about `limit` frontends at most.
+        Return None if there are none."""
         for resolution in self.resolver.refresh(limit):
             self._put(resolution)
         self.availability.leave_out()
@@ -111,7 +111,7 @@ class ProxierState:
         self.availability.release(self._takes_local_port)
 
     def _takes_local_port(self, destination: Destination) -> bool:
-        """Return whether a rule takes a port from processes of this host, still wanted or not."""
+        """Return whether a rule takes a port from processes of this host, even if it is no longer wanted."""
         is_own = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
         return is_own and destination in self.rules.claims
 
@@ -133,17 +133,17 @@ class ProxierState:
         return tuple(name for name in self.availability.frontends_at(target) if wanted[name].protocol is protocol)
 
     def problems(self) -> dict[ServiceName, tuple[str, ...]]:
-        """Return the Services that are not, or not wholly, served, and why."""
+        """Return the Services that are not served, or only in part, each with the reasons."""
         return problems(self.resolver.remarks, self.listeners.faults, self.availability, self.rules)
 
     def drain_states(self) -> dict[ServiceName, DrainState]:
-        """Return what is in effect of each Service's drain requests."""
+        """Return the state of each Service's drain requests."""
         wanted, frontends_of = self.availability.wanted, self.availability.frontends_of
         return self.resolver.drains.states(
             self._in_effect, lambda name: [wanted[frontend] for frontend in frontends_of(name)]
         )
 
     def _in_effect(self, name: ServiceName) -> bool:
-        """Return whether data plane and kernel serve a Service as it was last absorbed."""
+        """Return whether the data plane and the kernel serve a Service as it was last absorbed."""
         frontends = self.availability.frontends_of(name)
         return not self.resolver.is_stale(name) and all(map(self.listeners.serves_as_wanted, frontends))

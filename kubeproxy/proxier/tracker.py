@@ -21,8 +21,8 @@ from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.drain_request import DrainRequests
 
 START_GRACE_S = 5.0
-"""How long the complete sources wait for the others at start. The wait is bounded: on a host where manifests define the
-address of the API server itself, the Kubernetes source completes only once the manifests are served."""
+"""For how long the complete sources wait for the others at start. The wait is bounded. On a host where manifests define
+the address of the API server itself, the Kubernetes source completes only once the manifests are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class View:
 
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
-    """Sorted by name, so that equal sets are equal values."""
+    """The slices, sorted by name, so that equal sets are equal values."""
     owner: str = ""
     refused: tuple[str, ...] = ()
-    """Other sources that define it, too."""
+    """The other sources that define the Service, too."""
 
 
 NOTHING = View()
@@ -55,11 +55,11 @@ class Change:
 
 @dataclass(slots=True)
 class ChangeCounter:
-    """Counts changes of one kind of object; an equal object is no change."""
+    """Counts changes of one kind of object. An equal object is no change."""
 
     total: int = 0
     pending: int = 0
-    """Not in effect yet."""
+    """The number of changes that are not in effect yet."""
 
     def count(self) -> None:
         """Count a change."""
@@ -80,27 +80,25 @@ class _Store:
 
 
 class Tracker:
-    """A `Sink` for every named source, a `NodeSink`, and the record of changes.
-
-    Like the sources it belongs to the event loop's thread.
-    """
+    """A `Sink` for every named source, a `NodeSink`, and the record of changes. Like the sources, it belongs to the
+    event loop's thread."""
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._recalled: dict[str, _Store] = {}
-        """What stands for sources that are not complete yet."""
+        """The objects that stand for sources that are not complete yet."""
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
-        """The complete sources that define a Service; the first owns it."""
+        """The complete sources that define a Service. The first of them owns it."""
         self._untaken: dict[ServiceName, View] = {}
         """The changed Services, each with the view that was last taken."""
         self._complete_at = math.inf
         self._on_change: Callable[[], None] = _ignore
         self._on_node: Callable[[], None] = _ignore
         self.node: Node | None = None
-        """The Node object; None: unknown, or (`node_known`) there is no such node."""
+        """The Node object. None if it is unknown, or (`node_known`) if there is no such node."""
         self.node_known = False
-        """Whether a source has reported if there is such a node."""
+        """Whether a source has reported whether there is such a node."""
         self.service_changes = ChangeCounter()
         self.slice_changes = ChangeCounter()
 
@@ -109,21 +107,21 @@ class Tracker:
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed, and when it becomes known: then the proxier's `NodeFacts` have to
+        """Call `on_node` whenever `node` has changed, and when it becomes known. Then the proxier's `NodeFacts` have to
         be made anew."""
         self._on_node = on_node
 
     # Calls of the sources.
 
     def set_node(self, node: Node | None) -> None:
-        """Set the Node object; None: there is no such node."""
+        """Set the Node object, or None if there is no such node."""
         if node != self.node or not self.node_known:
             self.node = node
             self.node_known = True
             self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
-        """Set all Services of a source; those not given are removed."""
+        """Set all Services of a source. Those that are not given are removed."""
         store, listed = self._stores[source], {service.name: service for service in services}
         for name in [name for name in store.services if name not in listed]:
             self._remove_service(source, name)
@@ -139,12 +137,12 @@ class Tracker:
         self._on_change()
 
     def remove_service(self, source: str, name: ServiceName) -> None:
-        """Remove a Service that is gone or not to be served any more. Unknown names are fine."""
+        """Remove a Service that is gone or no longer to be served. Unknown names are ignored."""
         self._remove_service(source, name)
         self._on_change()
 
     def replace_slices(self, source: str, slices: Iterable[EndpointSlice]) -> None:
-        """Set all EndpointSlices of a source; those not given are removed."""
+        """Set all EndpointSlices of a source. Those that are not given are removed."""
         store, listed = self._stores[source], {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         for name in [name for name in store.slices if name not in listed]:
             self._remove_slice(source, name)
@@ -160,11 +158,11 @@ class Tracker:
         self._on_change()
 
     def remove_slice(self, source: str, name: SliceName) -> None:
-        """Remove an EndpointSlice. Unknown names are fine."""
+        """Remove an EndpointSlice. Unknown names are ignored."""
         self._remove_slice(source, name)
         self._on_change()
 
-    # Calls of the proxier and the daemon.
+    # Calls of the proxier and the daemon follow.
 
     def recall(self, source: str, services: Iterable[Service], slices: Iterable[EndpointSlice]) -> None:
         """Serve these objects, which an earlier process had from this source, until the source itself is complete."""
@@ -192,7 +190,8 @@ class Tracker:
             self._on_node()
 
     def served(self) -> dict[str, tuple[list[Service], list[EndpointSlice]]]:
-        """Return the objects of every source that are served: its own if it is complete, else recalled ones."""
+        """Return the objects of every source that are served: its own if it is complete, and otherwise the recalled
+        ones."""
         served = {source: self._recalled.get(source, store) for source, store in self._stores.items()}
         return {
             source: ([*store.services.values()], [*store.slices.values()])
@@ -201,15 +200,15 @@ class Tracker:
         }
 
     def start_within(self, grace_s: float) -> None:
-        """Set how long complete sources wait for the others, instead of `START_GRACE_S`; infinity: until all are."""
+        """Set for how long complete sources wait for the others, instead of `START_GRACE_S`. With infinity they wait
+        until all are complete."""
         self._start_grace_s = grace_s
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """Return when serving may begin.
-
-        That is at once when all sources are complete or recalled; after the start grace, counted
-        from the first call of this with such a source; never (infinity) while there is none."""
+        """Return when serving may begin. That is at once when all sources are complete or recalled. Otherwise it is
+        after the start grace, which is counted from the first call of this with such a source. It is never (infinity)
+        while there is no such source."""
         complete = sum(store.complete or source in self._recalled for source, store in self._stores.items())
         if not complete:
             return math.inf
@@ -222,12 +221,12 @@ class Tracker:
 
     @property
     def services(self) -> int:
-        """The number of Services that complete and recalled sources define."""
+        """Return the number of Services that complete and recalled sources define."""
         return len(self._claims)
 
     @property
     def untaken(self) -> int:
-        """The number of Services touched since they were last taken."""
+        """Return the number of Services that were touched since they were last taken."""
         return len(self._untaken)
 
     def take(self, limit: int) -> list[Change]:
@@ -239,7 +238,7 @@ class Tracker:
                 if before != after:
                     changes.append(Change(name, before, after))
         if not self._untaken:
-            # The data plane is updated next; only Services wait for the kernel.
+            # The data plane is updated next, and only Services wait for the kernel.
             self.slice_changes.pending = 0
         return changes
 

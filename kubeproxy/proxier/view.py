@@ -1,4 +1,4 @@
-"""The proxier's state, for those that only read it: status pages, health, traces, Events."""
+"""The proxier's state, for parts that only read it: status pages, health, traces, Events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProxierView:
         now: Callable[[], float],
         in_round: Callable[[], bool],
     ) -> None:
-        """`in_round` returns whether a round is under way."""
+        """`in_round` returns whether a round is in progress."""
         self._tracker = tracker
         self._state = state
         self._kernel = kernel
@@ -38,12 +38,12 @@ class ProxierView:
         self._now = now
         self._in_round = in_round
         self._frontends: tuple[FrontendState, ...] | None = None
-        """The frontends as of the end of the last round; None if they have not been collected since."""
+        """The frontends as of the end of the last round, or None if they have not been collected since."""
 
     # The whole.
 
     def snapshot(self) -> Snapshot:
-        """Return the present state; during a round with new problems beside those of the round before."""
+        """Return the present state. During a round it has new problems beside the state of the round before."""
         state, tracker, reports, now = self._state, self._tracker, self._reports, self._now()
         return Snapshot(
             ready=tracker.ready_at(now) <= now,
@@ -84,7 +84,8 @@ class ProxierView:
         self._frontends = None
 
     def _collected(self) -> tuple[FrontendState, ...]:
-        """Return the frontends. They are cached, as they change in rounds only, and collecting 20,000 takes 20 ms."""
+        """Return the frontends. They are cached, because they change only in rounds, and collecting 20,000 takes 20
+        ms."""
         if self._frontends is not None:
             return self._frontends
         listeners, rules = self._state.listeners.existing, self._state.rules
@@ -100,11 +101,11 @@ class ProxierView:
             self._frontends = collected
         return collected
 
-    # One Service, one frontend, one address.
+    # The calls for one Service, one frontend or one address follow.
 
     @property
     def in_force(self) -> RuleSet | None:
-        """The rules of the last successful transaction; None before the first."""
+        """Return the rules of the last successful transaction, or None before the first."""
         return self._kernel.in_force
 
     @property
@@ -121,7 +122,7 @@ class ProxierView:
         return self._state.resolver.candidates(name)
 
     def protocol_of(self, name: FrontendName) -> Protocol | None:
-        """Return the protocol of a frontend; None if there is no such frontend any more."""
+        """Return the protocol of a frontend, or None if the frontend is gone."""
         frontend = self._state.availability.wanted.get(name)
         return None if frontend is None else frontend.protocol
 
