@@ -1,4 +1,4 @@
-"""Ranges of addresses (CIDRs): made disjoint, and searched for an address."""
+"""Address ranges (CIDRs), made disjoint and searched for an address."""
 
 from __future__ import annotations
 

@@ -22,12 +22,13 @@ _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
 async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list[str]:
-    """Remove the rules of every adapter; what was removed, one line each. Nothing to remove is fine. So is a missing
-    program, since its rules cannot be there.
+    """Remove the rules of every adapter, and return what was removed, one line each.
 
-    `keep`: the adapter in use. Its rules stay, and with them the routing rules and what is left of the ipvs mode; rules
-    that another adapter left in an earlier run would drop or divert packets beside it. KernelError with all that could
-    not be removed; the rest is removed all the same. `dry_run`: remove nothing; the same list.
+    Nothing to remove is no error, and neither is a missing program, because its rules cannot be there. `keep` is the
+    adapter in use. Its rules stay, and with them the routing rules and what is left of the ipvs mode. Rules that
+    another adapter left in an earlier run go, because they would drop or divert packets. Raise KernelError with all
+    that could not be removed; the rest is removed all the same. With `dry_run` nothing is removed, and the list is the
+    same.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -64,13 +65,14 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list
 
 
 async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
-    """Pause stale rules of an earlier run (see `Netfilter.pause`), of any adapter; the adapters that had redirects.
+    """Pause the stale rules of an earlier run (see `Netfilter.pause`), of any adapter, and return the adapters that had
+    redirects.
 
-    Stale rules redirect to proxy ports that this process does not own. To be called at start, before the first listener
-    opens, if no other instance serves by them. Raise KernelError if it fails: then they redirect until the first apply.
-
-    Clients that wait at a proxy port already are asked to begin anew: before the pause, which ends the guard of these
-    ports, and after it, for those that came meanwhile and will not send again at once."""
+    Stale rules redirect to proxy ports that this process does not own. This is to be called at start, before the first
+    listener opens, if no other instance serves by these rules. Raise KernelError if it fails. Then the rules redirect
+    until the first apply. Clients that wait at a proxy port already are asked to begin anew: before the pause, which
+    ends the guard of these ports, and after it, for clients that came in between and will not send again at once.
+    """
     waiting: list[str] = []
     failures: list[str] = []
     conntrack = KernelConntrack()
@@ -110,7 +112,8 @@ async def _clean(
 
 
 async def _clean_iptables_nft(family: Family, program: str, dry_run: bool) -> list[str]:
-    """Remove kube-proxy's chains where the host's ``iptables`` keeps its rules in nftables; what was removed."""
+    """Remove kube-proxy's chains if the host's ``iptables`` keeps its rules in nftables, and return what was
+    removed."""
     if shutil.which(f"{program}-save") is None or shutil.which(f"{program}-restore") is None:
         return []
     saved = (await run(f"{program}-save", timeout_s=_TIMEOUT_S)).decode(errors="replace")

@@ -1,8 +1,9 @@
-"""Links on which hosts reach one another without this node: a bridge with pods, a network with clients and endpoints.
+"""Finds links on which hosts reach one another without this node: a bridge with pods, a network with clients and
+endpoints.
 
-A client there that the kernel leads to an endpoint there, or behind another host there, would get the answer directly,
-and not by this node, which has to translate it back. So such a client is masqueraded. Netfilter sees the frames that a
-bridge passes on if it is asked to (bridge-nf-call-iptables); then the answer is translated there.
+If the kernel leads a client on such a link to an endpoint there, or behind another host there, the client gets the
+answer directly, and not through this node, which has to translate it back. So such a client is masqueraded. Netfilter
+can see the frames that a bridge passes on (bridge-nf-call-iptables). Then the answer is translated there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ SETTINGS: Mapping[Family, str] = {
     Family.IPV4: "bridge/bridge-nf-call-iptables",
     Family.IPV6: "bridge/bridge-nf-call-ip6tables",
 }
-"""Of all bridges; a bridge may have a setting of its own beside it."""
+"""The settings of all bridges. A bridge may also have a setting of its own."""
 _SEVERAL_HOSTS = {Family.IPV4: 29, Family.IPV6: 126}
-"""The longest prefix of a link with more hosts than this node and another one."""
+"""The longest prefix of a link with more hosts than this node and one other."""
 
 
 def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:

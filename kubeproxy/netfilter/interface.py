@@ -1,4 +1,4 @@
-"""The interface of packet filter adapters; the proxier uses nothing else of them."""
+"""The interface of packet filter adapters. The proxier uses nothing else of them."""
 
 from __future__ import annotations
 
@@ -9,45 +9,48 @@ from typing import Protocol
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 PAUSE_S = 30.0
-"""How long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7, 15 s after the first."""
+"""For how long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7 and 15 s after the
+first attempt."""
 
 
 class Feature(Enum):
     """What a rule set may ask for beyond redirects, and a kernel or an adapter may lack."""
 
     SPREADS = auto()
-    """`RuleSet.spreads`: the kernel leads clients to endpoints."""
+    """The feature of `RuleSet.spreads`: the kernel leads clients to endpoints."""
     RESCUE = auto()
-    """`RuleSet.rescue`: failures of such connections are reported."""
+    """The feature of `RuleSet.rescue`: failures of such connections are reported."""
     TRANSPARENT = auto()
-    """`RuleSet.transparent`: endpoints are dialed from clients' addresses."""
+    """The feature of `RuleSet.transparent`: endpoints are dialed from clients' addresses."""
     SOCKET_GUARD = auto()
-    """`RuleSet.guard_sockets`: only our own listeners get redirected packets."""
+    """The feature of `RuleSet.guard_sockets`: only our own listeners get redirected packets."""
 
 
 class Netfilter(Protocol):
-    """An adapter. Its calls are made one at a time; each is all or nothing; the failure of each is a KernelError."""
+    """An adapter. Its methods are called one at a time. Each of them changes everything or nothing, and raises
+    KernelError if it fails."""
 
     @property
     def name(self) -> str:
-        """``nftables``, ``iptables``, ``none`` or ``fake``."""
+        """Return ``nftables``, ``iptables``, ``none`` or ``fake``."""
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """Make the kernel equal to `wanted` by one transaction that holds only the difference.
-
-        The difference is to the rules that the adapter knows to be there; with `verify` (at start, and at every
-        periodic sync) to those read from the kernel, or notified by it since the last reading, so that removed rules
-        are restored, and rules of an earlier run removed. Rules of other programs are never touched. True if anything
+        """Make the kernel equal to `wanted` by one transaction that has only the difference. Return True if anything
         had to be changed.
+
+        The difference is to the rules that the adapter knows to be there. With `verify` (at start, and at every
+        periodic sync) it is to the rules read from the kernel, or notified by it since the last reading. So removed
+        rules are restored, and rules of an earlier run removed. Rules of other programs are never touched.
         """
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """Make this change at once, in the rules last applied.
+        """Make this change at once, in the rules last applied. Of spreads only targets and endpoints may differ. The
+        cost grows with the change, not with the rules.
 
-        Of spreads only targets and endpoints may differ. The cost grows with the change, not with the rules. False if
-        nothing was changed because that is not possible: the rules in the kernel are unknown, or the change takes an
-        `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`):
-        applying that one again then finds nothing to do."""
+        Return False if nothing was changed because that is not possible: the rules in the kernel are unknown, or the
+        change takes an `apply`. After True the caller enters the change in the rule set that it applied last
+        (`RuleSet.rebalance`). Applying that rule set again then finds nothing to do.
+        """
 
     async def why_not(self, feature: Feature) -> str | None:
         """Return why this host does not support a feature, or None if it does. The trial leaves nothing behind."""
@@ -56,20 +59,20 @@ class Netfilter(Protocol):
         """Read the redirects in the kernel and compare them with those of `ours`."""
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """Replace our redirects by drops of first packets for that time.
+        """Replace our redirects by drops of first packets for that time, so that clients retry and are not rejected.
+        Return True if there was any redirect.
 
-        So a client retries instead of being refused. Redirects of other instances are replaced, too. Running
-        connections are left alone, and so is what needs no process: the kernel still leads clients to the endpoints of
-        spreads. The pause ends by itself after that time, or in the next `apply`, by the transaction
-        that adds redirects. True if there was any redirect.
+        Redirects of other instances are replaced, too. Running connections are left alone. The kernel still leads
+        clients to the endpoints of spreads, because that needs no process. The pause ends by itself after that time, or
+        in the next `apply`, by the transaction that adds redirects.
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """Call this whenever another process has, or may have, changed our rules. The calls
-        come from the event loop, at once or within a second. (Never, if the adapter cannot find out.)"""
+        """Call this function whenever another process has, or may have, changed our rules. The calls come from the
+        event loop, at once or within a second. There are none if the adapter cannot find out."""
 
     async def cleanup(self) -> bool:
-        """Remove everything of ours. True if there was anything."""
+        """Remove everything of ours. Return True if there was anything."""
 
     async def close(self) -> None:
-        """Release threads and files; the rules stay."""
+        """Release threads and files. The rules stay."""

@@ -1,4 +1,4 @@
-"""Whether this node's kernel forwards packets, as it must from clients on other hosts to endpoints."""
+"""Finds out whether this node's kernel forwards packets, as it must for clients on other hosts to reach endpoints."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from kubeproxy.model import Family
 
 DIRECTORY = Path("/proc/sys/net")
-"""Settings of this process's network namespace."""
+"""The settings of this process's network namespace."""
 
 SETTINGS: Mapping[Family, str] = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "ipv6/conf/all/forwarding"}
 
 
 def forwarded_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
-    """Return the families that are forwarded; a kernel without a family does not forward it."""
+    """Return the families that are forwarded. A kernel without a family does not forward it."""
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 
 def is_on(path: Path) -> bool:
-    """Return whether a setting is on; one that is not there is off."""
+    """Return whether a setting is on. A missing setting counts as off."""
     try:
         return path.read_text().strip() not in ("", "0")
     except OSError:

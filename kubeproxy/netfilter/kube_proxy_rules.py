@@ -1,10 +1,9 @@
-"""Finds rules of kube-proxy's kernel modes on this node; a daemon reports them and never removes any.
+"""Finds rules of kube-proxy's kernel modes on this node. A daemon reports them and never removes any.
 
 They are there if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or
-lead them to endpoints that are gone.
-
-The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither its userspace mode nor kubelet makes
-any of them; rules that the userspace mode left are taken over (`kubeproxy.netfilter.iptables.chains`).
+lead clients to endpoints that are gone. The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go).
+Neither its userspace mode nor the kubelet makes any of them. Rules that the userspace mode left are taken over
+(`kubeproxy.netfilter.iptables.chains`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ async def look() -> list[str]:
 
 
 def complaint(found: Sequence[str]) -> str | None:
-    """Return the warning for an operator about what `look` found; None: nothing found."""
+    """Return the warning for an operator about what `look` found, or None if it found nothing."""
     if not found:
         return None
     return (

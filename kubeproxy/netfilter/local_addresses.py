@@ -1,6 +1,6 @@
-"""The node's own addresses, and which of them take redirected traffic.
+"""The node's own addresses, and which of them get redirected traffic.
 
-Read from the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
+They are read from the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interf
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849): only the default route leads there."""
+"""Documentation addresses (RFC 5737, RFC 3849), to which only the default route leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class LocalAddress:
     address: Address
     interface: str
     is_global: bool
-    """Of universal scope: neither loopback nor link-local."""
+    """Whether the address has universal scope, so is neither a loopback nor a link-local address."""
     usable: bool
-    """Its interface is up, and the kernel would choose it for new connections."""
+    """Whether its interface is up, and the kernel would choose the address for new connections."""
     network: str | None = None
-    """The prefix that hosts on its link have in common, as a CIDR; None: the link has no others than two ends."""
+    """The prefix that hosts on its link have in common, as a CIDR. None if the link has only two ends."""
     number: int = 0
     """The number of its interface."""
     bridge: frozenset[Family] | None = None
-    """Its interface is a bridge, and netfilter sees the frames of these families that it passes on; None: it is
-    none."""
+    """The families whose frames netfilter sees on the bridge that is its interface. None if the interface is not a
+    bridge."""
 
     @property
     def family(self) -> Family:
-        """IPv4 or IPv6, by the form of the address."""
+        """Return the family, by the form of the address."""
         return Family.IPV6 if ":" in self.address else Family.IPV4
 
 
@@ -68,9 +68,8 @@ def local_addresses() -> tuple[LocalAddress, ...]:
 
 
 def landing_addresses() -> Mapping[Family, Address]:
-    """Return the node address of each family for `RuleSet.landing`.
-
-    It is the source address of the default route, else the first global one in use. A family without any is missing."""
+    """Return the node address of each family for `RuleSet.landing`. It is the source address of the default route, or
+    else the first global address in use. A family without any is missing."""
     found = {family: _source_of_default_route(family) for family in Family}
     if None in found.values():
         addresses = local_addresses()
@@ -89,7 +88,7 @@ def _source_of_default_route(family: Family) -> Address | None:
             # Connecting a datagram socket asks the routing table and sends nothing.
             probe.connect((_ELSEWHERE[family], 9))
             address = parse_address(probe.getsockname()[0].partition("%")[0])
-    except OSError:  # no such route, a route that prohibits, no such family: no address by this way
+    except OSError:  # There is no such route, or it prohibits, or there is no such family.
         return None
     return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
 
@@ -100,7 +99,7 @@ class _Link(NamedTuple):
     name: str
     is_up: bool
     has_hosts: bool
-    """Whether it may have more than two."""
+    """Whether there may be more than two hosts on it."""
     bridge: frozenset[Family] | None
 
 
@@ -119,7 +118,8 @@ def _network(packed: bytes, prefix: int) -> str:
 
 
 def _bridge(link: Mapping[int, bytes]) -> frozenset[Family] | None:
-    """Return the families of frames that a bridge has netfilter see by its own setting, or None if it is no bridge."""
+    """Return the families of frames that a bridge shows to netfilter by its own setting, or None if the interface is
+    not a bridge."""
     if link.get(_IFLA_INFO_KIND, b"").rstrip(b"\0") != b"bridge":
         return None
     settings = dict(attributes(link.get(_IFLA_INFO_DATA, b"")))

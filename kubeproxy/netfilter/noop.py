@@ -1,4 +1,4 @@
-"""The adapter for ``--netfilter none``: redirects are made by other means."""
+"""The adapter for ``--netfilter none``, if redirects are made by other means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LACKS = {
 
 
 class NoNetfilter:
-    """Makes no rules. Proxy ports serve every client that connects to them, as nothing guards them."""
+    """Makes no rules. Proxy ports serve every client that connects to them, because nothing guards them."""
 
     name = "none"
 

@@ -15,7 +15,7 @@ class Fate(StrEnum):
     """The outcome for a client's first packet."""
 
     PASSED = "passed"
-    """No rule of ours applies: the kernel routes it as usual."""
+    """No rule of ours applies, and the kernel routes the packet as usual."""
     PROXIED = "proxied"
     FORWARDED = "forwarded"
     """The kernel leads the client straight to an endpoint."""
@@ -37,17 +37,17 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The fate of a packet, and the proxy port that it was redirected to (None: to none)."""
+    """The fate of a packet, and the proxy port to which it was redirected (None without a redirect)."""
 
     fate: Fate
     proxy_port: int | None = None
     why: Why = field(default=Why.NO_RULE, compare=False)
     matched: Traffic | None = field(default=None, compare=False)
-    """The traffic whose rule applied: that of the destination itself, or of its node port."""
+    """The traffic whose rule applied. It is that of the destination itself, or of its node port."""
     spread: Spread | None = field(default=None, compare=False)
-    """The endpoints, when it is forwarded."""
+    """The endpoints if the packet is forwarded."""
     masqueraded: bool = False
-    """Whether the endpoint sees an address of this node, and not the client's. (An endpoint that is its own client
+    """Whether the endpoint sees an address of this node instead of the client's. (If the endpoint is its own client, it
     always does.)"""
 
 
@@ -60,12 +60,10 @@ def trace(
     for_this_host: bool = False,
     by_uplink: bool = False,
 ) -> Trace:
-    """Return the outcome for a client that sends to `destination`.
-
-    `source`: the client's address (None: one that is in no range); `from_this_host`: the node itself sends the packet;
-    `for_this_host`: the destination is an address of the node, where a packet may reach a proxy port directly;
-    `by_uplink`: the packet comes by one of `RuleSet.uplinks`.
-    """
+    """Return the outcome for a client that sends to `destination`. `source` is the client's address, or None for one
+    that is in no range. `from_this_host` tells that the node itself sends the packet. `for_this_host` tells that the
+    destination is an address of the node, where a packet may reach a proxy port directly. `by_uplink` tells that the
+    packet comes by one of `RuleSet.uplinks`."""
     if destination in rules.allowed_sources and not (
         source and contains(frozenset(rules.admitted[destination]), source)
     ):
@@ -113,7 +111,7 @@ def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_ho
 def _lead(
     rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
 ) -> tuple[int, Traffic] | _Forwarded | None:
-    """Return the endpoints or the proxy port of a packet: those of its address come before those of a node port."""
+    """Return the endpoints or the proxy port of a packet. Those of its address come before those of a node port."""
     places = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
         places.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))

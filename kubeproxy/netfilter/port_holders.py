@@ -15,13 +15,14 @@ from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, family_of
 from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, attributes, dump, open_netlink
 
 _QUESTION = struct.Struct("=BxxI2s46x")
-"""struct inet_diag_req_v2 behind its family: protocol, no extensions, states, own port, any socket."""
+"""The fields of struct inet_diag_req_v2 after its family: protocol, no extensions, states, own port, any socket."""
 _ANSWER = struct.Struct("=4x2s2x16s16x12x12xII")
-"""struct inet_diag_msg: own port, own address, user, inode."""
+"""The fields of struct inet_diag_msg: own port, own address, user, inode."""
 _SKV6ONLY = 11
-"""INET_DIAG_SKV6ONLY of linux/inet_diag.h."""
+"""This is INET_DIAG_SKV6ONLY of linux/inet_diag.h."""
 _LISTENING = 1 << 10
-"""TCP_LISTEN of net/tcp_states.h. A socket that is only bound, like those of `node_ports`, answers no client."""
+"""This is TCP_LISTEN of net/tcp_states.h. A socket that is only bound, like those of `port_claims`, answers no
+client."""
 _ANY_STATE = 0xFFF
 _KINDS = {
     Protocol.TCP: (socket.IPPROTO_TCP, _LISTENING),
@@ -30,26 +31,27 @@ _KINDS = {
 _ANYWHERE = bytes(16)
 _MAPPED = bytes(10) + b"\xff\xff"
 _SEARCH_S = 0.02
-"""The longest search of /proc: on a node with thousands of processes it must not delay everything else."""
+"""The longest search of /proc. On a node with thousands of processes a search must not delay everything else."""
 _REST = 10
-"""The rest after a search, in multiples of its duration: many conflicts cost a tenth of a core at most."""
+"""The rest after a search, in multiples of its duration. So many conflicts cost a tenth of a core at most."""
 _KNOWN = 1024
-"""The most processes that are cached."""
+"""The largest number of processes that are cached."""
 _FIRST_UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 class Holder(NamedTuple):
-    """A process that has a port, as far as the kernel reports it."""
+    """A process that has a port, as far as the kernel reports the process."""
 
     uid: int
-    """The user in this process's user namespace: root of a container with a user namespace of its own is not 0."""
+    """The user in this process's user namespace. Root of a container with a user namespace of its own is not 0."""
     privileged: bool
-    """It belongs to root or to this daemon's own user, or only a privileged process can have that port."""
+    """Whether it belongs to root or to this daemon's own user, or has a port that only a privileged process can
+    have."""
     pid: int | None = None
-    """None if it is unknown, as for a process of a hidden process namespace."""
+    """The process id, or None if it is unknown, as for a process of a hidden process namespace."""
     command: str = ""
     listening: bool = True
-    """False: it only has the port, as a UDP socket does."""
+    """Whether it listens. If not it only has the port, as a UDP socket does."""
 
     def __str__(self) -> str:
         """Return the text in messages."""
@@ -59,7 +61,8 @@ class Holder(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether it may be another instance of this program, which reserves such ports but never listens at them."""
+        """Return whether it may be another instance of this program, which reserves such ports but never listens at
+        them."""
         if self.uid != os.geteuid():
             return False
         # Without CAP_SYS_PTRACE the process of a socket stays unknown.
@@ -67,13 +70,13 @@ class Holder(NamedTuple):
 
 
 class Holders:
-    """Finds the processes that have a port. Not for two threads at once."""
+    """Finds the processes that have a port. It is not for two threads at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_search_at = 0.0
         self._known: dict[int, tuple[int, str]] = {}
-        """Processes that searches found, by the inode of their socket."""
+        """The processes that searches found, by the inode of their socket."""
 
     def __call__(self, protocol: Protocol, address: Address, port: int) -> tuple[Holder, ...]:
         """Return every process that answers at a port of an address.
@@ -116,7 +119,7 @@ def kube_proxy_process() -> int | None:
 
 
 def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[int, int]]:
-    """Yield the user and the inode of each socket that has the port there."""
+    """Yield the user and the inode of each socket that has the port in that family."""
     number, states = _KINDS[protocol]
     wanted = port.to_bytes(2, "big")
     families = (socket.AF_INET6,) if family_of(address) is Family.IPV6 else (socket.AF_INET, socket.AF_INET6)
@@ -145,7 +148,8 @@ def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> boo
 
 
 def _search(link: str, expired: Callable[[], bool]) -> tuple[int, str] | None:
-    """Return the process that has an open file of that name, and its command line; None: not found in time."""
+    """Return the process that has an open file of that name, and its command line, or None if it was not found in
+    time."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:  # ended, or another user's
             for descriptor in descriptors:

@@ -54,7 +54,7 @@ _UNICAST, _SOURCE = 0x0200, bytes.fromhex("020000000001")  # locally administere
 _PROTOCOL: Final[Mapping[int, int]] = {4: 0x0800, 6: 0x86DD}
 _NUMBER_AT: Final = 2
 _BYTES_MAX: Final = 65_535
-"""The device's MTU, the most that veth takes."""
+"""The device's MTU, which is the largest that veth takes."""
 _NAME = re.compile(r"kubeproxy([0-9]{5})p?")
 _ROOM_BYTES: Final = 1 << 20
 
@@ -91,7 +91,8 @@ class ReentrySocket:
 
 
 class Reentry:
-    """The filters of a device that `ReentrySocket` has made: one for each interface, as these come and go."""
+    """The filters of a device that `ReentrySocket` has made. There is one for each interface, and interfaces come and
+    go."""
 
     def __init__(self, group: int) -> None:
         """Raise OSError when the device is not there, or the kernel has no cls_bpf or act_mirred."""
@@ -144,19 +145,19 @@ class Reentry:
 
 
 def remove(group: int) -> None:
-    """Remove the device of a group, if it is there. OSError."""
+    """Remove the device of a group, if it is there. Raise OSError when the kernel refuses."""
     with open_netlink() as netlink:
         remove_link(netlink, device_of(group))
 
 
 def groups() -> set[int]:
-    """Return the groups of which there are devices. OSError."""
+    """Return the groups of which there are devices. Raise OSError when the kernel refuses."""
     with open_netlink() as netlink:
         return {int(found[1]) for _, name, _ in _links(netlink) if (found := _NAME.fullmatch(name))}
 
 
 def _links(netlink: socket.socket) -> list[tuple[int, str, int]]:
-    """Return the interfaces: number, name and flags."""
+    """Return the interfaces with number, name and flags."""
     found: list[tuple[int, str, int]] = []
     for payload in dump(netlink, _RTM_GETLINK):
         _, _, number, flags, _ = LINK.unpack_from(payload)
@@ -185,7 +186,7 @@ def _create(netlink: socket.socket, name: str) -> None:
 
 
 def _redirection(link: int) -> bytes:
-    """Return the options of a filter: which frames it takes, and to which interface they go."""
+    """Return the options of a filter: which frames it matches, and to which interface they go."""
     steps = [(LD_ABS, 0, 0, _NUMBER_AT), (JEQ, 0, 1, link), (RET, 0, 0, 0xFFFF_FFFF), (RET, 0, 0, 0)]
     parameters = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _INGRESS_REDIRECT, link)
     action = [(_TCA_ACT_KIND, b"mirred\0"), (_TCA_ACT_OPTIONS, encode([(_TCA_MIRRED_PARMS, parameters)]))]

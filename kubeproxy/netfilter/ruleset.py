@@ -1,4 +1,5 @@
-"""The rule set as a value: computed whole, compared with what the kernel has, applied as one transaction."""
+"""The rule set as a value. It is computed as a whole, compared with the rules in the kernel, and applied as one
+transaction."""
 
 from __future__ import annotations
 
@@ -57,32 +58,32 @@ class ClientHash(NamedTuple):
     """The hash by which a client has its slot: the kernel's jhash."""
 
     by_port: bool
-    """Whether the client's port counts, beside its address."""
+    """Whether the client's port counts in addition to its address."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Endpoints among which the kernel spreads new connections, by DNAT.
-
-    All traffic of a frontend shares one value."""
+    """Endpoints among which the kernel spreads new connections by DNAT. All traffic of a frontend shares one value."""
 
     service_port: str
     """Its name, for comments and for the names of maps."""
     targets: tuple[Target, ...]
-    """Each gets the same share, unless `slots` says otherwise. If there is none, the redirect applies, as without a
-    spread."""
+    """The endpoints for new connections. Each gets the same share, unless `slots` says otherwise. If there is none, the
+    redirect applies, as without a spread."""
     endpoints: tuple[Target, ...]
-    """Where UDP flows may stay that lead there already: `targets`, and endpoints that get no new flows from the
-    kernel."""
+    """The endpoints at which UDP flows that lead there already may stay: `targets`, and endpoints that get no new flows
+    from the kernel."""
     affinity_timeout_s: int | None = None
-    """Seconds that a client stays with its target after its last connection; None: no affinity."""
+    """For how many seconds a client stays with its target after its last connection, or None without affinity."""
     scope: Scope = Scope.CLUSTER
-    """The frontend's. Clients are remembered for each by itself: another scope has other endpoints."""
+    """The scope of the frontend. Clients are remembered for each scope by itself, because another scope has other
+    endpoints."""
     slots: tuple[Target, ...] = ()
-    """The target in each slot, where their shares are not equal. Empty: one slot for each."""
+    """The target in each slot if their shares differ. Empty if each target has one slot."""
     client_hash: ClientHash | None = None
-    """How a client has its slot; None: it is drawn at random. With a hash the slots stand in this order."""
+    """The hash by which a client has its slot, or None if the slot is drawn at random. With a hash the slots have this
+    order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,9 @@ class Rebalance:
     """A change of the endpoints to which traffic is led, and of nothing else."""
 
     spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
-    """Those of `RuleSet.spreads` that change; None for one that goes."""
+    """The spreads of `RuleSet.spreads` that change, with None for one that goes."""
     hairpins: Mapping[Address, bool] = field(default_factory=dict)
-    """Addresses that are one of `RuleSet.hairpins` from now on, or are none any more."""
+    """The addresses that are in `RuleSet.hairpins` from now on (true), or no longer (false)."""
 
     def __bool__(self) -> bool:
         return bool(self.spreads or self.hairpins)
@@ -102,35 +103,38 @@ class Masquerade(StrEnum):
     """The clients that reach an endpoint from an address of this node, so that answers come back through it."""
 
     ALWAYS = "always"
-    """All."""
+    """All clients."""
     OUTSIDE = "outside"
-    """Those that are not in `internal_sources`, as with kube-proxy's clusterCIDR."""
+    """Clients that are not in `internal_sources`, as with kube-proxy's clusterCIDR."""
     NODE = "node"
-    """Those of this node itself: its answer might otherwise go to an address that several nodes have."""
+    """Clients on this node itself. The answer to one might otherwise go to an address that several nodes have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The wanted rules. Equal values mean equal kernels, with any adapter."""
+    """The wanted rules. With any adapter, equal values lead to equal rules in the kernel."""
 
     redirects: Mapping[Traffic, int] = field(default_factory=dict)
-    """Traffic -> proxy port, for packets from other hosts (PREROUTING) and of this node (OUTPUT). A destination with an
-    address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family. A packet is of
-    `Origin.NODE` if it is of this node itself, or from `internal_sources` and not by one of `uplinks`."""
+    """The proxy port of traffic, for packets from other hosts (PREROUTING) and of this node (OUTPUT).
+
+    A destination with an address of `NODE_PORTS` stands for that port on every one of `node_addresses` of its family. A
+    packet is of `Origin.NODE` if it is of this node itself, or if it comes from `internal_sources` and not by one of
+    `uplinks`.
+    """
 
     internal_sources: frozenset[str] = frozenset()
-    """CIDRs of the cluster's pods, if known."""
+    """The CIDRs of the cluster's pods, if they are known."""
 
     uplinks: frozenset[str] = frozenset()
-    """Interfaces by which pods of other nodes come: these are clients like any other host, although their addresses are
-    among `internal_sources`."""
+    """The interfaces by which packets of pods on other nodes arrive. Such pods are clients like any other host,
+    although their addresses are among `internal_sources`."""
 
     node_addresses: frozenset[Address] = frozenset()
     """This node's addresses that take node ports, of both families."""
 
     allowed_sources: Mapping[Destination, frozenset[str]] = field(default_factory=dict)
-    """Destinations that only clients from these CIDRs may reach; first packets of other clients are dropped, from other
-    hosts and from this node alike. Not for node ports."""
+    """The destinations that only clients from these CIDRs may reach. First packets of other clients are dropped, from
+    other hosts and from this node alike. Node ports are never among them."""
 
     transparent: bool = False
     """Whether endpoints are dialed from clients' addresses, so that their answers need routing to our sockets."""
@@ -142,13 +146,14 @@ class RuleSet:
     served!)"""
 
     proxy_ports: frozenset[ProxyPort] = frozenset()
-    """Guarded ports: a packet that reaches one without a redirect is dropped."""
+    """The guarded ports. A packet that reaches one without a redirect is dropped."""
 
     refused: frozenset[ProxyPort] = frozenset()
-    """Proxy ports that refuse redirected clients (TCP reset, ICMP port unreachable): no endpoints."""
+    """The proxy ports that reject redirected clients (TCP reset, ICMP port unreachable), because there are no
+    endpoints."""
 
     dropped: frozenset[ProxyPort] = frozenset()
-    """Proxy ports that drop redirected clients: policy Local, and no local endpoint."""
+    """The proxy ports that drop redirected clients, because the policy is Local and there is no local endpoint."""
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
     """Node address to which traffic from other hosts is redirected. A family without one uses the address of the
@@ -156,7 +161,7 @@ class RuleSet:
     CNIs): give one wherever the node has an address."""
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    """Where the proxy ports listen, if not on the wildcard address: both hooks redirect there."""
+    """Where the proxy ports listen, if not on the wildcard address. Both hooks redirect to this address."""
 
     spreads: dict[Traffic, Spread] = field(default_factory=dict)
     """Redirected traffic that the kernel leads to endpoints. The redirect of a loopback address applies all the same,
@@ -164,7 +169,7 @@ class RuleSet:
     changes spreads.)"""
 
     masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
-    """Spread destinations, and the clients that do not keep their address."""
+    """Spread destinations, each with the clients that do not keep their address."""
 
     rescue: int | None = None
     """The group of the kernel's packet log to which failures of spread connections are reported, together with copies
@@ -175,12 +180,12 @@ class RuleSet:
     Of states without one nft sets its own default, whatever the host's settings are."""
 
     direct_links: frozenset[DirectLink] = frozenset()
-    """A client of such a link is masqueraded if the way to its endpoint begins there, too: the answer would go past
-    this node."""
+    """If a client is on such a link, and the route to its endpoint begins on the same link, the client is masqueraded.
+    Otherwise the answer would not come through this node."""
 
     hairpins: set[Address] = field(default_factory=set)
-    """Endpoints that may be clients on this node. One that reaches itself is masqueraded: its answer would not leave
-    it otherwise."""
+    """Endpoints that may be clients on this node. An endpoint that reaches itself is masqueraded, because its answer
+    would not leave it otherwise."""
 
     hooks: frozenset[Destination] = frozenset()
     """Ports of this node's pods at which preStop hooks are answered: what this node itself sends there is redirected to
@@ -216,9 +221,10 @@ class RuleSet:
 
     @property
     def unguarded(self) -> frozenset[ProxyPort]:
-        """Proxy ports that cannot be guarded. A redirect to them may leave the packet unchanged, because the Service
-        has the same port number on an address of this node; then it looks like a packet sent to the proxy port. A
-        node port that is held by a socket never is one; an external address that is the node's own may be."""
+        """Return the proxy ports that cannot be guarded. A redirect to such a port may leave the packet unchanged,
+        because the Service has the same port number on an address of this node. Then the packet looks like one sent to
+        the proxy port. This never applies to a node port that a socket holds. It may apply to an external address that
+        the node owns."""
         own = {*self.node_addresses, *self.landing.values(), *self.bind.values(), *NODE_PORTS.values()}
         return frozenset(
             ProxyPort(destination.protocol, port)
@@ -228,7 +234,7 @@ class RuleSet:
 
     @property
     def guarded(self) -> frozenset[ProxyPort]:
-        """Every proxy port with a check: also those only in `refused` or `dropped`."""
+        """Return every proxy port with a check, including those only in `refused` or `dropped`."""
         hook = {ProxyPort(Protocol.TCP, self.hook_port)} if self.hooks else frozenset()
         return self.proxy_ports | self.refused | self.dropped | hook
 

@@ -21,8 +21,9 @@ class CommandFailed(KernelError):
 
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
-    """Run a program with `commands` as its input; its output. CommandFailed when it fails, another KernelError when it
-    cannot be started or does not end in time (then it is killed, and also when this call is cancelled)."""
+    """Run a program with `commands` as its input, and return its output. Raise CommandFailed when it fails, and another
+    KernelError when it cannot be started or does not end in time. In the latter case it is killed, and also when this
+    call is cancelled."""
     program = _Program(command)
     # In a thread: uvloop's pipes raise when a program ends before it has read its input.
     try:

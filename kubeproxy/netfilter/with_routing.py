@@ -30,7 +30,7 @@ class WithRouting:
 
     @property
     def name(self) -> str:
-        """The name of the packet filter adapter."""
+        """Return the name of the packet filter adapter."""
         return self._filter.name
 
     async def probe(self) -> None:
@@ -62,7 +62,8 @@ class WithRouting:
         return await self._filter.reach(ours)
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """See `Netfilter.pause`. The routing stays: answers to running connections still need it."""
+        """Pause the packet filter's rules; see `Netfilter.pause`. The routing stays, because answers to running
+        connections still need it."""
         return await self._filter.pause(for_s)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:

@@ -1,6 +1,8 @@
-"""Tells which connections to some addresses are open, and whether there was any traffic a moment ago. For a thread.
+"""Tells which connections to some addresses are open, and whether there was any traffic a moment ago. It runs in a
+thread.
 
-UDP has no ends. A datagram of the last second or two counts as recent, and so does the end of a connection.
+UDP has no end of a connection. A datagram of the last second or two counts as recent, and so does the end of a
+connection.
 """
 
 from __future__ import annotations
@@ -18,24 +20,24 @@ from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts, udp_t
 from kubeproxy.netfilter.local_addresses import local_addresses
 
 RECENT_S: Final = 2
-"""The kernel says in whole seconds for how long it remembers a flow."""
+"""How recent traffic is. The kernel says only in whole seconds for how long it remembers a flow."""
 
 _STATES: Final = {SYN_RECV: "syn_recv", TIME_WAIT: "time_wait", CLOSE: "close"}
-"""The states before and after a connection is open, and their names among the timeouts."""
+"""The states before and after a connection is open, each with its name among the timeouts."""
 
 
 class Seen(NamedTuple):
-    """What a reading has seen of an address."""
+    """What a reading has found about an address."""
 
     open: int
-    """TCP connections of others to it that have begun and not ended."""
+    """The number of TCP connections from others to the address that have begun and not ended."""
     recent: bool
-    """Whether a connection has ended, or a datagram was exchanged, a moment ago; not one of this node itself, whose
-    kubelet probes a pod to its end."""
+    """Whether a connection has ended, or a datagram was exchanged, a moment ago. Traffic of this node itself does not
+    count, because its kubelet probes a pod to its end."""
 
 
 def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
-    """Return what there is to each of these addresses. Raise KernelError when the kernel refuses."""
+    """Return what was found about each of these addresses. Raise KernelError when the kernel refuses."""
     tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
     fresh: dict[int | None, Sequence[int]] = {None: udp, **{state: (tcp[name],) for state, name in _STATES.items()}}
     packed = {each: ipaddress.ip_address(each).packed for each in addresses}
@@ -44,7 +46,7 @@ def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTOR
     for flow in flows_to(addresses):
         target = flow.route[3]
         if flow.source == target:
-            continue  # a connection of the pod to itself ends with it
+            continue  # A connection of the pod to itself ends with the pod.
         if flow.tcp_state is not None and is_open(flow):
             opened[target] += 1
         elif flow.source not in own and _is_recent(

@@ -14,12 +14,13 @@ from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, explained
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
 
 FLOWS_MAX: Final = 1000
-"""The most flows of an endpoint deleted at once: under a flood the others expire by themselves, within a second."""
+"""The largest number of flows of an endpoint that are deleted at once. Under a flood the others expire by themselves,
+within a second."""
 ALL_FLOWS_MAX: Final = 4000
-"""The most flows of all endpoints together: those with few flows keep theirs."""
+"""The largest number of flows of all endpoints together. Endpoints with few flows have all of theirs deleted."""
 WALKS_S, WALKS_MIN = 0.1, 4
-"""How long walks through the kernel's table for an endpoint may take, if each is as long as that which read the flows;
-and as many as an endpoint has kinds of addresses (an IPv4 destination is one) in any case."""
+"""For how long the kernel may walk through its table for an endpoint, if each walk takes as long as the reading of the
+flows. In any case it may walk as many times as an endpoint has kinds of addresses (an IPv4 destination is one)."""
 
 
 class Deleted(NamedTuple):
@@ -37,16 +38,18 @@ async def delete_flows_to(
     is_ours: Callable[[Destination], bool],
     timeout_s: float = 5.0,
 ) -> dict[Target, list[Deleted]]:
-    """Delete translated flows to endpoints, in a thread; those that were there. KernelError.
+    """Delete translated flows to endpoints, in a thread, and return those that were there. Raise KernelError when the
+    kernel refuses. At most `FLOWS_MAX` flows of each endpoint are deleted. The kernel's flows are read once for all
+    endpoints of a family.
 
-    At most `FLOWS_MAX` of each are. The kernel's flows are read once for all endpoints of a family. `is_ours`: whether
-    our rules translate a destination. What other programs have translated is left alone.
+    `is_ours` returns whether our rules translate a destination. Flows that other programs have translated are left
+    alone. Of TCP flows only those are deleted that the endpoint has not answered.
 
-    Of TCP only those that the endpoint has not answered: its running connections are left alone. On a busy host the
-    thread may stand still between reading a flow and deleting it, and the answer come meanwhile; without its flow that
-    connection would hang. So the kernel looks again when it deletes. A flow that is answered in between is among the
-    results, and stays: a SYN that is sent again on it is a retransmission. Kernels without filters of deletions, and
-    with too many flows at once, delete such a flow, too; nothing but the delay of the thread is between.
+    On a busy host the thread may be stopped between reading a flow and deleting it, and the answer may come in that
+    time. Without its flow that connection would hang. So the kernel looks again when it deletes. A flow that is
+    answered in between is among the results, and stays. A SYN that is sent again on it is a retransmission. Kernels
+    without filters of deletions delete such a flow, too, and so does every kernel with too many flows at once. The time
+    for that is only the delay of the thread.
     """
     try:
         return await asyncio.to_thread(_delete, endpoints, protocol, is_ours, timeout_s)
@@ -79,7 +82,7 @@ def _delete_of(
     is_ours: Callable[[Destination], bool],
     timeout_s: float,
 ) -> dict[Target, list[Flow]]:
-    """Return the same for endpoints of one family."""
+    """Delete the flows to endpoints of one family, and return those that were there."""
     tcp = protocol is Protocol.TCP
     began = time.monotonic()
     found: dict[Target, list[Flow]] = {}
@@ -101,7 +104,7 @@ def _delete_of(
                     break
     _trim(found)
     walks = max(WALKS_MIN, int(WALKS_S / (time.monotonic() - began)))
-    with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # the rest of the answers may stay in the other socket
+    with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # The rest of the answers may stay in the other socket.
         by_name: list[Flow] = []
         for flows in found.values():
             if not (tcp and ctnetlink.delete_unanswered(flows, protocol, at_most=walks)):

@@ -24,7 +24,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 log = structlog.get_logger(__name__)
 
 _BATCH = 64
-"""Deletions requested at once: their answers fit in a socket's buffer of any size."""
+"""The number of deletions requested at once. Their answers fit in a socket's buffer of any size."""
 _BUFFER_BYTES = 1 << 17
 
 _ADVICE = {
@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 class KernelConntrack:
-    """`Conntrack` of this network namespace. Needs CAP_NET_ADMIN."""
+    """The `Conntrack` of this network namespace. It needs CAP_NET_ADMIN."""
 
     def __init__(self, *, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
@@ -72,11 +72,13 @@ class KernelConntrack:
         )
 
     async def forget_waiting(self) -> int:
-        """Delete the unanswered TCP flows that were translated to this host's addresses, and return their number.
+        """Delete the unanswered TCP flows that were translated to this host's addresses, and return their number. Raise
+        KernelError when the kernel refuses.
 
-        They lead to ports of a process that has ended; the client's next SYN meets the rules of then. A packet of the
-        host itself is dropped on its way in, when the kernel has confirmed its flow on the way out already, so the
-        client's repetitions would follow that flow. Raise KernelError when the kernel refuses."""
+        These flows lead to ports of a process that has ended. The client's next SYN then meets the rules that are in
+        force by then. For a packet of the host itself the kernel has confirmed the flow on the way out, before the
+        packet is dropped on its way in. So without the deletion the client's retransmissions would follow that flow.
+        """
         return await asyncio.to_thread(
             self._delete, "waiting TCP flows", Protocol.TCP, frozenset(Family), _waiting, unanswered=True
         )
@@ -90,8 +92,8 @@ class KernelConntrack:
         *,
         unanswered: bool = False,
     ) -> int:
-        """Delete the flows of a protocol and of these families that `choose` returns; the number deleted.
-        `unanswered`: it returns no answered ones."""
+        """Delete the flows of a protocol and of these families that `choose` returns, and return the number deleted.
+        With `unanswered`, `choose` returns no answered ones."""
         if not families:
             return 0
         local = frozenset(it.address for it in local_addresses())
@@ -124,22 +126,23 @@ def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
 
 
 def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-    """Return the TCP flows that lead to this node and have no socket. One that has not begun may yet get a socket of
-    another process; ours takes no new ones when it asks."""
+    """Return the TCP flows that lead to this node and have no socket. A flow that has not begun may still get a socket
+    of another process. A socket of ours is closed to new ones when this is asked."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
     if not found:
         return []
     try:
-        # Read after the flows: a flow that has begun by then, and belongs to a process, has a socket.
+        # The sockets are read after the flows. A flow that has begun by then, and belongs to a process, has a socket.
         connections = tcp_connections()
-    except OSError as error:  # CONFIG_INET_DIAG may be missing; that is no reason to be degraded
+    except OSError as error:  # CONFIG_INET_DIAG may be missing, which is no reason to be degraded.
         log.info("keeping old TCP flows", count=len(found), reason=f"cannot list sockets: {error}")
         return []
     return [flow for flow in found if (flow.target_port, *wire.peer(flow)) not in connections]
 
 
 class Ctnetlink:
-    """A ctnetlink socket of this network namespace, for one thread. Raises OSError when the kernel has none."""
+    """A ctnetlink socket of this network namespace, for one thread. The constructor raises OSError when the kernel has
+    none."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._socket = open_netlink(NETLINK_NETFILTER)
@@ -163,12 +166,13 @@ class Ctnetlink:
                 yield flow
 
     def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
-        """Delete these flows; the number deleted and the errors met. A flow that is gone already is neither."""
+        """Delete these flows, and return the number deleted and the errors met. A flow that is gone already counts as
+        neither."""
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
     def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> bool:
-        """Delete these flows of one target as far as they have not been answered. False, and nothing is deleted: this
-        kernel cannot do so, or it would take more than so many walks through its table."""
+        """Delete these flows of one target, as far as they have not been answered. Return False if nothing is deleted,
+        because this kernel cannot do so, or because it would take more than so many walks through its table."""
         requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
         if len(requests) > at_most:
             return False
@@ -194,6 +198,6 @@ class Ctnetlink:
 
 
 def explained(what: str, number: int | None, why: str) -> KernelError:
-    """Return a failure of ctnetlink, with what to do about it."""
+    """Return a failure of ctnetlink, with the text of what to do about it."""
     advice = _ADVICE.get(number or 0)
     return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

@@ -35,22 +35,22 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 BUFFER_BYTES: Final = 8 << 20
-"""The room for events asked for; the kernel grants twice as much, for what it needs beside them: some 10,000 events."""
+"""The room for events that is asked for: some 10,000 events. The kernel grants twice as much, for its own needs."""
 _GROUP: Final = 3
-"""NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
+"""This is NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
 _SO_RCVBUFFORCE: Final = 33
-"""asm-generic/socket.h"""
+"""This is from asm-generic/socket.h."""
 
 
 class FlowEnds:
-    """The subscription. Raises OSError when the kernel refuses it. For one thread at a time."""
+    """The subscription, for one thread at a time. The constructor raises OSError when the kernel refuses it."""
 
     def __init__(self) -> None:
         self.overflows = 0
         """How often the kernel had no room for events since the last call of `take_overflows`."""
         self._socket = subscribe(NETLINK_NETFILTER, _GROUP)
         try:
-            with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN there is less room
+            with contextlib.suppress(PermissionError):  # Without CAP_NET_ADMIN there is less room.
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER_BYTES)
             _attach(self._socket)
         except BaseException:
@@ -86,11 +86,11 @@ def _attach(sock: socket.socket) -> None:
         attach(sock, SO_ATTACH_FILTER, filter_program())
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOPROTOOPT):
-            raise  # a kernel without the extension sends all events, and `records` leaves the others out
+            raise  # A kernel without the extension sends all events, and `records` leaves the others out.
 
 
 def filter_program() -> bytes:
-    """Return the filter: events with DST_NAT in their status, and those without a status."""
+    """Return the filter, which passes events with DST_NAT in their status, and events without a status."""
     next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
     steps = [
         (LD_IMM, 0, 0, HEADER.size + NFGEN.size),

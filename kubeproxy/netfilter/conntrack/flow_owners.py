@@ -1,7 +1,8 @@
-"""Finds the frontend to which a translated flow belongs: ours, and none of another program's.
+"""Finds the frontend to which a translated flow belongs, if it is ours.
 
-A flow is one of the kernel path if its original destination has a spread, and it leads to an endpoint of that. A flow
-to a proxy port of ours has taken the userspace path; a flow to anything else was translated by another program.
+A flow is one of the kernel path if its original destination has a spread, and if it leads to an endpoint of that
+spread. A flow to a proxy port of ours has taken the userspace path. Any other translated flow belongs to another
+program.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord, Ro
 from kubeproxy.netfilter.ruleset import RuleSet
 
 ROUTES_MAX: Final = 1 << 16
-"""The most routes that are remembered; beyond them all are looked up again."""
+"""The largest number of routes that are remembered. Beyond it all of them are looked up again."""
 
 Holder = Callable[[Traffic], FrontendName | None]
 """Returns the frontend that has traffic, or None if none has it."""
 
 
 class _Owners(NamedTuple):
-    """The frontends of a route, by the origin of its client; None where there is none."""
+    """The frontends of a route by the origin of its client, with None where there is none."""
 
     anywhere: FrontendName | None
     node: FrontendName | None
@@ -34,22 +35,23 @@ _NONE: Final = _Owners(None, None)
 
 
 class FlowOwners:
-    """The frontends of flows by the rules that are `use`d. What was an endpoint stays one for flows that lead there."""
+    """The frontends of flows, by the rules that are in use. An endpoint that has left remains one for flows that lead
+    to it."""
 
     def __init__(self, holder: Holder, local: Callable[[], frozenset[Address]]) -> None:
-        """`local` lists the addresses of this node; it is asked when an answer depends on them."""
+        """`local` lists the addresses of this node. It is called when an answer depends on them."""
         self._holder = holder
         self._list_local = local
         self._rules: RuleSet | None = None
         self._local: frozenset[Address] | None = None
-        """None if the addresses were not listed since the last `use`."""
+        """The addresses, or None if they were not listed since the last `use`."""
         self._found: dict[Route, _Owners] = {}
-        """By the rules in use."""
+        """The frontends found by the rules in use."""
         self._before: dict[Route, _Owners] = {}
-        """By earlier rules: connections outlive their endpoint, and their Service."""
+        """The frontends found by earlier rules, because connections outlive their endpoint and their Service."""
 
     def use(self, rules: RuleSet) -> None:
-        """Use these rules, and this node's addresses as of now."""
+        """Use these rules, and this node's addresses as they are now."""
         self._local = None
         if rules is self._rules:
             return
@@ -60,12 +62,12 @@ class FlowOwners:
         self._found.clear()
 
     def forget_unused(self) -> None:
-        """Forget the routes of earlier rules that no flow has had since these are in use. Call after a whole reading
-        of the kernel's flows."""
+        """Forget the routes of earlier rules that no flow has had since the present rules are in use. Call this after a
+        whole reading of the kernel's flows."""
         self._before = {route: owners for route, owners in self._before.items() if route in self._found}
 
     def of(self, flow: FlowRecord) -> FrontendName | None:
-        """Return the frontend of a flow, or None if it is none of the kernel path."""
+        """Return the frontend of a flow, or None if the flow is not one of the kernel path."""
         owners = self._found.get(flow.route)
         if owners is None:
             if len(self._found) >= ROUTES_MAX:

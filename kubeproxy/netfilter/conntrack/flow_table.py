@@ -25,14 +25,14 @@ from kubeproxy.netfilter.conntrack.flow_records import (
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 
 TIMEOUT_S: Final = 10.0
-"""How long one read may take: the kernel looks through the whole table for it if no flow is translated."""
+"""How long one read may take. If no flow is translated, the kernel looks through the whole table for it."""
 _READ_BYTES: Final = 1 << 15
-"""As much as the kernel writes at once. Between two reads the event loop runs."""
+"""The size of a read: as much as the kernel writes at once. Between two reads the event loop runs."""
 
 
 FILTERED: Final = 8
-"""The most addresses for which the kernel looks through its table once each. Beyond it one reading of everything costs
-less."""
+"""The largest number of addresses for which the kernel looks through its table once each. Beyond it one reading of
+everything costs less."""
 
 
 def translated_flows() -> Iterator[FlowRecord]:
@@ -47,7 +47,7 @@ def flows_to(addresses: Collection[Address]) -> Iterator[FlowRecord]:
     parsed = [ipaddress.ip_address(each) for each in addresses]
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
         wanted = {each.packed for each in parsed if each.version == version}
-        # Of IPv6 flows the kernel leaves out just those that it is asked for (Linux 6.18).
+        # Linux 6.18 leaves out exactly the IPv6 flows that it is asked for.
         if version == 4 and len(wanted) <= FILTERED:
             requests = [dump_to_request(1, address) for address in wanted]
         else:

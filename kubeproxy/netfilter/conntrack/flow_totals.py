@@ -1,8 +1,8 @@
 """Sums the bytes of flows by frontend.
 
-The kernel counts by flow, and forgets a flow some time after its end. So the last count of each flow is kept, and what
-has been added since goes into the sum of its frontend, which never falls. What a flow moves between the last reading
-and its end is added at the event of its end, if there are events; otherwise it is missing.
+The kernel counts by flow, and deletes a flow some time after its end. So the last count of each flow is kept, and the
+increase since then goes into the sum of its frontend, which never falls. The bytes that a flow moves between the last
+reading and its end are added at the event of its end. Without events they are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def is_open(flow: FlowRecord) -> bool:
-    """Return whether a TCP connection has begun and not ended; UDP: as long as the kernel knows the flow."""
+    """Return whether a TCP connection has begun and not ended. A UDP flow is open as long as the kernel knows it."""
     return flow.tcp_state is None or ESTABLISHED <= flow.tcp_state <= LAST_ACK
 
 
@@ -43,7 +43,7 @@ class FlowTotals:
     _reading: int = 0
     """The number of the last reading."""
     _based: bool = False
-    """Whether a reading was finished: what flows have moved before is not of our time."""
+    """Whether a reading was finished. Bytes that flows have moved before that are not counted."""
 
     def begin(self) -> None:
         """Begin a reading."""
@@ -58,7 +58,7 @@ class FlowTotals:
         key, now = flow.key, _packed(flow.bytes_in, flow.bytes_out, self._reading)
         before = self._last.get(key)
         if before == now:
-            return  # a dump has a flow twice if the kernel resizes its table meanwhile
+            return  # A dump may have a flow twice if the kernel resizes its table in the meantime.
         self._last[key] = now
         if before is None or before >> 2 * _BITS != self._reading:
             self._open_now[name] += is_open(flow)
@@ -66,14 +66,14 @@ class FlowTotals:
             self._add(name, before or 0, flow.bytes_in, flow.bytes_out)
 
     def ended(self, name: FrontendName, flow: FlowRecord) -> None:
-        """Add the rest of a flow that the kernel has forgotten."""
+        """Add the rest of a flow that the kernel has deleted."""
         before = self._last.pop(flow.key, 0)
         if self._based and flow.bytes_in is not None and flow.bytes_out is not None:
             self._add(name, before, flow.bytes_in, flow.bytes_out)
 
     def finish(self) -> None:
-        """End a complete reading: flows that it has not seen are gone. With events of ends, take those that the kernel
-        has sent until now first: their flows would otherwise count from 0 again."""
+        """End a complete reading: flows that it has not seen are gone. With events of ends, take first those that the
+        kernel has sent so far. Otherwise their flows would count from 0 again."""
         for key in [key for key, value in self._last.items() if value >> 2 * _BITS != self._reading]:
             del self._last[key]
         self.open = self._open_now
@@ -87,7 +87,7 @@ class FlowTotals:
 
     def _add(self, name: FrontendName, before: int, now_in: int, now_out: int) -> None:
         then_in, then_out = before & _MASK, before >> _BITS & _MASK
-        if now_in < then_in or now_out < then_out:  # another flow that has got the number of an old one
+        if now_in < then_in or now_out < then_out:  # This is another flow, which has got the number of an old one.
             then_in = then_out = 0
         if now_in != then_in:
             self.bytes_in[name] += now_in - then_in

@@ -22,9 +22,9 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 _QUESTION = struct.Struct("=BxxI48x")
-"""struct inet_diag_req_v2 behind its family: protocol, no extensions, states, any socket."""
+"""The fields of struct inet_diag_req_v2 after its family: protocol, no extensions, states, any socket."""
 _SYN_RECEIVED, _LISTENING = 3, 10
-"""TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
+"""These are TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
 _ALL_STATES = 0xFFF
 """A bit for each state."""
 _NOT_LISTENING = _ALL_STATES & ~(1 << _LISTENING)
@@ -32,11 +32,12 @@ _ENDS = struct.Struct("!xB2x2H16s16s")
 """The begin of struct inet_diag_msg: state; local port, peer's port; local address, peer's address."""
 
 _USER_AT = 64
-"""Where idiag_uid is in it."""
+"""The place of idiag_uid in it."""
 
 
 class Connection(NamedTuple):
-    """A TCP connection as its local socket has it. Without the local address, which may differ by translation."""
+    """A TCP connection as its local socket has it. The local address is left out, because it may differ by
+    translation."""
 
     port: int
     peer: Address
@@ -44,10 +45,9 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """Return all TCP connections, also those not accepted yet, and closing ones. Raise OSError when the kernel refuses.
-
-    The kernel remembers handshakes of listeners that have been closed. Those are left out: a client that goes on with
-    one is refused."""
+    """Return all TCP connections, including closing ones and those that are not accepted yet. Raise OSError when the
+    kernel refuses. The kernel remembers handshakes of listeners that have been closed. Those are left out, because a
+    client that continues with one gets a reset."""
     found, shaking, listening = set[Connection](), set[Connection](), set[int]()
     for family in (socket.AF_INET, socket.AF_INET6):
         with open_netlink(NETLINK_SOCK_DIAG) as netlink:
@@ -63,8 +63,8 @@ def tcp_connections() -> frozenset[Connection]:
 
 
 def user_of(local: Target, peer: Target) -> int | None:
-    """Return the user of a TCP socket of this network namespace, by its two ends; None if there is none. OSError when
-    the kernel refuses."""
+    """Return the user of a TCP socket of this network namespace, by its two ends, or None if there is none. Raise
+    OSError when the kernel refuses."""
     family = socket.AF_INET6 if ":" in local.address else socket.AF_INET
     addresses = [ipaddress.ip_address(end.address).packed.ljust(16, b"\0") for end in (local, peer)]
     ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # whatever its cookie

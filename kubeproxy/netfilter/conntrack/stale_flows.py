@@ -28,17 +28,17 @@ from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
 class Conntrack(typing.Protocol):
-    """The kernel's table of flows. Its calls are made one at a time."""
+    """The kernel's table of flows. Its methods are called one at a time."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete the flows that contradict the rules `now` in force; the number deleted.
+        """Delete the flows that contradict the rules `now` in force, and return the number deleted.
 
-        That is every UDP flow that contradicts them, every unanswered TCP flow to a new destination, and with `before`
-        None every TCP flow that contradicts them and has no socket.
-
-        `before`: the rules of the last reconciliation; None: unknown (at start, or when another process had changed our
-        rules). The kernel is not asked when no difference between the two could have left a stale flow. KernelError
-        when the kernel refuses: flows may be left, so the next call is to have the same `before` again.
+        These are every UDP flow that contradicts the rules and every unanswered TCP flow to a new destination. With
+        `before` None they are also every TCP flow that contradicts the rules and has no socket. `before` has the rules
+        of the last reconciliation, or None if they are unknown (at start, or when another process had changed our
+        rules). The kernel is not asked when no difference between the two could have left a stale flow. Raise
+        KernelError when the kernel refuses. Flows may be left then, so the next call is to have the same `before`
+        again.
         """
 
     async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
@@ -48,7 +48,7 @@ class Conntrack(typing.Protocol):
 
 
 class NoConntrack:
-    """For ``--netfilter none``: deletes nothing, as no redirects are ours."""
+    """The implementation for ``--netfilter none``. It deletes nothing, because no redirects are ours."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`."""
@@ -74,7 +74,7 @@ class Flow(NamedTuple):
 
     @property
     def is_translated(self) -> bool:
-        """Whether its destination was translated."""
+        """Return whether its destination was translated."""
         return self.target != self.address or self.target_port != self.port
 
 
@@ -94,7 +94,7 @@ class _Rules:
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
     spreads: Mapping[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
-    """Traffic and the endpoints to which the kernel leads it, or did before they were ejected."""
+    """Traffic, with the endpoints to which the kernel leads it, or led it before they were ejected."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
     """Proxy ports that cannot be reached without a redirect."""
@@ -122,7 +122,7 @@ class _Rules:
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """All that decides the target of a flow; empty without a redirect."""
+        """Return everything that decides the target of a flow. It is empty without a redirect."""
         if not self.redirects:
             return ()
         return (
@@ -138,7 +138,7 @@ class _Rules:
 
     @property
     def families(self) -> frozenset[Family]:
-        """The families of the destinations."""
+        """Return the families of the destinations."""
         return frozenset(map(family_of, {address for (address, _), _ in self.redirects}))
 
     def is_endpoint(self, flow: Flow, local: frozenset[Address]) -> bool:
@@ -158,7 +158,7 @@ class _Rules:
         return (key,)
 
     def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
-        """Return the redirect that a flow's first packet would meet: its destination and proxy port."""
+        """Return the redirect that a flow's first packet would meet, as its destination and proxy port."""
         for key in self._keys(flow):
             of_node, of_all = self.redirects.get((key, Origin.NODE)), self.redirects.get((key, Origin.ANYWHERE))
             if of_node is not None and self._is_own(flow.source, local):
@@ -170,7 +170,7 @@ class _Rules:
         return None
 
     def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
-        """Return whether a client may be a pod of another node. A flow does not show by which interface it came."""
+        """Return whether a client may be a pod of another node. A flow does not show the interface by which it came."""
         return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
@@ -184,7 +184,7 @@ class _Rules:
 
 
 class Transition:
-    """A change from the rules `before` (None: unknown) to `now`; it finds the stale flows."""
+    """A change from the rules `before` (None if unknown) to `now`. It finds the stale flows."""
 
     def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
         self._before = None if before is None else _Rules.of(before, Protocol.UDP)
@@ -197,17 +197,17 @@ class Transition:
 
     @property
     def families(self) -> frozenset[Family]:
-        """The families in which UDP flows may be stale; mostly none."""
+        """Return the families in which UDP flows may be stale. Usually there are none."""
         now, before = self._now, self._before or _Rules()
         if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
-            return frozenset(Family)  # clients of either family may have sent to that port
+            return frozenset(Family)  # Clients of either family may have sent to that port.
         if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
         return now.families | before.families
 
     @property
     def new_tcp_families(self) -> frozenset[Family]:
-        """The families of TCP destinations that are new."""
+        """Return the families of TCP destinations that are new."""
         return self._new_tcp.families
 
     def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
@@ -269,11 +269,11 @@ class Landings:
 
     @property
     def families(self) -> frozenset[Family]:
-        """The families of the destinations."""
+        """Return the families of the destinations."""
         return self._rules.families
 
     def find(self, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-        """Return those that lead to the port of the rules (`ours`), or those that lead to another one."""
+        """Return those that lead to the port of the rules (`ours`), or those that lead to another port."""
         home = self._home | local
         return [
             flow

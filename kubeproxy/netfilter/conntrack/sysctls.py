@@ -21,31 +21,33 @@ from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 log = structlog.get_logger(__name__)
 
 DIRECTORY = Path("/proc/sys/net/netfilter")
-"""Settings of this process's network namespace. Missing until the kernel's module nf_conntrack is loaded."""
+"""The settings of this process's network namespace. They are missing until the kernel's module nf_conntrack is
+loaded."""
 
 _MAX, _BUCKETS = "nf_conntrack_max", "nf_conntrack_buckets"
 _ENTRIES_PER_BUCKET = 4
-"""As kube-proxy has it (cmd/kube-proxy/app/conntrack.go); fewer buckets make every look-up slower."""
+"""The number of entries per bucket, as kube-proxy has it (cmd/kube-proxy/app/conntrack.go). Fewer buckets would make
+every look-up slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackLimits:
-    """The wanted settings of KubeProxyConfiguration; 0 leaves a setting as the host has it."""
+    """The wanted settings of KubeProxyConfiguration. 0 leaves a setting as the host has it."""
 
     max_per_core: int = 0
     min: int = 0
-    """Without effect where `max_per_core` is 0."""
+    """The smallest size of the table. It has no effect if `max_per_core` is 0."""
     tcp_established_s: float = 0.0
     tcp_close_wait_s: float = 0.0
     udp_s: float = 0.0
-    """For UDP flows without an answer yet."""
+    """The timeout of UDP flows without an answer so far."""
     udp_stream_s: float = 0.0
-    """For UDP flows with packets both ways."""
+    """The timeout of UDP flows with packets both ways."""
     tcp_be_liberal: bool = False
-    """True: packets out of the window are valid; false leaves that setting as the host has it."""
+    """With True packets out of the window are valid. False leaves that setting as the host has it."""
 
     def table_size(self, cores: int) -> int:
-        """Return how many connections the table must at least hold. Return 0 if the host's setting stays."""
+        """Return how many connections the table must hold at least, or 0 if the host's setting stays."""
         return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
 
     def settings(self) -> Mapping[str, int]:
@@ -117,10 +119,10 @@ _REMEDY = "in a container a privileged init container (--init-only); sysctl on t
 
 
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
-    """Apply the settings; those that could not be set, one line each.
+    """Apply the settings, and return those that could not be set, one line each.
 
-    The table only ever grows. It belongs to the first network namespace: in any other its size cannot be set, and need
-    not be for a host to work. `cores`: the cores that this process may run on, unless given.
+    The table is only ever enlarged. It belongs to the first network namespace. In any other its size cannot be set, and
+    need not be for a host to work. `cores` is the number of cores that this process may run on, unless given.
     """
     failures = [_set(directory / name, value, at_least=False) for name, value in limits.settings().items()]
     if size := limits.table_size(cores or len(os.sched_getaffinity(0))):
@@ -130,7 +132,7 @@ def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path 
 
 
 def _set(path: Path, wanted: int, *, at_least: bool) -> str:
-    """Write one sysctl if it is not as wanted; the reason if that failed, else empty."""
+    """Write one sysctl if it is not as wanted. Return the reason if that failed, and otherwise an empty text."""
     found = "nothing"
     try:
         found = path.read_text().strip()

@@ -1,7 +1,8 @@
-"""Reads how full the kernel's connection tracking is.
+"""Reads how full the kernel's conntrack table is.
 
-Every redirected connection needs an entry there, and so does every other on the node. When it is full, the kernel drops
-first packets of connections silently."""
+Every redirected connection needs an entry, and so does every other connection on the node. When the table is full, the
+kernel silently drops the first packets of connections.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from kubeproxy.model.conntrack import ConntrackRoom
 
 SETTINGS = Path("/proc/sys/net/netfilter")
 STATISTICS = Path("/proc/net/stat/nf_conntrack")
-"""Both are of this process's network namespace, and missing until the kernel tracks connections. The limit is that of
-the first namespace; it holds in each."""
+"""Both files are those of this process's network namespace, and are missing until the kernel tracks connections. The
+limit is that of the first namespace, and applies in each."""
 
 
 def look(*, settings: Path = SETTINGS, statistics: Path = STATISTICS) -> ConntrackRoom | None:

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Iptables:
-    """Keeps kube-proxy's chains equal to a rule set. Needs CAP_NET_ADMIN, CAP_NET_RAW, the lock file, and a kernel
+    """Keeps kube-proxy's chains equal to a rule set. It needs CAP_NET_ADMIN, CAP_NET_RAW, the lock file, and a kernel
     with the legacy tables."""
 
     name = "iptables"
@@ -223,7 +223,7 @@ class Iptables:
             self._believed.clear()
         changed, failures = False, []
         with xtables_lock(self._lock_wait_s), self._recording_table_infos():
-            # A family that fails (a kernel without IPv6 tables) does not prevent the other from being served.
+            # If one family fails, as IPv6 does in a kernel without its tables, the other is served all the same.
             for family in Family:
                 try:
                     changed |= self._apply_family(family, wanted)
@@ -253,7 +253,8 @@ class Iptables:
         )
 
     def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
-        """Change a table from its present rules to those that `goal` returns for them; True if that took a commit."""
+        """Change a table from its present rules to those that `goal` returns for them. Return True if that took a
+        commit."""
         key = family, name
         for attempt in range(_ATTEMPTS):
             have = self._believed.pop(key, None)

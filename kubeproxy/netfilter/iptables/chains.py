@@ -48,7 +48,7 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     MANGLE: frozenset({PROXY_DIVERT, PROXY_PAUSE, PROXY_PAUSE_PORTS}),
 }
-"""Our chains in each table, and others of kube-proxy's userspace mode, which it leaves behind on purpose."""
+"""Our chains in each table, and other chains of kube-proxy's userspace mode, which it leaves behind on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
@@ -61,7 +61,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
-"""The rules of a chain: without order in our own chains; our jumps in order in the built-in ones."""
+"""The rules of a chain. Those of our own chains have no order. Our jumps in built-in chains have one."""
 
 Chains = Mapping[str, Rules]
 """Our chains with their rules, and the built-in ones with our jumps."""
@@ -116,7 +116,7 @@ class Difference:
     flush: tuple[str, ...]
     delete: tuple[tuple[str, Entry], ...]
     add: tuple[tuple[str, Entry], ...]
-    """For a built-in chain in the order of its rules."""
+    """The rules to add. For a built-in chain they are in order."""
     drop: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -158,7 +158,7 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
 
 
 def comes_last(entry: Entry) -> bool:
-    """Return whether a jump belongs at the end of a built-in chain; other jumps belong at its start."""
+    """Return whether a jump belongs at the end of a built-in chain. Other jumps belong at its start."""
     return entry.endswith(_LAST)
 
 

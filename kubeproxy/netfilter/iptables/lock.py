@@ -16,7 +16,8 @@ _POLL_S = 0.02
 
 @contextlib.contextmanager
 def xtables_lock(wait_s: float) -> Iterator[None]:
-    """Hold the lock; blocks the calling thread for at most `wait_s`, then KernelError with its holder."""
+    """Hold the lock. This blocks the calling thread for at most `wait_s`, and then raises KernelError with the holder
+    of the lock."""
     path = os.environ.get("XTABLES_LOCKFILE", "/run/xtables.lock")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -49,10 +49,9 @@ _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoint
 
 
 def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
-    """Return the chains of a rule set in each table of a family.
-
-    Chains and jumps are there even when empty: with the last rule that needs connection tracking, the kernel would end
-    it, and every running connection with it. (Chains for node ports and for pods are there when they have rules.)"""
+    """Return the chains of a rule set in each table of a family. Chains and jumps are there even when they are empty.
+    With the last rule that needs connection tracking the kernel would end it, and with it every running connection.
+    (Chains for node ports and for pods are there only when they have rules.)"""
     rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
     return {NAT: nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}

@@ -28,24 +28,25 @@ class Message(NamedTuple):
     kind: int
     sequence: int
     body: bytes
-    """The bytes behind the netlink header."""
+    """The bytes that follow the netlink header."""
 
     @property
     def error(self) -> int:
-        """The errno in an answer of kind NLMSG_ERROR or NLMSG_DONE; 0: success."""
+        """Return the errno in an answer of kind NLMSG_ERROR or NLMSG_DONE, which is 0 for success."""
         return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
 
 
 def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
-    """Return a socket for requests to this network namespace, by default to its routing. OSError."""
+    """Return a socket for requests to this network namespace, by default to its routing. Raise OSError when the kernel
+    refuses."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
 def dump(
     netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
 ) -> Iterator[bytes]:
-    """Yield the payloads that answer a dump request. Raise OSError when the kernel refuses it. `rest`: the request
-    behind its family."""
+    """Yield the payloads that answer a dump request. Raise OSError when the kernel refuses it. `rest` is the part of
+    the request that follows the family."""
     netlink.send(frame(kind, bytes([family]) + rest, flags=NLM_F_DUMP, sequence=kind))
     return (message.body for message in answers(netlink, kind))
 
@@ -63,7 +64,7 @@ def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
 
 
 class Readable(Protocol):
-    """What answers are read from: a socket, or one with a time limit of its own."""
+    """An object from which answers are read: a socket, or one with a time limit of its own."""
 
     def recv(self, at_most: int, /) -> bytes:
         """Read once."""

@@ -30,19 +30,22 @@ from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance
 log = structlog.get_logger(__name__)
 
 _LISTING_S = 30.0
-"""How long nft may take to list the table."""
+"""For how long nft may list the table."""
 _APART = 5_000
-"""Slots that the program nft does not get, if they are so many: it would need 280 MB for those of 10,000 Services."""
+"""The number of slots from which on the program nft does not get them. It would need 280 MB for those of 10,000
+Services."""
 _AT_ONCE = 2_000
-"""Slots of one transaction: some ms of work, and small enough for the socket of an unprivileged user namespace."""
+"""The number of slots in one transaction: some ms of work, and small enough for the socket of an unprivileged user
+namespace."""
 _RESIZING_S = 0.2
-"""How long the kernel may take to resize a map."""
+"""For how long the kernel may resize a map."""
 _ATTEMPTS = 3
-"""From the believed rules, from those in the kernel, and once more if another process changes them in between."""
+"""The number of attempts: from the believed rules, from those in the kernel, and once more if another process changes
+the rules in between."""
 
 
 class Nftables:
-    """Keeps table ``inet kubeproxy`` equal to a rule set. Needs ``nft`` and CAP_NET_ADMIN."""
+    """Keeps table ``inet kubeproxy`` equal to a rule set. It needs ``nft`` and CAP_NET_ADMIN."""
 
     name = "nftables"
 
@@ -157,8 +160,8 @@ class Nftables:
         return True
 
     async def _forget_clients(self, wanted: Mapping[str, frozenset[Address]]) -> None:
-        """Delete the clients in these maps that are kept with another address than these; they choose anew. The kernel
-        alone adds clients, only with addresses that have slots."""
+        """Delete the clients in these maps that are kept with another address than these, so that they choose anew. The
+        kernel alone adds clients, only with addresses that have slots."""
         for name, addresses in wanted.items():
             kept = self._kept.get(name, frozenset())
             self._kept[name] = kept | addresses
@@ -233,9 +236,8 @@ class Nftables:
         self._on_foreign_change()
 
     async def _read(self) -> Table | None:
-        """Return the table in the kernel; None when there is none.
-
-        While the kernel resizes a map, as after a change of thousands of elements, a listing of it may lack some."""
+        """Return the table in the kernel, or None when there is none. While the kernel resizes a map, as after a change
+        of thousands of elements, a listing of it may lack some."""
         found = await self._read_once()
         if found is None or found.sound:
             return found
@@ -271,7 +273,7 @@ class Nftables:
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[None]:
-        """Make what is done inside one transaction of ours, or fail."""
+        """Make what is done in this context one transaction of ours, or fail."""
         if self._watch is None:
             yield
             return
@@ -289,7 +291,7 @@ def _undisturbed() -> Iterator[None]:
     """Keep every process from renewing the sets of the rescue while nft lists the table
     (`SetElements.prolong_alive`)."""
     with ExitStack() as stack:
-        with suppress(OSError):  # there is no table, or no rescue in it
+        with suppress(OSError):  # There is no table, or no rescue in it.
             elements = SetElements()
             stack.callback(elements.close)
             if elements.prolong_alive(_LISTING_S):
@@ -298,7 +300,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _end_prolonging(elements: SetElements) -> None:
-    with suppress(OSError):  # the rules were removed meanwhile
+    with suppress(OSError):  # The rules were removed in the meantime.
         elements.end_prolonging()
 
 
@@ -314,7 +316,7 @@ _SPREADS = dict(
     for address in addresses
 )
 _REDIRECTING = RuleSet(redirects={Traffic(destination, Origin.NODE): 1 for destination in _SPREADS})
-"""Rules of every shape that redirects have."""
+"""Rules of every shape that redirects have, for the trial."""
 _SPREADING = replace(
     _REDIRECTING,
     spreads={
@@ -326,4 +328,4 @@ _SPREADING = replace(
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
     direct_links=frozenset({DirectLink(1, "lo", "192.0.2.0/24"), DirectLink(1, "lo", "2001:db8::/64")}),
 )
-"""Rules of every shape that spreads have."""
+"""Rules of every shape that spreads have, for the trial."""

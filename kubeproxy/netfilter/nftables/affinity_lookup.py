@@ -1,4 +1,4 @@
-"""Looks up which endpoint session affinity has for a client of the kernel path, by one question to the kernel."""
+"""Looks up the endpoint that session affinity has for a client of the kernel path, by one request to the kernel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from kubeproxy.netfilter.ruleset import Spread
 
 
 class Bond(NamedTuple):
-    """The endpoint of a client, and for how long without a new connection."""
+    """The endpoint of a client, and how long the client keeps it without a new connection."""
 
     endpoint: Target
     expires: str
-    """As nft prints it: ``9m59s996ms``."""
+    """The remaining time as nft prints it: ``9m59s996ms``."""
 
 
 async def bond_of(client: Address, spread: Spread) -> Bond | None:
-    """Return the endpoint that the kernel keeps for a client. Return None if there is none: the client then gets any.
-
-    Raise KernelError when nft fails.
-
-    The map of a port may lead to an endpoint that has just left; such a bond does not count."""
+    """Return the endpoint that the kernel keeps for a client. Return None if there is none, and the client gets any
+    endpoint. Raise KernelError when nft fails. The map of a port may lead to an endpoint that has just left, which does
+    not count."""
     if spread.affinity_timeout_s is None:
         return None
     commands = NftCommands(timeout_s=5.0)

@@ -1,7 +1,7 @@
-"""What our nftables table declares: its maps, sets and base chains.
+"""The maps, sets and base chains that our nftables table declares.
 
-Chains of spreads, and chains and maps of session affinity, come and go. All else is static but for rules that no
-destination needs: what changes with the cluster are elements.
+Chains of spreads, and chains and maps of session affinity, come and go. Everything else is static, except for rules
+that no destination needs. The cluster changes elements only.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ class Kind(NamedTuple):
     ranges: bool = False
     expires: bool = False
     value: str | None = None
-    """Of a map: `VERDICT`, `PORT`, `ENDPOINT` or `HOST`."""
+    """The kind of values of a map: `VERDICT`, `PORT`, `ENDPOINT` or `HOST`."""
     family: Family = Family.IPV4
     protocol: Protocol | None = None
-    """Of slots, which are of one protocol."""
+    """The protocol of slots, which have one."""
     origin: Origin = Origin.ANYWHERE
 
     learned: bool = False
     """Whether rules add its elements."""
     counted: bool = False
-    """Whether each element counts the packets that look it up: in a nat chain, new connections."""
+    """Whether each element counts the packets that look it up. In a nat chain these are new connections."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its flags, in nft's order."""
+        """Return its flags, in nft's order."""
         held = {"interval": self.ranges, "timeout": self.expires, "dynamic": self.learned}
         return tuple(name for name, on in held.items() if on)
 
     @property
     def is_map(self) -> bool:
-        """Whether its elements have values."""
+        """Return whether its elements have values."""
         return self.value is not None
 
     @property
     def declaration(self) -> str:
-        """The declaration in nft's syntax, without the braces."""
+        """Return the declaration in nft's syntax, without the braces."""
         flags = f" flags {','.join(self.flags)};" if self.flags else ""
         flags += f" size {CLIENTS_LIMIT};" if self.learned else ""
         flags += " counter;" if self.counted else ""
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
 
     @property
     def listed(self) -> tuple[Any, ...]:
-        """Its type, values and flags, as `nft -j` lists them."""
+        """Return its type, values and flags, as `nft -j` lists them."""
         flags = [flag for flag in self.flags if flag != "dynamic"]
         return (list(self.key) if len(self.key) > 1 else self.key[0], self._value_type, flags or None)
 
@@ -76,7 +76,8 @@ class Kind(NamedTuple):
 ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 CLIENTS_LIMIT = 1 << 16
-"""The most clients that one map of a service port keeps with their endpoints; others get any."""
+"""The largest number of clients that one map of a service port keeps with their endpoints. Other clients get any
+endpoint."""
 
 _PORT = ("inet_proto", "inet_service")
 _SLOT = "integer"
@@ -92,20 +93,20 @@ def _by_destination(name: str, node_ports: str, value: str | None, *, counted: b
 
 
 def _by_traffic(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
-    """Return the same for each origin."""
+    """Return the same for each origin of traffic."""
     kinds = _by_destination(name, node_ports, value, counted=counted)
     return {PREFIX[origin] + name: kind._replace(origin=origin) for origin in Origin for name, kind in kinds.items()}
 
 
 PREFIX = {Origin.NODE: "own_", Origin.ANYWHERE: ""}
-"""By which the names of maps and sets for traffic of an origin begin."""
+"""The prefixes of the names of maps and sets for traffic of an origin."""
 
 
 REDIRECTS: Mapping[str, Kind] = _by_traffic("redirects", "node_ports", PORT)
-"""Destinations and proxy ports."""
+"""The maps from destinations to proxy ports."""
 
 SPREADS: Mapping[str, Kind] = _by_traffic("spreads", "node_port_spreads", VERDICT, counted=True)
-"""Destinations and the chains that choose one of their slots."""
+"""The maps from destinations to the chains that choose one of their slots."""
 
 SLOTS: Mapping[str, Kind] = {
     f"{PREFIX[origin]}{node_port}{protocol.lower()}_slots{family.value}": Kind(
@@ -120,15 +121,15 @@ SLOTS: Mapping[str, Kind] = {
     for protocol in (Protocol.TCP, Protocol.UDP)
     for family in Family
 }
-"""The numbered slots of destinations, and their endpoints."""
+"""The maps from the numbered slots of destinations to endpoints."""
 
 VERDICTS: Mapping[str, Kind] = {
     **_by_traffic("affinities", "node_port_affinities", VERDICT, counted=True),
     **_by_destination("learned", "node_port_learned", VERDICT),
     **_by_destination("masquerades", "node_port_masquerades", VERDICT),
 }
-"""Destinations with session affinity, and the chains that look a client's endpoint up, and keep it; destinations that
-are masqueraded, and the chains that do it."""
+"""The maps of verdicts: for destinations with session affinity the chains that look a client's endpoint up and keep it,
+and for masqueraded destinations the chains that masquerade."""
 
 SETS: Mapping[str, Kind] = {
     "guarded": Kind(_PORT),
@@ -151,10 +152,10 @@ PAUSE_SETS: Mapping[str, Kind] = {
     **{f"paused{family.value}": Kind((ADDRESS[family], *_PORT), expires=True) for family in Family},
     **{f"paused_ports{family.value}": Kind(_PORT, expires=True) for family in Family},
 }
-"""Destinations: their first packets are dropped while no instance serves. Empty at any other time."""
+"""The destinations whose first packets are dropped while no instance serves. The sets are empty at any other time."""
 
 KINDS: Mapping[str, Kind] = {**REDIRECTS, **SPREADS, **SLOTS, **VERDICTS, **SETS, **PAUSE_SETS}
-"""All that are static."""
+"""All static maps and sets."""
 
 CLIENTS = {family: Kind((ADDRESS[family],), expires=True, value=HOST, family=family, learned=True) for family in Family}
 """The map of a service port with session affinity: clients and the addresses of their endpoints. There is one for each
@@ -177,12 +178,13 @@ HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     **{f"masquerade_outside{family.value}": None for family in Family},
     **{f"masquerade_link{family.value}": None for family in Family},
 }
-"""The static chains; None: one without a hook."""
+"""The static chains, with None for one without a hook."""
 
 DIVERT = "divert"
-"""A chain that is there only while it has its rule: even an empty one costs each packet of this host time."""
+"""A chain that is there only while it has its rule, because even an empty one costs time for each packet of this
+host."""
 DIVERT_HOOK = ("filter", "prerouting", -150, "accept")
-"""It sets marks before the packet is routed."""
+"""The hook that sets marks before the packet is routed."""
 
 
 def creation() -> str:

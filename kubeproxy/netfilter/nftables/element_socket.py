@@ -1,4 +1,4 @@
-"""Changes elements of our table's maps and sets by netlink, without a program: in less than 1 ms.
+"""Changes elements of our table's maps and sets by netlink in less than 1 ms, without running a program.
 
 A change is one transaction. The messages are those of nf_tables (linux/netfilter/nf_tables.h).
 """
@@ -37,17 +37,17 @@ INET: Final = 1  # NFPROTO_INET
 TABLE_NAME: Final = b"kubeproxy\0"
 _SNDBUFFORCE: Final = 32  # asm-generic/socket.h
 _ROOM_BYTES: Final = 16 << 20
-"""For one endpoint of each of ten thousand Services, two elements of 100 bytes each, ten times. It is used only while a
-transaction is sent."""
+"""The size of the send buffer: room for one endpoint of each of ten thousand Services, two elements of 100 bytes each,
+ten times. It is used only while a transaction is sent."""
 _ELEMENTS_BYTES: Final = 60_000
-"""The most of the elements in one message: the length of an attribute has 16 bits."""
+"""The largest size of the elements in one message, because the length of an attribute has 16 bits."""
 _ANSWER_BYTES: Final = 1 << 16
 _TIMEOUT_S: Final = 10.0
-"""How long to wait for the kernel's answer, which it gives while the transaction is sent."""
+"""For how long the kernel's answer is awaited. The kernel gives it while the transaction is sent."""
 
 
 class ElementSocket:
-    """A netlink socket for transactions. Any thread may use it; one at a time does."""
+    """A netlink socket for transactions. Any thread may use it, one at a time."""
 
     def __init__(self) -> None:
         """Raise OSError when the kernel has no nf_tables."""
@@ -60,9 +60,8 @@ class ElementSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM_BYTES)
 
     def transact(self, batches: Iterable[Batch]) -> None:
-        """Carry these out as one transaction, in this order. Raise OSError when the kernel refuses any of them.
-
-        It waits while another program's transaction is under way, so it is for a thread."""
+        """Carry these out as one transaction, in this order. Raise OSError when the kernel refuses any of them. This
+        waits while another program's transaction is in progress, so it is for a thread."""
         with self._lock:
             first = self._sequence + 1
             messages = list(self._messages(batches))
@@ -75,7 +74,7 @@ class ElementSocket:
             self._await_answer(first, last)
 
     def close(self) -> None:
-        """Close the socket, once a transaction that is under way has ended."""
+        """Close the socket, once a transaction in progress has ended."""
         with self._lock:
             self._socket.close()
 
@@ -91,7 +90,7 @@ class ElementSocket:
             yield frame(kind, nfgen(INET) + body, flags=flags, sequence=self._next())
 
     def _await_answer(self, first: int, last: int) -> None:
-        """Read the answers to the messages with these numbers; OSError with the first refusal."""
+        """Read the answers to the messages with these numbers. Raise OSError with the first refusal."""
         while True:
             for message in parse(self._socket.recv(_ANSWER_BYTES)):
                 # Of a refused transaction some answers may be left.

@@ -20,7 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Element = tuple[str | int, ...]
-"""A key: addresses, ranges and protocols as text, ports as numbers. A `ProxyPort` is one."""
+"""A key: addresses, ranges and protocols are text, and ports are numbers. A `ProxyPort` is one, too."""
 
 
 class Entry(NamedTuple):
@@ -28,19 +28,19 @@ class Entry(NamedTuple):
 
     key: Element
     value: Target | int | str | None = None
-    """Of a map: an endpoint, a proxy port, or the name of the chain to jump to."""
+    """The value of a map's element: an endpoint, a proxy port, or the name of the chain to jump to."""
     comment: str = ""
 
     @property
     def text(self) -> str:
-        """The element in nft's syntax."""
+        """Return the element in nft's syntax."""
         comment = f' comment "{self.comment}"' if self.comment else ""
         return f"{key_text(self.key)}{comment}{self._value_text}"
 
     @property
     def text_to_delete(self) -> str:
-        """The element in nft's syntax, as it is deleted: by its key and value. Without the value nft 1.0.6 takes the
-        key alone, newer versions want it equal."""
+        """Return the element in nft's syntax for its deletion, by its key and value. Without the value nft 1.0.6 takes
+        the key alone, and newer versions want it equal."""
         return f"{key_text(self.key)}{self._value_text}"
 
     @property
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What an element of a map or set is (None: there is none), and what it is to be. Both have the same key."""
+    """An element of a map or set before (None if there is none) and after a change. Both have the same key."""
 
     name: str
     old: Entry | None
@@ -71,7 +71,7 @@ def replacement(name: str, destination: Destination, old: int | str | None, new:
 
 
 def changed(have: Mapping[K, V], wanted: Mapping[K, V], missing: V) -> Iterator[tuple[K, V, V]]:
-    """Yield the keys with another value than before, and both values; `missing` for a key that is not there."""
+    """Yield the keys whose value has changed, with both values. `missing` stands for a key that is not there."""
     if have is wanted:
         return
     for key, new in wanted.items():
@@ -89,7 +89,7 @@ def by_origin(item: tuple[Traffic, *tuple[object, ...]]) -> Origin:
 
 
 def destination_key(destination: Destination) -> Element:
-    """Return the key of a destination: without its address if it stands for a node port."""
+    """Return the key of a destination, without its address if it stands for a node port."""
     return destination[1:] if destination.address in _ANY_ADDRESS else destination
 
 
@@ -131,7 +131,7 @@ def encoded(kind: Kind, entry: Entry) -> bytes:
 
 
 def encoded_key(kind: Kind, key: Element) -> bytes:
-    """Return an element that is to be deleted: the kernel finds it by its key."""
+    """Return an element that is to be deleted. The kernel finds it by its key."""
     return _of_value(_KEY, b"".join([_PACKED[name](field) for name, field in zip(kind.key, key, strict=True)]))
 
 

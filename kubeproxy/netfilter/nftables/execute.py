@@ -1,4 +1,5 @@
-"""Carries out changes of our table: those of elements alone by netlink, everything else by the program nft."""
+"""Carries out changes of our table. Changes of elements alone are made by netlink, and all others by the program
+nft."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ class TooLong(KernelError):
 
 
 class NftCommands:
-    """The two ways to change and to read the table. The failure of each is a KernelError."""
+    """The two ways to change and to read the table. Their methods raise KernelError if they fail."""
 
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
         self._nft = nft
         self._timeout_s = timeout_s
         self._socket: ElementSocket | None = None
-        """Opened at the first use."""
+        """The socket, which is opened at the first use."""
 
     async def run(self, *arguments: str, commands: str = "") -> bytes:
-        """Run the program; what it prints."""
+        """Run the program, and return what it prints."""
         try:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
         except CommandFailed as error:

@@ -1,7 +1,7 @@
 """Changes of the spreads of some destinations in our nftables table.
 
-Other endpoints of a Service are other elements. Neither finding them nor entering them in the table takes longer among
-ten thousand Services than among ten.
+Other endpoints of a Service are other elements. To find them, and to enter them in the table, takes no longer among ten
+thousand Services than among ten.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Change:
     """Chains that are to be there before the elements are changed."""
     elements: Sequence[Replacement]
     spreads: Mapping[Traffic, Spread]
-    """The spreads of the same destinations, for clients of every origin, that have targets now."""
+    """The spreads of the same destinations that have targets after the change, for clients of every origin."""
     slots: Mapping[Traffic, Slots]
-    """The slots of the table after it, as far as they differ; `NO_SLOTS` where there are none any more."""
+    """The slots of the table after the change, as far as they differ, with `NO_SLOTS` where there are none any more."""
     verdicts: Mapping[tuple[str, Destination], str | None]
-    """The jumps of the table after it, as far as they differ; None for one that is gone."""
+    """The jumps of the table after the change, as far as they differ, with None for one that is gone."""
 
     @property
     def chain_commands(self) -> str:
-        """The transaction that makes the chains; empty: they are there."""
+        """Return the transaction that makes the chains. It is empty if they are there."""
         return "".join(chain_steps({}, self.chains))
 
     def enter(self, table: Table) -> None:

@@ -29,23 +29,25 @@ REPORT_PREFIX = "kubeproxy rescue"
 """The text with which the packet log marks reports; copies have none."""
 ALIVE = "alive"
 ALIVE_S = 3.0
-"""How long the rules work after the last renewal of `ALIVE`."""
+"""For how long the rules work after the last renewal of `ALIVE`."""
 BRIDGE_S = 10.0
 """How long the rules work while the control process executes its next program, and so how long the rescue process
 outlives the control process: after that nothing is reported any more."""
 STAMP_S = 5
-"""How long ``asked*`` and ``answered*`` remember an endpoint."""
+"""For how long ``asked*`` and ``answered*`` remember an endpoint."""
 STAMPS_MAX = 65_536
-"""The most in each of these sets."""
+"""The largest number of endpoints in each of these sets."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
-"""SYNs copied; beyond it a client of a failed endpoint waits for its own retransmission, a second."""
+"""The number of SYNs that are copied. Beyond it a client of a failed endpoint waits for its own retransmission, a
+second."""
 REPORTS_PER_S, REPORTS_BURST = 1_000, 500
-"""Failures reported; beyond it likewise."""
+"""The number of failures that are reported. Beyond it clients wait in the same way."""
 PACKET_BYTES = 1600
-"""The most of a packet that is copied: a SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232 bytes."""
+"""The largest part of a packet that is copied. A SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232
+bytes."""
 COPIES_PER_MESSAGE = 256
-"""Copies that the kernel collects, at most for 50 ms, before it sends them. A report is sent at once, together with the
-copies that are waiting, so that a copy never comes after its report."""
+"""The number of copies that the kernel collects, for 50 ms at most, before it sends them. A report is sent at once,
+together with the copies that are waiting, so a copy never comes after its report."""
 
 _FIRST = "tcp flags & (fin | syn | rst | ack) == syn"
 _MANGLE = -150
@@ -67,11 +69,11 @@ HOOKS: Mapping[str, Base | None] = {
     "rescue_error": None,
     "rescue_unreachable": None,
 }
-"""The chains; None: one without a hook."""
+"""The chains, with None for one without a hook."""
 
 
 class Timed(NamedTuple):
-    """The declaration of a set to which rules add, and which forgets."""
+    """The declaration of a set to which rules add elements that expire."""
 
     name: str
     key: tuple[str, str]
@@ -88,12 +90,12 @@ TIMED = tuple(
     for name in ("asked", "answered")
     for family in Family
 )
-"""The last SYN to each endpoint, and its last answer."""
+"""The sets with the last SYN to each endpoint, and with its last answer."""
 SETS: Mapping[str, tuple[object, ...]] = {
     ALIVE: ("inet_proto", None, ["timeout"]),
     **{it.name: (list(it.key), None, ["timeout"]) for it in TIMED},
 }
-"""The sets: type, values and flags, as `nft -j` lists them."""
+"""The sets with their type, values and flags, as `nft -j` lists them."""
 SET_TIMEOUTS = ("rescue_copy4", "rescue_copy6")
 """The chains that set timeouts."""
 _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
@@ -138,7 +140,7 @@ def replacement(table: str, tcp_timeouts: Mapping[str, int]) -> str:
 
 
 def deletion(table: str) -> str:
-    """Return the commands that delete all of it, where it is."""
+    """Return the commands that delete everything of the rescue that is there."""
     lines = [f"flush chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete set {table} {name}" for name in sorted(SETS)]
@@ -155,7 +157,7 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
 
 
 def _hooks() -> dict[str, Rules]:
-    """Return the chains that see all packets: most leave them after one test."""
+    """Return the chains that see all packets. Most packets leave these chains after one test."""
     data = (
         ("tcp flags & (syn | rst) == 0 accept", "neither begins a connection nor refuses one"),
         ("ct direction original accept", "no answer, and no error about one's own packet"),
@@ -195,7 +197,7 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules
 
 
 def _questions() -> dict[str, Rules]:
-    """Return the chain that keeps when an endpoint was asked."""
+    """Return the chain that records when an endpoint was asked."""
     return {
         "rescue_asked": tuple(
             (

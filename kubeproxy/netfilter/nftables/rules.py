@@ -25,17 +25,18 @@ class Rule:
 
     @property
     def comment(self) -> str:
-        """Its reason and a digest of its text. Rules are compared by it, as versions of nft print them differently."""
+        """Return its reason and a digest of its text. Rules are compared by this comment, because versions of nft print
+        them differently."""
         return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
 
 
 class Content(NamedTuple):
-    """What of a rule set decides which rules there are."""
+    """The properties of a rule set that decide which rules there are."""
 
     spreads: bool
     """Whether there are spreads."""
     sticky: bool
-    """Whether one has session affinity."""
+    """Whether one of them has session affinity."""
     rescued: bool
     """Whether their failed connections are reported."""
     filled: frozenset[str]
@@ -45,7 +46,7 @@ class Content(NamedTuple):
     uplinks: frozenset[str]
     """`RuleSet.uplinks`."""
     hook_port: int
-    """`RuleSet.hook_port`; 0 without hooks."""
+    """The port of `RuleSet.hook_port`, or 0 without hooks."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
@@ -146,7 +147,7 @@ class _FirstPackets:
     content: Content
     family: Family
     to: str | None
-    """The address to which packets are redirected; None for that of the interface by which they come."""
+    """The address to which packets are redirected, or None for that of the interface by which they come."""
     from_this_host: bool
 
     def rules(self) -> Iterator[Rule]:

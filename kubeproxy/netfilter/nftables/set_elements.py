@@ -1,4 +1,5 @@
-"""Elements of our table's sets, by netlink: for what happens every second, for which starting `nft` costs too much.
+"""Reads and changes elements of our table's sets by netlink, for work of every second, for which starting `nft` costs
+too much.
 
 The messages are those of nf_tables (linux/netfilter/nf_tables.h). A change is a transaction of its own.
 """
@@ -53,7 +54,7 @@ class Stamps(NamedTuple):
     asked: dict[Target, float]
     answered: dict[Target, float]
     blur_s: float
-    """How much younger a stamp may be: the longest time in which the kernel has counted a part of them."""
+    """How much younger a stamp may be: the longest time in which the kernel has made one part of the listing."""
 
 
 class _TimedSocket:
@@ -64,9 +65,9 @@ class _TimedSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.counted_at = 0.0
-        """Monotonic; at the earliest."""
+        """The earliest monotonic time at which the part may have been made."""
         self.blur_s = 0.0
-        """The longest that a part may have been made later than `counted_at`."""
+        """How much later than `counted_at` a part may have been made."""
         self._next = (0.0, 0.0)
 
     def send(self, data: bytes) -> None:
@@ -84,7 +85,8 @@ class _TimedSocket:
 
 
 class SetElements:
-    """A netlink socket for our table's sets. Each call takes some tens of microseconds. Not for two threads at once."""
+    """A netlink socket for our table's sets. Each call takes some tens of microseconds. It is not for two threads at
+    once."""
 
     def __init__(self) -> None:
         """Raise OSError when the kernel has no nf_tables."""
@@ -103,17 +105,16 @@ class SetElements:
             self._elements.transact([*_removal(for_s), _addition(for_s)])
 
     def prolong_alive(self, for_s: float) -> bool:
-        """Keep the rescue rules working for so long, if they work, without a renewal; whether they do. OSError.
-
-        nft begins a listing anew if there was a transaction meanwhile. A listing of thousands of Services takes longer
-        than the time from one renewal to the next, and so would never end."""
+        """Keep the rescue rules working for so long without a renewal, if they work, and return whether they do. Raise
+        OSError when the kernel refuses. nft begins a listing anew if there was a transaction in the meantime. A listing
+        of thousands of Services takes longer than the time from one renewal to the next, and so would never end."""
         if not self._alive_for():
             return False
         self._elements.transact([*_removal(for_s), _addition(for_s)])
         return True
 
     def end_prolonging(self) -> None:
-        """Have the rescue rules need renewals again; OSError."""
+        """Let the rescue rules need renewals again. Raise OSError when the kernel refuses."""
         self._elements.transact([*_removal(ALIVE_S), _addition(ALIVE_S)])
 
     def remove_alive(self) -> None:
@@ -123,7 +124,7 @@ class SetElements:
     def stamps(self, family: Family) -> Stamps:
         """Return when endpoints were asked and when they answered. Raise OSError when the kernel refuses, as without
         the sets."""
-        # Asked first: an answer between the two readings counts, and a question does not.
+        # The sets of SYNs are read first. So an answer between the two readings counts, and a SYN does not.
         asked, asked_blur_s = self._times(f"asked{family.value}", family)
         answered, answered_blur_s = self._times(f"answered{family.value}", family)
         return Stamps(asked, answered, max(asked_blur_s, answered_blur_s))
@@ -195,7 +196,7 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
             key, expires_ms = b"", 0
             for part, data in attributes(element):
                 if part & ~NESTED == _KEY:
-                    key = data[4:]  # of one attribute, NFTA_DATA_VALUE
+                    key = data[4:]  # The value is in one attribute, NFTA_DATA_VALUE.
                 elif part == _EXPIRATION:
                     expires_ms = int.from_bytes(data, "big")
             if key:
@@ -231,4 +232,4 @@ def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
 
 
 _SHAPES: Final = {shape[0].size: shape for shape in map(_shape, (8, 20))}
-"""By the length of an element: those with an address of IPv4 or IPv6 and a port, in words of four bytes."""
+"""The layouts by the length of an element: those with an IPv4 or IPv6 address and a port, in words of four bytes."""

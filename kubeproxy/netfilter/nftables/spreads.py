@@ -1,9 +1,9 @@
 """Spreads in our nftables table: endpoints in numbered slots, of which the rules choose one.
 
-A destination with N targets has the slots 0 to N - 1 and jumps to the chain that draws one of N, so each target has
-exactly the same share; a target with a larger share has several. When one leaves a slot, a new one takes it, or else
-the last one does; other new ones come at the end. So a change of one endpoint costs the same among thousands. Where a
-hash of the client chooses, each slot has the target that the spread says.
+A destination with N targets has the slots 0 to N - 1, and jumps to the chain that draws one of N. So each target has
+exactly the same share. A target with a larger share has several slots. When a target leaves a slot, a new target takes
+it, or else the last one does. Further new targets come at the end. So a change of one endpoint costs the same among
+thousands. If a hash of the client chooses, each slot has the target that the spread says.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Slots:
     targets: tuple[Target, ...]
     comment: str
     client_hash: ClientHash | None = None
-    """How a client has its slot; None: it is drawn at random."""
+    """The hash by which a client has its slot, or None if the slot is drawn at random."""
     spread: Spread | None = field(default=None, compare=False)
-    """What they were made of; None: they were read from the kernel."""
+    """The spread from which they were made, or None if they were read from the kernel."""
 
 
 NO_SLOTS = Slots((), "")
@@ -88,7 +88,7 @@ def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
 
 
 def chains_for(traffic: Traffic, slots: Slots) -> list[str]:
-    """Return the same for the slots of one traffic."""
+    """Return the same chains for the slots of one traffic."""
     count = len(slots.targets)
     counts = (count, count + 1, count - 1) if slots.client_hash is None else (count,)
     return [spread_chain(traffic, number, slots.client_hash) for number in counts if number > 0]

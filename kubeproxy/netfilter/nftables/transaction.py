@@ -1,7 +1,7 @@
-"""Our nftables table as a value: wanted, in the kernel, and the transaction between.
+"""Our nftables table as a value: the wanted one, the one in the kernel, and the transaction between them.
 
-What changes with the cluster are elements, so that the cost of a packet and of a change does not grow with the number
-of Services. ``docs/netfilter.md`` shows the table.
+The cluster changes elements only, so the cost of a packet and of a change does not grow with the number of Services.
+``docs/netfilter.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Table:
     paused: bool = False
     """Whether there is a pause, over or not."""
     sound: bool = True
-    """Whether maps, sets and chains are declared as by this version; otherwise the table is made anew."""
+    """Whether maps, sets and chains are declared as by this version. Otherwise the table is made anew."""
 
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
@@ -170,9 +170,9 @@ class Transition(NamedTuple):
     steps: list[str]
     after: Table
     creation: str = ""
-    """What is to be carried out before the slots; empty: nothing."""
+    """The commands before the slots, or empty if there are none."""
     slots: Iterable[Replacement] = ()
-    """Slots that are to be added before the steps; no packet comes to them until then."""
+    """Slots that are to be added before the steps. No packet comes to them until then."""
 
 
 def difference(have: Table | None, wanted: RuleSet) -> list[str]:
@@ -282,11 +282,12 @@ def reach(have: Table, ours: RuleSet) -> Reach:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """Return the transaction that replaces redirects by drops of first packets, as steps.
+    """Return the steps of the transaction that replaces redirects by drops of first packets for that time, so that
+    clients retry. Return None without redirects. The steps are as in `difference`.
 
-    So clients retry instead of being refused, for that time. None without redirects; steps as in `difference`. What
-    needs no process stays in force: spreads with all that belongs to them. When the time is up, the drops have no
-    effect. A table of another version is made anew, without its spreads."""
+    Everything that needs no process stays in force: spreads with all that belongs to them. When the time is up, the
+    drops have no effect. A table of another version is made anew, without its spreads.
+    """
     destinations = {destination for destination, _ in have.redirects}
     hooks = {name: sorted(have.sets.get(name, ())) for name in _HOOKS}
     if not destinations and not any(hooks.values()):

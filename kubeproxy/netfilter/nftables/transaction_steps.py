@@ -1,4 +1,4 @@
-"""Steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table."""
+"""The steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.netfilter.nftables.elements import Element, Replacement, key_text
 from kubeproxy.netfilter.nftables.rules import Rule
 
 _CHUNK = 1000
-"""Elements of one step: small enough for the netlink buffer of an unprivileged user namespace."""
+"""The number of elements in one step, small enough for the netlink buffer of an unprivileged user namespace."""
 DELETION = f"delete table {TABLE}\n"
-"""Of the whole table."""
+"""The command that deletes the whole table."""
 
 
 def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
@@ -42,12 +42,12 @@ def forgetting(name: str, clients: Mapping[Address, Address]) -> str:
 
 
 def flushing(names: Iterable[str]) -> str:
-    """Empty maps and sets."""
+    """Return the commands that empty maps and sets."""
     return "".join(f"flush {'map' if KINDS[name].is_map else 'set'} {TABLE} {name}\n" for name in sorted(names))
 
 
 def map_steps(verb: str, names: Iterable[str]) -> Iterator[str]:
-    """Add or delete maps of clients."""
+    """Yield the commands that add or delete maps of clients."""
     lines = []
     for name in sorted(names):
         family = Family(int(name.removeprefix("clients")[0]))
@@ -57,12 +57,12 @@ def map_steps(verb: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def set_steps(verb: str, name: str, elements: Iterable[Element]) -> Iterator[str]:
-    """Add or delete elements of a set."""
+    """Yield the commands that add or delete elements of a set."""
     return text_steps(verb, name, map(key_text, sorted(elements)))
 
 
 def text_steps(verb: str, name: str, texts: Iterable[str]) -> Iterator[str]:
-    """Add or delete elements that are texts in nft's syntax already."""
+    """Yield the commands that add or delete elements that are texts in nft's syntax already."""
     rest = iter(texts)
     while chunk := list(islice(rest, _CHUNK)):
         yield f"{verb} element {TABLE} {name} {{ {', '.join(chunk)} }}\n"
@@ -87,7 +87,7 @@ def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Ru
 
 
 def appending(have: Mapping[str, tuple[str, ...]], chain: str, rules: Iterable[Rule]) -> Iterator[str]:
-    """Append rules to a chain, but for those that it has."""
+    """Yield the commands that append rules to a chain, without those that it has."""
     present = have.get(chain, ())
     lines = [_adding(chain, rule) for rule in rules if rule.comment not in present]
     if lines:

@@ -14,23 +14,23 @@ _GROUP_NFTABLES = 7  # NFNLGRP_NFTABLES, linux/netfilter/nfnetlink.h
 _NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the last message of each transaction
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 _ROOM_BYTES = 16 << 20
-"""For the notifications of our own largest transactions, about 400 bytes of kernel memory per element; used only while
-they wait to be read."""
+"""The size of the receive buffer: room for the notifications of our own largest transactions, about 400 bytes of kernel
+memory per element. It is used only while they wait to be read."""
 
 _MANY = 1 << 20
-"""Stands for the unknown number of transactions with notifications lost for want of room."""
+"""A number that stands for unknown transactions, whose notifications were lost because the buffer was full."""
 
 _TABLE_ATTRIBUTE = encode([(1, TABLE.split()[1].encode() + b"\0")])
-"""The name of our table in a notification: it is attribute 1 of every kind of object."""
+"""The name of our table in a notification. It is attribute 1 of every kind of object."""
 _ALIVE_ATTRIBUTE = encode([(2, ALIVE.encode() + b"\0")])
 """The name of the set in a notification of its elements: NFTA_SET_ELEM_LIST_SET."""
 
 
 class TableWatch:
-    """A subscription to the transactions of this network namespace. Not for two threads at once."""
+    """A subscription to the transactions of this network namespace. It is not for two threads at once."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no such notifications, or not for us (CAP_NET_ADMIN)."""
+        """Raise OSError when the kernel has no such notifications, or refuses them (CAP_NET_ADMIN)."""
         self._socket = subscribe(NETLINK_NETFILTER, _GROUP_NFTABLES)
         self._touched = False
         self._own_under_way = False
@@ -44,9 +44,8 @@ class TableWatch:
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Return whether another process has, or may have, changed our table since the last look.
-
-        Return False while a transaction of our own is under way; its result comes afterwards."""
+        """Return whether another process has, or may have, changed our table since the last look. Return False while a
+        transaction of our own is in progress; its result comes afterwards."""
         self._unaccounted += self._count()
         if self._own_under_way:
             return False

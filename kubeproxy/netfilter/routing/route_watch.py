@@ -32,16 +32,16 @@ _BLACKHOLE, _UNREACHABLE, _PROHIBIT = 6, 7, 8  # RTN_*
 
 Prefix = IPv4Network | IPv6Network
 EVERYWHERE: tuple[Prefix, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
-"""What a default route leads to."""
+"""The prefixes of default routes."""
 
 
 class Lost(NamedTuple):
-    """What has gone since the last look."""
+    """What was lost since the last look."""
 
     prefixes: set[Prefix]
-    """The destinations to which a way has been lost."""
+    """The destinations to which a route has been lost."""
     more: bool
-    """Whether routes may have gone without a notification."""
+    """Whether routes may have been lost without a notification."""
 
 
 class RouteWatch:
@@ -52,7 +52,7 @@ class RouteWatch:
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> Lost:
-        """Return what has gone since the last look. The kernel notifies of a link before it takes its routes away."""
+        """Return what was lost since the last look. The kernel notifies of a link before it takes its routes away."""
         lost = Lost(set(), more=False)
         for data in received(self._socket):
             more = data is None or hides_losses(data)
@@ -80,7 +80,7 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Return whether links that go down, or addresses or next hops that go, are among the messages."""
+    """Return whether the messages have links that go down, or addresses or next hops that go."""
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True
@@ -92,8 +92,8 @@ def hides_losses(data: bytes) -> bool:
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:
-    """Return the addresses within prefixes. It takes some 100 ms for 100,000 addresses, and little where the prefixes
-    are host routes and default routes."""
+    """Return the addresses within prefixes. It takes some 100 ms for 100,000 addresses, and little if the prefixes are
+    host routes and default routes."""
     families = {it.version for it in prefixes if it.prefixlen == 0}
     if families == {4, 6}:
         return set(addresses)

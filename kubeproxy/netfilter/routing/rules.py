@@ -33,10 +33,10 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 TABLE = 27504
-"""Our routing table: "kp" in ASCII."""
+"""The number of our routing table: "kp" in ASCII."""
 
 PRIORITY = 107
-"""Of the first of our three rules: before the main table and the rules of other programs."""
+"""The priority of the first of our three rules, which come before the main table and the rules of other programs."""
 
 PROTOCOL = 107
 """The origin of a rule or route, as ip(8) shows it (``proto 107``): it identifies ours. The list of ip(8)
@@ -71,13 +71,13 @@ class _Entry:
 
 
 def add() -> bool:
-    """Add missing rules and remove other rules of ours; True if there was anything to do. KernelError, also where
-    CAP_NET_ADMIN is missing."""
+    """Add missing rules and remove other rules of ours. Return True if there was anything to do. Raise KernelError when
+    the kernel refuses, also because CAP_NET_ADMIN is missing."""
     return _settle(wanted=True)
 
 
 def remove() -> bool:
-    """Remove all our rules and the route; True if there were any."""
+    """Remove all our rules and the route. Return True if there were any."""
     return _settle(wanted=False)
 
 
