@@ -27,12 +27,12 @@ class LocalPods:
         """The TCP ports of their slices."""
         self._at: dict[Address, dict[ServiceName, Endpoint]] = {}
         self.changes = 0
-        """Grows with every change of `ports`."""
+        """A number that grows with every change of `ports`."""
         self.on_first: Callable[[], None] = lambda: None
         """Called when there is a pod, and was none."""
 
     def put(self, name: ServiceName, slices: Iterable[EndpointSlice], facts: NodeFacts) -> None:
-        """Set those of a Service; none: it has no endpoint on this node any more."""
+        """Set the endpoints of a Service on this node. With none, it has no such endpoint any more."""
         found = [
             (endpoint, it.ports)
             for it in slices

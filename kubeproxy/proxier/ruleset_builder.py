@@ -255,7 +255,7 @@ class RuleSetBuilder:
         )
 
     def use_pods(self, pods: Mapping[Address, frozenset[int]]) -> None:
-        """Lead preStop hooks of these pods, those of this node, to their socket. `pods`: with the TCP ports of each."""
+        """Lead preStop hooks of these pods of this node to their socket. `pods` has the TCP ports of each."""
         self._pods = pods
         self._set_hooks()
 
