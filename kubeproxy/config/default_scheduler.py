@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from kubeproxy.config.schema import Configuration
@@ -31,13 +32,18 @@ def scheduler_of(configuration: Configuration) -> Scheduler:
     return OF_IPVS.get(configuration.ipvs.scheduler, Scheduler.ROUND_ROBIN)
 
 
-def warning_of(configuration: Configuration) -> str:
-    """Return the warning about a scheduler of IPVS that has no counterpart, or an empty text."""
+def warnings_of(configuration: Configuration) -> Iterator[str]:
+    """Yield the warnings about a scheduler that does not do what it says."""
     name = configuration.ipvs.scheduler
-    if configuration.mode != "ipvs" or configuration.kubeproxy.scheduler != "auto" or name in OF_IPVS:
-        return ""
-    return (
-        f"ipvs.scheduler: {name} chooses by the destination, which all clients of a Service have in common, so it would"
-        " send them all to one endpoint; round-robin is used; for the same endpoint at every connection of a client,"
-        " set kubeproxy.scheduler to source-hash"
-    )
+    if configuration.mode == "ipvs" and configuration.kubeproxy.scheduler == "auto" and name not in OF_IPVS:
+        yield (
+            f"ipvs.scheduler: {name} chooses by the destination, which all clients of a Service have in common, so it"
+            " would send them all to one endpoint; round-robin is used; for the same endpoint at every connection of a"
+            " client, set kubeproxy.scheduler to source-hash"
+        )
+    least_connections = scheduler_of(configuration) is Scheduler.LEAST_CONNECTIONS
+    if least_connections and configuration.kubeproxy.userspace_fallback == "never":
+        yield (
+            "kubeproxy.userspaceFallback: never leaves no workers, which count what is open for the scheduler"
+            " least-connections; the kernel draws an endpoint for each connection instead"
+        )

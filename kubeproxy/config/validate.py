@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from kubeproxy.config.default_scheduler import warning_of
+from kubeproxy.config.default_scheduler import warnings_of
 from kubeproxy.config.describe import describe
 from kubeproxy.config.field_info import Effect
 from kubeproxy.config.fields import fields, flatten
@@ -41,8 +41,7 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
     _check_own(configuration, diagnostics)
     _check_udp_timeout(configuration, diagnostics)
     _check_ports(configuration, diagnostics)
-    if warning := warning_of(configuration):
-        diagnostics.warnings.append(warning)
+    diagnostics.warnings.extend(warnings_of(configuration))
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import cycle, islice
 
 from kubeproxy.model.balancing import Balancing
 from kubeproxy.model.frontend import Target
@@ -86,10 +86,8 @@ def size_for(endpoints: int) -> int:
 @lru_cache(maxsize=64)
 def _table(endpoints: tuple[Target, ...], weights: tuple[int, ...]) -> tuple[Target, ...]:
     size = size_for(len(endpoints))
-    # Each endpoint's own order: from a place on in steps. As the size is prime, it comes to all of them.
-    names = [zlib.crc32(str(target).encode()) for target in endpoints]
-    places = [jhash((name,), 1) % size for name in names]
-    steps = [1 + jhash((name,), 2) % (size - 1) for name in names]
+    orders = [_order(target, size) for target in endpoints]
+    places, steps = [place for place, _ in orders], [step for _, step in orders]
     table: list[Target | None] = [None] * size
     for number in islice(_turns(weights), size):
         place, step = places[number], steps[number]
@@ -101,8 +99,20 @@ def _table(endpoints: tuple[Target, ...], weights: tuple[int, ...]) -> tuple[Tar
     return tuple(target for target in table if target is not None)
 
 
+@lru_cache(maxsize=1 << 14)
+def _order(target: Target, size: int) -> tuple[int, int]:
+    """Return an endpoint's own order of places: the first one, and the step to the next ones.
+
+    As the size is prime, the order has all places. It is remembered, as a table is built again when one of many
+    endpoints has changed."""
+    name = zlib.crc32(str(target).encode())
+    return jhash((name,), 1) % size, 1 + jhash((name,), 2) % (size - 1)
+
+
 def _turns(weights: Sequence[int]) -> Iterator[int]:
     """Yield whose turn it is, for ever: each as often as its weight, and all of them within the first round."""
+    if len(set(weights)) == 1:
+        yield from cycle(range(len(weights)))
     heaviest = max(weights)
     credits = [heaviest - weight for weight in weights]
     while True:

@@ -13,6 +13,7 @@ from kubeproxy.model import (
     Endpoint,
     Frontend,
     FrontendName,
+    Scheduler,
     Service,
     ServiceName,
     Target,
@@ -41,6 +42,12 @@ class Resolution(NamedTuple):
     """The addresses at which the Service takes its ports from processes of this host."""
     health_port_changed: bool
     """Whether the health check node port of the Service has changed or gone."""
+
+
+_UNCOUNTED = (
+    "the scheduler is least-connections, for which workers count what is open, and there are none, as"
+    " kubeproxy.userspaceFallback is never: the kernel draws an endpoint for each connection"
+)
 
 
 class Resolver:
@@ -145,6 +152,8 @@ class Resolver:
             service, slices, withheld = self._admit(service, view)
             resolved = resolve(service, self.drains.applied(name, slices), settings.facts, settings.scheduler)
             remarks += [*withheld, *service.remarks, *self._unserved(service, resolved.unreachable)]
+            if service.scheduler is Scheduler.LEAST_CONNECTIONS and not settings.data_path.fallback:
+                remarks.append(_UNCOUNTED)
         remarks += [f"also defined by {other}; the one of {view.owner} stays" for other in view.refused]
         frontends = []
         for frontend in resolved.frontends:
@@ -204,6 +213,9 @@ class Resolver:
         if (now.families, now.protocols) != (before.families, before.protocols):
             return True
         if now.scheduler is not before.scheduler and view.service is not None and view.service.scheduler is None:
+            return True
+        uncounted = view.service is not None and view.service.scheduler is Scheduler.LEAST_CONNECTIONS
+        if uncounted and now.data_path.fallback is not before.data_path.fallback:
             return True
         if now.drains is not before.drains and view.service is not None and view.service.drain:
             return True

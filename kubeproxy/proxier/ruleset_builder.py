@@ -93,6 +93,10 @@ class RuleSetBuilder:
 
     def put(self, frontend: Frontend, port: int) -> None:
         """Add or change a frontend that serves on a proxy port."""
+        self._put(frontend, port)
+        self._lead_refused()
+
+    def _put(self, frontend: Frontend, port: int) -> None:
         name = frontend.name
         before, spread_before = self._entries.get(name), self._spread_of.get(name)
         self._set_spread(frontend)
@@ -135,6 +139,7 @@ class RuleSetBuilder:
             self._set_spread(now)
             self._set_hairpins(now)
             self._respread(frontend.name)
+            self._lead_refused()
 
     def remove(self, name: FrontendName) -> None:
         """Remove a frontend."""
@@ -147,6 +152,13 @@ class RuleSetBuilder:
             self._hairpins.put(name, ())
             self._external.discard(name)
             self._forget(name, entry, keep=set())
+            self._lead_refused()
+
+    def _lead_refused(self) -> None:
+        """Have the kernel lead frontends for whose slots there is room again."""
+        for name in self._budget.admissible():
+            if (entry := self._entries.get(name)) is not None:
+                self._put(entry.frontend, entry.proxy_port.port)
 
     def use(self, settings: ProxierSettings) -> None:
         """Use these settings from now on. `generation` grows if the kernel has to learn of the difference."""

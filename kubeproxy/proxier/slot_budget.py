@@ -8,7 +8,8 @@ Beyond its part, a namespace's frontends stay in user space, where they cost one
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 from kubeproxy.model import Frontend, FrontendName
 from kubeproxy.model.snapshot import SlotUse
@@ -21,6 +22,15 @@ SLOTS_MAX: Final = (128 << 20) // SLOT_BYTES
 """Slots of all namespaces by default. A namespace may have half of what the others have left: alone 524,288, which are
 5,000 Services with 50 endpoints in both families. So some are always left."""
 
+_LOOKED_AT = 16
+
+
+class _Refused(NamedTuple):
+    """What a frontend without slots has asked for, and why it got nothing."""
+
+    wanted: int
+    reason: str
+
 
 class SlotBudget:
     """The slots of the frontends on the kernel path."""
@@ -31,7 +41,8 @@ class SlotBudget:
         self._of: dict[FrontendName, int] = {}
         self._of_namespace: Counter[str] = Counter()
         self._total = 0
-        self._refused: dict[FrontendName, str] = {}
+        self._refused: dict[FrontendName, _Refused] = {}
+        """The frontends without slots. Those come first that have waited longest for a look."""
 
     @property
     def use(self) -> SlotUse:
@@ -46,14 +57,28 @@ class SlotBudget:
         addresses = len(frontend.destinations)
         slots = slot_count(frontend)
         wanted, had = addresses * slots, self._of_namespace[namespace]
-        if had + wanted > (self.limit - (self._total - had)) // 2:
-            reason = self._refused[name] = (
+        if not self._has_room(namespace, wanted):
+            reason = (
                 f"{wanted} slots ({addresses} addresses with {slots} each) are more than"
                 f" namespace {namespace} may have besides its {had}; raise kubeproxy.slotMemoryMib"
             )
+            self._refused[name] = _Refused(wanted, reason)
             return reason
         self._count(name, namespace, wanted)
         return ""
+
+    def _has_room(self, namespace: str, wanted: int) -> bool:
+        had = self._of_namespace.get(namespace, 0)
+        return had + wanted <= (self.limit - (self._total - had)) // 2
+
+    def admissible(self) -> list[FrontendName]:
+        """Return frontends that were refused and would get slots now. There may be room for only one of them.
+
+        Each call looks at some of the refused frontends, in turn, because a namespace may have very many."""
+        looked_at = list(islice(self._refused.items(), _LOOKED_AT))
+        for name, _ in looked_at:
+            self._refused[name] = self._refused.pop(name)  # behind the others
+        return [it for it, refused in looked_at if self._has_room(it.service_port.namespace, refused.wanted)]
 
     def release(self, name: FrontendName) -> None:
         """Stop counting the slots of a frontend, because it leaves the kernel path."""
@@ -62,7 +87,8 @@ class SlotBudget:
 
     def why_refused(self, name: FrontendName) -> str:
         """Return why a frontend has no slots, or an empty text if it has some or has not asked."""
-        return self._refused.get(name, "")
+        refused = self._refused.get(name)
+        return refused.reason if refused is not None else ""
 
     def _count(self, name: FrontendName, namespace: str, slots: int) -> None:
         if slots > 0:

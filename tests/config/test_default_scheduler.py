@@ -43,3 +43,13 @@ def test_our_own_setting_comes_first_and_other_modes_have_no_scheduler(tmp_path:
     assert not [text for text in own.warnings if "ipvs.scheduler" in text]
     other = loaded(tmp_path, "mode: iptables\nipvs: {scheduler: lc}\n")
     assert scheduler_of(other.configuration) is Scheduler.ROUND_ROBIN
+
+
+def test_a_default_that_needs_workers_is_warned_of_where_there_are_none(tmp_path: Path) -> None:
+    strict = "kubeproxy: {dataPath: kernel, userspaceFallback: never}\n"
+    for text, warns in (
+        (strict, False),
+        (strict + "mode: ipvs\nipvs: {scheduler: wlc}\n", True),
+        (strict.replace("never", "always") + "mode: ipvs\nipvs: {scheduler: wlc}\n", False),
+    ):
+        assert any("userspaceFallback" in warning for warning in loaded(tmp_path, text).warnings) is warns

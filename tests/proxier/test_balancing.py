@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.model import Balancing, Endpoint, EndpointSlice, Frontend, Scheduler, Service, parse_address, seed_of
+from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
 from kubeproxy.proxier.frontends import resolve
 from kubeproxy.proxier.plan import endpoints_of
 from kubeproxy.proxier.resolver import Resolver
@@ -59,6 +60,20 @@ def test_another_default_resolves_the_services_again_that_ask_for_none() -> None
     (again,) = resolver.refresh(10)
     assert again.service == service("web").name
     assert again.frontends[0].balancing.scheduler is Scheduler.MAGLEV
+
+
+def test_least_connections_without_workers_is_said_of_services_that_ask_for_it() -> None:
+    resolver = Resolver()
+    resolver.use(ProxierSettings(scheduler=Scheduler.LEAST_CONNECTIONS))
+    asks, other = replace(service("asks"), scheduler=Scheduler.LEAST_CONNECTIONS), service("other")
+    for of in (asks, other):
+        list(resolver.absorb([Change(of.name, View(), View(service=of, slices=(), owner="test"))]))
+    assert not resolver.remarks
+    strict = DataPathPolicy(Wanted.KERNEL, fallback=False)
+    resolver.use(ProxierSettings(scheduler=Scheduler.LEAST_CONNECTIONS, data_path=strict))
+    assert [it.service for it in resolver.refresh(10)] == [asks.name]
+    assert list(resolver.remarks) == [asks.name], "of the others the configuration warns once"
+    assert "the kernel draws" in resolver.remarks[asks.name][0]
 
 
 def test_a_slow_start_makes_its_service_stale_step_by_step() -> None:

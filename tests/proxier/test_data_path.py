@@ -154,6 +154,24 @@ def test_the_slots_of_a_hash_count_for_the_budget() -> None:
     assert (path, "612600 slots (600 addresses with 1021 each)" in why) == (DataPath.USERSPACE, True)
 
 
+def test_what_had_no_slots_gets_them_when_others_are_freed() -> None:
+    """As when a slow start ends, which takes several slots for each endpoint."""
+    many = [Destination(Address(f"198.51.100.{number}"), Protocol.TCP, 80) for number in range(128)]
+    hashed = replace(frontend(*many), balancing=Balancing(Scheduler.MAGLEV, seed=7))
+    late = replace(frontend(VIP, EXTERNAL), name=frontend_name("late"), balancing=Balancing(weights=(100, 99, 98)))
+    made = rules(hashed, late, policy=replace(KERNEL, slots=1 << 18))
+    assert [made.data_path(it)[0] for it in (hashed, late)] == [DataPath.KERNEL, DataPath.USERSPACE]
+    made.take_unbalanced(made.ruleset())
+    made.lead(replace(hashed, balancing=Balancing()))
+    assert made.data_path(late)[0] is DataPath.KERNEL
+    assert not made.is_balanced, "the kernel learns of it"
+    made.put(replace(late, balancing=Balancing(Scheduler.MAGLEV, seed=7)), 40002)
+    made.put(hashed, 40001)
+    assert made.data_path(hashed)[0] is DataPath.USERSPACE
+    made.remove(late.name)
+    assert made.data_path(hashed)[0] is DataPath.KERNEL
+
+
 def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
     """And only that, with a reason; a Service without endpoints has none that would be new."""
     strict = replace(KERNEL, fallback=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kubeproxy.model import Address, Destination, Frontend, Origin, Protocol, Target
+from kubeproxy.model import Address, Destination, Frontend, FrontendName, Origin, Protocol, Target
 from kubeproxy.proxier.slot_budget import SLOTS_MAX, SlotBudget
 from tests.proxier.builders import frontend_name
 from tests.proxier.test_data_path import frontend
@@ -43,3 +43,18 @@ def test_one_that_grows_too_large_gives_its_slots_back() -> None:
     assert budget.reserve(large("a", 1, 4000)) == ""
     assert budget.reserve(large("a", 200, 4000))
     assert budget.reserve(large("b", 128, SLOTS_MAX // 2 // 128)) == ""
+
+
+def test_those_that_were_refused_are_admitted_in_turn_as_soon_as_there_is_room() -> None:
+    budget = SlotBudget()
+    half = large("a", 128, SLOTS_MAX // 2 // 128)
+    assert budget.reserve(half) == ""
+    late = [large(f"late{it}", 1, 1) for it in range(40)]
+    assert all(map(budget.reserve, late))
+    assert budget.admissible() == []
+    budget.release(half.name)
+    admitted: set[FrontendName] = set()
+    while found := budget.admissible():
+        admitted.update(found)
+        assert not any(budget.reserve(it) for it in late if it.name in found)
+    assert admitted == {it.name for it in late}
