@@ -93,7 +93,7 @@ class Context:
         """Dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
         """The number of connections and datagrams that had passed too many proxies."""
-        self.adopted = 0
+        self.adopted = self.adopted_open = 0
         """The number of connections and UDP sessions that another process has begun."""
         self.connection_log = ConnectionLog()
         self.shared_rows: SharedRows | None = None

@@ -267,8 +267,7 @@ class Engine:
     def room(self) -> int:
         """Return for how many descriptors of another process's connections there is room. A part of the budget is left
         to new clients."""
-        budget = self._context.budget
-        return max(0, 7 * budget.limit // 8 - budget.used)
+        return self._context.budget.spare
 
     def claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
         """Return another process's connection or session, ready to continue here, or None if there is no room for it.
@@ -281,16 +280,14 @@ class Engine:
         else:
             counters, balancer = FrontendCounters(), Balancer(rng=self._rng)
             counters.frontend = state.frontend
-        frozen = FrozenConnection.claim(self._context, counters, balancer, state, descriptors)
-        if frozen is not None:
-            self._context.touched.add(counters)
-        return frozen
+        self._context.touched.add(counters)
+        return FrozenConnection.claim(self._context, counters, balancer, state, descriptors)
 
     def adopt(self, frozen: Frozen) -> None:
         """Continue what `claim` has returned."""
         self._context.adopted += 1
         if isinstance(moved := frozen.thaw(), Connection):
-            moved.adopted = True
+            moved.adopt()
 
     def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
         """Count the open connections, dials and UDP sessions to each of the addresses into `counts`. The caller may
@@ -342,7 +339,7 @@ class Engine:
             ports_exhausted=context.ports_exhausted,
             looped=context.looped,
             adopted=context.adopted,
-            adopted_open=sum(isinstance(live, Connection) and live.adopted for live in context.live),
+            adopted_open=context.adopted_open,
         )
 
     def take_ended(self) -> list[Ended]:

@@ -133,6 +133,11 @@ class DescriptorBudget:
         quarters are in use."""
         return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
 
+    @property
+    def spare(self) -> int:
+        """How many descriptors of another process's connections there is room for: a part is left to new clients."""
+        return max(0, 7 * self.limit // 8 - self.used)
+
     def give(self, count: int, share: Share | None = None) -> None:
         """Return descriptors to the budget."""
         self.used -= count

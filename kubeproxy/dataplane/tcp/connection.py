@@ -76,10 +76,10 @@ class Connection:
         up = self.up = Flow(context, self, client, endpoint, meter=counters.in_meter, queue_write=to_endpoints)
         down = self.down = Flow(context, self, endpoint, client, meter=counters.out_meter, queue_write=to_clients)
         up.reverse, down.reverse = down, up
-        context.live.add(self)
-        counters.active += 1
         context.reactor.hand_over(client, up.on_event)
         context.reactor.hand_over(endpoint, down.on_event)
+        context.live.add(self)  # before it is counted: where there is no memory for it, nothing is to be undone
+        counters.active += 1
 
     def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
         """Continue from the dial, with the bytes and events that came before.
@@ -121,6 +121,12 @@ class Connection:
     def moved(self) -> int:
         """Bytes moved so far, both ways."""
         return self.up.count + self.down.count
+
+    def adopt(self) -> None:
+        """Note that another instance has begun it."""
+        if not self.adopted:
+            self.adopted = True
+            self._context.adopted_open += 1
 
     def keep_alive(self, seconds: int) -> None:
         """Turn on TCP keepalive towards the endpoint."""
@@ -176,6 +182,7 @@ class Connection:
 
     def _leave(self) -> None:
         self._context.live.discard(self)
+        self._context.adopted_open -= self.adopted
         self._counters.active -= 1
         self._balancer.closed(self.target)
         up, down = self.up, self.down
@@ -234,12 +241,13 @@ class FrozenConnection:
 
         A connection that exists is not measured by what is fair among new ones."""
         budget = context.budget
-        if len(descriptors) != state.descriptors or budget.used + len(descriptors) > budget.limit:
+        if len(descriptors) != state.descriptors or len(descriptors) > budget.spare:
             return None
+        claimed = cls(context, counters, balancer, state, descriptors)
         for _ in descriptors[2::2]:
             context.pipes.adopt()
         budget.take_back(2, counters.share)
-        return cls(context, counters, balancer, state, descriptors)
+        return claimed
 
     def close(self) -> None:
         """Close the descriptors and return the claims. The other process's connection does not notice."""
@@ -255,28 +263,38 @@ class FrozenConnection:
         context, state = self._context, self.state
         client, endpoint, *pipes = self.descriptors
         reactor, now = context.reactor, context.reactor.now
+        opened = False
         try:
             reactor.add(client, _ignore)
             reactor.add(endpoint, _ignore)
+            self._balancer.opened(state.target)
+            opened = True
+            connection = Connection(
+                context,
+                self._counters,
+                self._balancer,
+                client=client,
+                endpoint=endpoint,
+                target=state.target,
+                since=now - state.age_s,
+                entry=state.entry if context.tune.access_log else None,
+            )
         except (OSError, MemoryError):
             reactor.remove(client)
+            reactor.remove(endpoint)
+            if opened:
+                self._balancer.closed(state.target)
             self.abort()
             return None
-        self._balancer.opened(state.target)
-        connection = Connection(
-            context,
-            self._counters,
-            self._balancer,
-            client=client,
-            endpoint=endpoint,
-            target=state.target,
-            since=now - state.age_s,
-            entry=state.entry if context.tune.access_log else None,
-        )
-        connection.adopted, connection.shared = state.adopted, True
-        connection.kept_alive = state.kept_alive
-        connection.up.go_on(state.up, pipes[:2] if state.up.piped else ())
-        connection.down.go_on(state.down, pipes[-2:] if state.down.piped else ())
+        connection.shared, connection.kept_alive = True, state.kept_alive
+        if state.adopted:
+            connection.adopt()
+        try:
+            connection.up.go_on(state.up, pipes[:2] if state.up.piped else ())
+            connection.down.go_on(state.down, pipes[-2:] if state.down.piped else ())
+        except MemoryError:
+            connection.abort(NO_MEMORY)
+            return None
         if state.quiet_s:
             connection.quiet = connection.moved, now - state.quiet_s
         return connection

@@ -56,6 +56,8 @@ class Sessions:
         self._count = 0
         self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
         """The sessions of each listener that has any."""
+        self._disordered: set[DatagramListener] = set()
+        """The listeners with sessions that have moved here, and were idle for longer than those before them."""
         self._timer: Timer | None = None
         self._buffers: dict[int, tuple[Arrivals, Departures]] = {}
 
@@ -112,15 +114,26 @@ class Sessions:
         )
 
     def _evict(self, some: OrderedDict[Session, None]) -> None:
-        idlest = next(iter(some))
+        idlest = self._idlest(some)
         idlest.listener.counters.evicted += 1
         self._context.touched.add(idlest.listener.counters)
         idlest.end()
 
+    def _idlest(self, some: OrderedDict[Session, None]) -> Session:
+        listener = next(iter(some)).listener
+        if listener in self._disordered:
+            self._disordered.remove(listener)
+            for session in sorted(some, key=lambda session: session.last_used):
+                some.move_to_end(session)
+        return next(iter(some))
+
     def add(self, session: Session) -> None:
         """Add a session."""
         session.listener.counters.active += 1
-        self._by_idleness.setdefault(session.listener, OrderedDict())[session] = None
+        sessions = self._by_idleness.setdefault(session.listener, OrderedDict())
+        if sessions and next(reversed(sessions)).last_used > session.last_used:
+            self._disordered.add(session.listener)
+        sessions[session] = None
         self._count += 1
         if self._timer is None:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
@@ -140,6 +153,7 @@ class Sessions:
             del sessions[session]
             if not sessions:
                 del self._by_idleness[listener]
+                self._disordered.discard(listener)
             self._count -= 1
             listener.counters.active -= 1
             self._context.budget.give(1, listener.counters.share)
@@ -152,7 +166,7 @@ class Sessions:
         self._timer = None
         expired = self._context.reactor.now - self._context.tune.udp_idle_s - USED_S
         for sessions in tuple(self._by_idleness.values()):
-            while sessions and (idlest := next(iter(sessions))).last_used <= expired:
+            while sessions and (idlest := self._idlest(sessions)).last_used <= expired:
                 idlest.end()
         if self._by_idleness:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
@@ -388,7 +402,7 @@ class FrozenSession:
         if (
             len(descriptors) != 1
             or not is_peer(state.peer, listener.family)
-            or context.budget.used >= context.budget.limit
+            or not context.budget.spare
             or len(listener.sessions) >= context.tune.udp_sessions_max
         ):
             return None

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from kubeproxy.dataplane.engine import Engine, Frozen
+from kubeproxy.dataplane.engine import Engine, Frozen, State
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.moving import Load, Receipt
@@ -46,7 +46,7 @@ class Adopter:
         for place, state in enumerate(load.connections):
             own = descriptors[at : at + state.descriptors]
             at += state.descriptors
-            if (frozen := self._engine.claim(state, own)) is not None:
+            if (frozen := self._claim(state, own)) is not None:
                 claimed.append(frozen)
             else:
                 refused.append(place)
@@ -56,7 +56,14 @@ class Adopter:
                 frozen.close()
             raise EOFError
         for frozen in claimed:
-            self._engine.adopt(frozen)
+            with contextlib.suppress(MemoryError):  # the others have to go on
+                self._engine.adopt(frozen)
+
+    def _claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
+        try:
+            return self._engine.claim(state, descriptors)
+        except MemoryError:  # it stays where it is
+            return None
 
     def _commits(self, receipt: Receipt) -> bool:
         """Send a receipt, and return whether this process is the one that continues. It is if the receipt is in the

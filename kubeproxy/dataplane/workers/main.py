@@ -121,6 +121,8 @@ class Worker:
     def live(self) -> None:
         """Serve until the exit."""
         self._reactor.run()
+        if self._mover is not None:
+            self._mover.stop()
         self._engine.close()
 
     # The channel.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import select
 import socket
 from collections import deque
@@ -28,6 +29,8 @@ ANSWER_S = 5.0
 here."""
 FULL_S = 1.0
 """How often a receiver without room is asked again."""
+REFUSED_S = 5.0
+"""How long a connection that a receiver has refused stays before it is tried again."""
 
 
 class Way:
@@ -134,6 +137,15 @@ class Way:
         self.returned += self._take_back(refused)
         self._on_free()
 
+    def stop(self) -> None:
+        """Take back a load without a receipt, because this process ends: its connections are to be reset."""
+        if not self.alive or not self._waits:
+            return
+        with contextlib.suppress(OSError):
+            self._channel.sock.shutdown(socket.SHUT_RD)
+        self._on_event(LEVEL)  # a receipt that has been sent
+        self._on_event(LEVEL)  # the end
+
     def _take_back(self, places: Collection[int]) -> list[Movable]:
         """Continue the connections at these places of the load in this process, and return them."""
         load, self._load = self._load, []
@@ -177,8 +189,8 @@ class Mover:
         """What can leave, by the number of the worker that is to continue. With None any worker may."""
         self._count = 1
         """The number of workers of the other instance, among which UDP clients are divided."""
-        self._refused: set[Movable] = set()
-        """What no receiver takes."""
+        self._refused: dict[Movable, float] = {}
+        """What a receiver has refused, and when."""
         self._moved = 0
         self._longest_s = 0.0
         self._idle = False
@@ -213,7 +225,7 @@ class Mover:
         """Send a load on each way that is free."""
         self._scheduled = False
         for way in self._ways:
-            self._refused.update(way.returned)
+            self._refused.update(dict.fromkeys(way.returned, self._reactor.now))
             way.returned.clear()
             self._moved += way.moved
             way.moved = 0
@@ -226,7 +238,7 @@ class Mover:
                 self._idle = False
         if not self._idle and all(way.free for way in self._ways):
             self._idle = True
-            self._refused.intersection_update(self._engine.movable())
+            self._forget_refused()
             self._on_idle(self._moved, self._engine.open, self._longest_s)
 
     def _find(self) -> None:
@@ -234,11 +246,21 @@ class Mover:
         numbers = {None, *(way.number for way in self._ways)}
         self._candidates.clear()
         for each in self._engine.movable():
-            if each in self._refused:
+            if self._refused.get(each, -math.inf) > self._reactor.now - REFUSED_S:
                 continue
             number = None if each.client is None else place(each.client, count=self._count)
             if number in numbers:
                 self._candidates.setdefault(number, deque()).append(each)
+
+    def _forget_refused(self) -> None:
+        """Forget refusals of connections that have ended, or that are old enough for another try."""
+        movable, since = set(self._engine.movable()), self._reactor.now - REFUSED_S
+        self._refused = {each: at for each, at in self._refused.items() if at > since and each in movable}
+
+    def stop(self) -> None:
+        """Take back what is under way, because this process ends."""
+        for way in self._ways:
+            way.stop()
 
     def _for(self, way: Way) -> deque[Movable] | None:
         """Return what can leave to this worker."""

@@ -307,9 +307,13 @@ class Decoder(Generic[F]):
             raise GarbledError(f"not a frame: {error}") from error
 
     def _make_room(self, size: int) -> None:
-        """Resize the buffer for a frame of `size` bytes, or back after a longer one."""
-        rest, wanted = self._end - self._start, max(ROOM_BYTES, size)
-        buffer = self._buffer if len(self._buffer) == wanted else bytearray(wanted)
+        """Make the buffer longer if it is full and the frame of `size` bytes is not complete, or short again after a
+        longer frame. It never has more than twice the bytes that have arrived, whatever a header announces."""
+        rest, buffer = self._end - self._start, self._buffer
+        if rest == len(buffer):
+            buffer = bytearray(min(size, 2 * rest))
+        elif rest < ROOM_BYTES < len(buffer) and size <= ROOM_BYTES:
+            buffer = bytearray(ROOM_BYTES)
         if self._start or buffer is not self._buffer:
             memoryview(buffer)[:rest] = memoryview(self._buffer)[self._start : self._end]
         self._buffer, self._start, self._end = buffer, 0, rest

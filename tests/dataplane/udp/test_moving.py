@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,11 +83,12 @@ class Stage:
         assert said == word
         return source
 
-    def move(self) -> None:
+    def move(self, **changed: Any) -> None:
         (session,) = self.old.engine.movable()
         frozen = session.freeze()
         assert frozen is not None
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(frozen.state), type=SessionState)
+        state = msgspec.structs.replace(state, **changed)
         claimed = self.new.engine.claim(state, [socket.dup(frozen.descriptors[0])])
         assert claimed is not None
         frozen.close()
@@ -185,6 +187,21 @@ def test_it_ends_when_it_is_idle(stage: Stage) -> None:
         stage.new.reactor.turn(0.01)
         stage.new.engine._sessions._sweep()
     assert stage.new.context.budget.used == 0
+
+
+def test_of_all_sessions_the_idlest_makes_room(stage: Stage) -> None:
+    """Also if it has come last, because it has moved here."""
+    stage.ask(b"one", stage.old)
+    idle, talking = stage.client, udp()
+    with idle, talking:
+        stage.client = talking
+        source = stage.ask(b"two", stage.new)
+        stage.move(idle_s=10.0)
+        stage.new.engine.handle((Tune(udp_sessions_max=2),))
+        with udp() as stage.client:
+            stage.ask(b"three", stage.new)
+        stage.client = talking
+        assert stage.ask(b"four", stage.new) == source
 
 
 def test_the_endpoint_has_left_the_service(stage: Stage) -> None:

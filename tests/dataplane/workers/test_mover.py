@@ -18,6 +18,7 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.sockets.reuseport import place
+from kubeproxy.dataplane.tcp.connection import Connection
 from kubeproxy.dataplane.tcp.connection_state import ConnectionState, FlowState
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.workers import mover as mover_module
@@ -174,7 +175,14 @@ def make() -> Iterator[Callable[..., Move]]:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_all_connections_move_to_all_workers(make: Callable[..., Move]) -> None:
+class Unwalked(set[Any]):
+    """What is asked for every two seconds must not go over all connections."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError
+
+
+def test_all_connections_move_to_all_workers(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
     move = make(300, new=2)
     move.begin()
     move.until(lambda: move.old.idle)
@@ -184,7 +192,13 @@ def test_all_connections_move_to_all_workers(make: Callable[..., Move]) -> None:
     assert sum(taken) == 300
     assert min(taken) > 0
     assert move.all_talk()
+    for worker in move.new:
+        frozen = worker.engine.movable()[0].freeze()
+        assert frozen is not None
+        frozen.thaw()
+        monkeypatch.setattr(worker.context, "live", Unwalked(worker.context.live))
     statuses = [worker.engine.worker_status() for worker in move.new]
+    monkeypatch.undo()
     assert (sum(each.adopted for each in statuses), sum(each.adopted_open for each in statuses)) == (300, 300)
     move.pairs[0].close()
     move.pairs[1].close()
@@ -222,9 +236,10 @@ def test_room_that_comes_later_is_used(make: Callable[..., Move], monkeypatch: p
     assert move.all_talk()
 
 
-def test_a_connection_that_cannot_be_claimed_stays_and_is_not_tried_again(
+def test_a_connection_that_cannot_be_claimed_stays_and_is_not_tried_again_at_once(
     make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mover_module, "REFUSED_S", 1000.0)
     move = make(10)
     claim, asked = move.new[0].engine.claim, []
 
@@ -241,6 +256,79 @@ def test_a_connection_that_cannot_be_claimed_stays_and_is_not_tried_again(
     move.until(lambda: move.old.idle[-1] == (6, 5))
     assert move.opens == [5, 6]
     assert len(asked) == 11
+
+
+def test_what_was_refused_is_tried_again(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_module, "REFUSED_S", 0.05)
+    move = make(10)
+    claim = move.new[0].engine.claim
+    monkeypatch.setattr(move.new[0].engine, "claim", lambda state, descriptors: None)
+    move.begin()
+    move.until(lambda: move.old.idle)
+    assert move.opens == [10, 0]
+    monkeypatch.setattr(move.new[0].engine, "claim", claim)
+    move.until(lambda: move.opens == [0, 10])
+    assert move.all_talk()
+
+
+def test_a_sender_gets_no_more_than_the_room(make: Callable[..., Move]) -> None:
+    """Whatever it sends, the last eighth is for new clients."""
+    engine = make(0, limit=16).new[0].engine
+    assert [engine.claim(_state(), (0, 1)) is None for _ in range(8)] == [False] * 7 + [True]
+
+
+def test_no_memory_for_one_connection(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends, or stays where it is, and all others go on."""
+    move, begun, asked = make(10), [], []
+    claim = move.new[0].engine.claim
+
+    class Scarce(Connection):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            begun.append(self)
+            if len(begun) == 3:
+                raise MemoryError
+            super().__init__(*args, **named)
+
+    def scarce(state: Any, descriptors: Any) -> Any:
+        asked.append(state)
+        if len(asked) == 7:
+            raise MemoryError
+        return claim(state, descriptors)
+
+    monkeypatch.setattr("kubeproxy.dataplane.tcp.connection.Connection", Scarce)
+    monkeypatch.setattr(move.new[0].engine, "claim", scarce)
+    move.begin()
+    move.until(lambda: move.old.idle)
+    monkeypatch.undo()
+    assert move.opens == [1, 8]
+    assert sum(pair.talks(move.turn) for pair in move.pairs) == 9
+    assert move.new[0].context.budget.used == 16
+
+
+@pytest.mark.parametrize("with_receipt", [False, True])
+def test_a_sender_that_ends_resets_what_is_under_way(make: Callable[..., Move], with_receipt: bool) -> None:
+    """Its connections are back, to be reset with all others, unless they have been taken."""
+    move = make(5)
+    theirs, ours = socket.socketpair()
+    channel: Channel[Load] = Channel(ours, Load)
+    channel.send(Receipt(0, 1000))
+    move.old.move_to(theirs)
+    loads: list[tuple[Load, tuple[int, ...]]] = []
+
+    def read() -> bool:
+        loads.extend(channel.receive())
+        return bool(loads)
+
+    move.until(read)
+    if with_receipt:
+        channel.send(Receipt(loads[0][0].number, 0))
+    (mover,) = move.old._parts
+    assert isinstance(mover, Mover)
+    mover.stop()
+    assert move.opens[0] == (0 if with_receipt else 5)
+    for descriptor in loads[0][1]:
+        os.close(descriptor)
+    channel.close()
 
 
 @pytest.mark.parametrize("with_receipt", [False, True])

@@ -150,6 +150,12 @@ def test_the_buffer_grows_for_a_long_frame_and_shrinks_again() -> None:
     assert len(decoder.room) == ROOM_BYTES
 
 
+def test_a_header_alone_takes_no_memory() -> None:
+    decoder: Decoder[Request] = Decoder(Request)
+    assert not list(feed(decoder, HEADER.pack(BODY_LIMIT, 0)))
+    assert len(decoder.room) < ROOM_BYTES
+
+
 def test_frames_survive_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
     with channels() as (left, right):
@@ -159,9 +165,13 @@ def test_frames_survive_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
         found: list[Request] = []
         with monkeypatch.context() as poor:
             poor.setattr(protocol, "bytearray", no_memory, raising=False)
-            for _ in range(3):
-                with pytest.raises(MemoryError):
+            failed = 0
+            for _ in range(20):
+                try:
                     found.extend(frame for frame, _ in right.receive())
+                except MemoryError:
+                    failed += 1
+            assert failed > 3
         for _ in range(100):
             left.flush()
             found += [frame for frame, _ in right.receive()]
