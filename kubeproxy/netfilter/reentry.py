@@ -60,7 +60,8 @@ _ROOM_BYTES: Final = 1 << 20
 
 
 def device_of(group: int) -> str:
-    """Return the name of the device that belongs to a group of the packet log; the other end has a "p" behind it."""
+    """Return the name of the device that belongs to an NFLOG group. The other end of the pair has the same name with a
+    "p" after it."""
     return f"kubeproxy{group:05}"
 
 
@@ -69,8 +70,7 @@ class ReentrySocket:
 
     def __init__(self, group: int) -> None:
         """Raise OSError when the kernel has no veth, clsact or packet sockets, or this process may not make them.
-
-        `group`: of the packet log, which is this process's own; so a device with its name is left over."""
+        `group` is the NFLOG group, which is this process's own. So an existing device with its name is left over."""
         name = device_of(group)
         remove(group)
         with open_netlink() as netlink:

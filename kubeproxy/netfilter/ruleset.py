@@ -172,7 +172,7 @@ class RuleSet:
     """Spread destinations, each with the clients that do not keep their address."""
 
     rescue: int | None = None
-    """The group of the kernel's packet log to which failures of spread connections are reported, together with copies
+    """The NFLOG group to which failures of spread connections are reported, together with copies
     of their first packets; None: nothing is reported, and clients see failures as they are."""
 
     tcp_timeouts: Mapping[str, int] = field(default_factory=dict)

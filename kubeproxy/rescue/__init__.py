@@ -3,7 +3,7 @@
 The rules of `kubeproxy.netfilter.nftables.rescue` copy first packets and report failures; a process of its own reads
 both. The modules, in the order in which a packet passes them:
 
-nflog         messages of the kernel's packet log
+nflog         messages of NFLOG, the kernel's packet log
 packets       what a packet is: a SYN, a refusal, an error about another packet; and the packet to send again
 copies        the SYNs of the last seconds
 resends       which packets are sent again, and when

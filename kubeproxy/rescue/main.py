@@ -1,6 +1,6 @@
-"""The rescue process: reads copies and reports of the packet log, and sends first packets again.
+"""The rescue process: reads copies and reports from NFLOG, and sends first packets again.
 
-It opens the packet log and makes a device (CAP_NET_ADMIN), opens the sockets by which it sends (CAP_NET_RAW), and then
+It opens NFLOG and makes a device (CAP_NET_ADMIN), opens the sockets by which it sends (CAP_NET_RAW), and then
 drops every capability, for good. It keeps no more than these sockets: it can read what the rules send to its group, and
 send any packet; it can change no rule, open no socket and no file of others, execute no program. What it reads comes
 from the network, so its parser is fuzzed. No packet is ever logged.

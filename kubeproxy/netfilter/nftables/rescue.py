@@ -26,7 +26,7 @@ from typing import NamedTuple
 from kubeproxy.model import Family
 
 REPORT_PREFIX = "kubeproxy rescue"
-"""The text with which the packet log marks reports; copies have none."""
+"""The text with which NFLOG marks reports. Copies have none."""
 ALIVE = "alive"
 ALIVE_S = 3.0
 """For how long the rules work after the last renewal of `ALIVE`."""
@@ -104,7 +104,7 @@ _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
     """Return the commands that make the sets, timeouts and chains. They succeed if these are there already.
 
-    The rules work from the first packet on: a process reads the group of the packet log before it is in the rules.
+    The rules work from the first packet on, because a process reads the NFLOG group before the rules name it.
 
     `tcp_timeouts`: for how long a connection is kept once it has been answered, in seconds, by state."""
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
