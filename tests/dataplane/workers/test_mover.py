@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -519,6 +520,33 @@ def test_garbage_ends_the_channel_alone(make: Callable[..., Move], garbage: byte
         other.send(garbage)
         move.until(lambda: move.new[0].ended and move.old.idle)
     assert move.opens == [3, 0]
+    assert move.all_talk()
+
+
+def test_a_receiver_without_free_descriptors_takes_nothing(make: Callable[..., Move]) -> None:
+    """The kernel drops what exceeds RLIMIT_NOFILE. The budget knows nothing of it, and the whole load stays."""
+    move = make(5)
+    move.begin()
+    (mover,) = move.old._parts
+    assert isinstance(mover, Mover)
+    for _ in range(100):
+        move.old.reactor.turn(0.01)
+        if mover.under_way:
+            break
+    assert mover.under_way == 5
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 3, hard))
+    try:
+        for _ in range(100):
+            move.new[0].reactor.turn(0.01)
+            if move.new[0].ended:
+                break
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    move.until(lambda: move.old.idle)
+    assert move.opens == [5, 0]
     assert move.all_talk()
 
 
