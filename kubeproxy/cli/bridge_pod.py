@@ -57,9 +57,12 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
     name, mtu, interface = _bridge(bridge)
     pod = f"kubeproxy-test-{os.getpid()}"
     outside = f"kptest{os.getpid()}"[:15]
-    _ip("netns", "add", pod)
-    try:
+    with contextlib.ExitStack() as made:
+        _ip("netns", "add", pod)
+        made.callback(_ip, "netns", "del", pod)
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", pod)
+        # The links of a deleted namespace go later, when the kernel has time.
+        made.callback(_ip, "link", "del", outside)
         _ip("link", "set", outside, "mtu", mtu, "master", name, "up")
         _ip("-n", pod, "link", "set", "lo", "up")
         _ip("-n", pod, "link", "set", "eth0", "mtu", mtu, "up")
@@ -67,8 +70,6 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
         _ip("-n", pod, "addr", "add", f"{found.address}/{interface.network.prefixlen}", "dev", "eth0")
         _ip("-n", pod, "route", "add", "default", "via", str(interface.ip))
         yield found
-    finally:
-        _ip("netns", "del", pod)  # The pair of links goes with it.
 
 
 def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:

@@ -170,7 +170,7 @@ def test_datagrams_to_a_closed_port(family: Family, place: str) -> None:
                 answer = client.recv(100)
                 assert answer.endswith(text)
                 assert not answer.startswith(b"pod1")
-            assert made.noticed["unreachable"] == 1
+            wait_for(lambda: made.noticed["unreachable"] == 1, "it is noticed")
             wait_for(lambda: made.ejected == [], "it is back, by time")
         finally:
             for client in clients:
