@@ -108,8 +108,7 @@ def await_the_present(stage: Stage, api: ApiHost, daemon: Daemon, come_back: Ste
     assert "Traceback" not in daemon.log()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("end", [killed, terminated])
+@pytest.mark.parametrize(("end", "fault"), [(killed, "away"), (terminated, "403")])
 @pytest.mark.parametrize("netfilter", PATHS)
 def test_a_start_serves_the_state_of_before_until_the_sources_are_listed(
     stage: Stage, api: ApiHost, tmp_path: Path, netfilter: str, end: Callable[[Daemon], None], fault: str
