@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,11 +79,11 @@ def find_module(room: Path, name: str) -> bool:
     return (room / name).is_dir() or (room / f"{name}.py").is_file()
 
 
-def comments(tokens: list[tokenize.TokenInfo]) -> Iterator[str]:
-    """Docstrings and comments of a module."""
-    for token in tokens:
-        if token.type == tokenize.COMMENT or token.string.lstrip("rf").startswith('"""'):
-            yield token.string
+# The program's text in three kinds: strings in triple quotes, which are docstrings; comments; and all other strings. It
+# takes a fraction of the time of `tokenize`.
+_TEXTS = re.compile(
+    r'(?P<comment>"""(?:[^\\]|\\.)*?"""|#[^\n]*)|"(?:[^"\\\n]|\\.)*"' r"|'(?:[^'\\\n]|\\.)*'", re.DOTALL
+)
 
 
 def test_comments_mention_what_exists() -> None:
@@ -94,10 +91,12 @@ def test_comments_mention_what_exists() -> None:
     names: set[str] = set()
     mentioned: list[tuple[Path, str]] = []
     for path in PACKAGE.rglob("*.py"):
-        tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
+        text = path.read_text(encoding="utf-8")
         names.update(path.relative_to(ROOT).with_suffix("").parts)
-        names.update(token.string for token in tokens if token.type == tokenize.NAME)
+        names.update(re.findall(r"\w+", _TEXTS.sub(" ", text)))
         mentioned += [
-            (path, it) for text in comments(tokens) for it in re.findall(r"(?<!`)`([A-Za-z_][\w./]*)`(?!`)", text)
+            (path, it)
+            for found in _TEXTS.finditer(text)
+            for it in re.findall(r"(?<!`)`([A-Za-z_][\w./]*)`(?!`)", found["comment"] or "")
         ]
     assert [it for it in mentioned if not {part for part in re.split("[./]", it[1]) if part} <= names] == []
