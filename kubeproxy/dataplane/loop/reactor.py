@@ -75,6 +75,8 @@ class Reactor:
         """The monotonic time at the start of the turn, in seconds. It is exact enough for every decision within the
         turn."""
         self.clock = clock
+        self.turn_number = 0
+        """The number of the present turn, counted from 1."""
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
@@ -143,6 +145,7 @@ class Reactor:
         except MemoryError:
             events = []
         self.now = self.clock()
+        self.turn_number += 1
         handlers = self._handlers
         for fd, what in events:
             if fd in handlers:

@@ -34,6 +34,8 @@ READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHU
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 """After one of these a short read does not mean that the source is empty: the end was reported (and will not be
 reported again), or there is urgent data: a read stops at its mark."""
+END_ALONE = select.EPOLLRDHUP
+"""The only one of `READ_ON` in an event: FIN has come, and no mark lies before it, so a short read reaches the end."""
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -66,6 +68,7 @@ class Flow:
         "_backlog",
         "_connection",
         "_context",
+        "_end_alone",
         "_last",
         "_meter",
         "_more",
@@ -111,6 +114,7 @@ class Flow:
         self.broken = False
         """The source is dead: after the bytes still in it comes a reset."""
         self._read_on = False
+        self._end_alone = False
         self._more = False
         self._last = False
         """FIN follows the backlog."""
@@ -127,6 +131,7 @@ class Flow:
             if what & READABLE:
                 if what & READ_ON:
                     self._read_on = True
+                    self._end_alone = what & READ_ON == END_ALONE
                     if what & BROKEN:
                         self.lost()
                         return
@@ -178,7 +183,9 @@ class Flow:
             self.blocked = True
             if count < READ_BYTES:
                 self._streak = 0
-                if self._read_on:
+                if self._end_alone:
+                    self._more = self._last = True
+                elif self._read_on:
                     self._look_for_end()
                 else:
                     self._more = False

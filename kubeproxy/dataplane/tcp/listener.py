@@ -20,6 +20,10 @@ from kubeproxy.model import Address, Target
 
 BATCH = 32
 """The largest number of accepts per readiness event. Other listeners are served before the next batch."""
+TURNS_BUSY = 2
+"""A listener that had clients at most so many turns ago accepts until its queue is empty. To find the queue empty costs
+as much as to make a socket: the kernel makes one before it looks. So any other listener accepts one client, and is
+reported again if there are more."""
 PAUSE_S = 0.1
 """The longest pause of a listener without descriptors or memory. It ends earlier when descriptors are returned."""
 CLIENT_ERRORS = frozenset(
@@ -49,6 +53,8 @@ class Listener:
         self._sock = sock
         self._timer: Timer | None = None
         self._paused = False
+        self._last_turn = -1 - TURNS_BUSY
+        """The last turn that had clients."""
         self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows)
         self.counters = FrontendCounters()
@@ -67,7 +73,9 @@ class Listener:
 
     def _on_clients(self, what: int) -> None:
         budget, share = self._context.budget, self.counters.share
-        for _ in range(BATCH):
+        turn, before = self._context.reactor.turn_number, self._last_turn
+        self._last_turn = turn
+        for _ in range(BATCH if turn - before <= TURNS_BUSY else 1):
             if not budget.take(DESCRIPTORS_PER_CLIENT, share):
                 self._pause()
                 return

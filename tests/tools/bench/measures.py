@@ -112,11 +112,10 @@ class WrkSums:
 
 
 class Http(Measure):
-    """Small requests by wrk, 64 connections at a time: on kept-alive connections, or each on one of its own."""
+    """Small requests by wrk, some connections at a time: on kept-alive connections, or each on one of its own."""
 
-    connections = 64
-
-    def __init__(self, *, kept_alive: bool) -> None:
+    def __init__(self, *, kept_alive: bool, connections: int = 64) -> None:
+        self.connections = connections
         self.name = "requests" if kept_alive else "connections"
         self.title = f"requests, {self.connections} kept-alive connections" if kept_alive else "new connections"
         self._unit, self._per = ("100,000 requests", 100_000) if kept_alive else ("10,000 connections", 10_000)
@@ -135,20 +134,10 @@ class Http(Measure):
         )
 
     def run(self, stage: Stage, peer: Peer, seconds: float) -> Mapping[str, float]:
-        """wrk rounds its duration to whole seconds, at least one."""
-        address, port = peer.address(HTTP)
-        script = stage.directory / "sums.lua"
-        script.write_text(_WRK_SUMS)
-        threads = min(2, len(stage.cores.load))
-        options = [f"-t{threads}", f"-c{self.connections}", f"-d{max(1, round(seconds))}s", *self._headers]
+        """The figures of one run of wrk."""
         meter = Meter(stage, peer)
-        done = stage.client.run(
-            pinned(stage.cores.load, "wrk", *options, "-s", str(script), f"http://{address}:{port}/")
-        )
+        sums = self.load(stage, peer, seconds)
         busy, cpu_s, all_cpu_s = meter.busy(), meter.cpu_s(), meter.all_cpu_s()
-        sums = WrkSums.parse(done.stdout)
-        if sums.requests == 0:
-            raise AssertionError(f"{peer.name}: not one request was answered: {done.stdout}")
         return {
             "per_s": sums.requests / sums.seconds,
             "cpu_s": cpu_s * self._per / sums.requests,
@@ -156,6 +145,21 @@ class Http(Measure):
             "busy_percent": busy,
             "errors": sums.errors,
         }
+
+    def load(self, stage: Stage, peer: Peer, seconds: float) -> WrkSums:
+        """Load the peer by wrk, which rounds its duration to whole seconds, at least one."""
+        address, port = peer.address(HTTP)
+        script = stage.directory / "sums.lua"
+        script.write_text(_WRK_SUMS)
+        threads = min(2, len(stage.cores.load), self.connections)
+        options = [f"-t{threads}", f"-c{self.connections}", f"-d{max(1, round(seconds))}s", *self._headers]
+        done = stage.client.run(
+            pinned(stage.cores.load, "wrk", *options, "-s", str(script), f"http://{address}:{port}/")
+        )
+        sums = WrkSums.parse(done.stdout)
+        if sums.requests == 0:
+            raise AssertionError(f"{peer.name}: not one request was answered: {done.stdout}")
+        return sums
 
 
 class Bulk(Measure):

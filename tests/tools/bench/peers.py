@@ -231,8 +231,10 @@ class Kubeproxy(Peer):
         netfilter: str = "nftables",
         data_path: str = "userspace",
         profile: Path | None = None,
+        program: Sequence[str] = (sys.executable, KUBEPROXY),
     ) -> None:
         super().__init__(name, lanes=max(1, workers))
+        self._program = program
         self._data_path = data_path
         self._workers = workers
         self._netfilter = netfilter
@@ -250,7 +252,7 @@ class Kubeproxy(Peer):
             netfilter=self._netfilter,
             workers=self._workers,
             options=["--data-path", self._data_path],
-            command=[*_profiled(self._profile), KUBEPROXY],
+            command=self._program if self._profile is None else [*_profiled(self._profile), KUBEPROXY],
         )
         for port in (HTTP, BULK):
             wait_for(stage.client, self.address(port))
