@@ -154,18 +154,22 @@ def table_of_workloads(context: click.Context) -> None:
 
 @main.command(name="events")
 @click.option("--only", default="", help="A regular expression of events.")
-@click.option("--rate", default=60, show_default=True, help="New connections a second from each place.")
+@click.option("--rate", default=60, show_default=True, help="New connections a second from each of three places.")
+@click.option("--kept", default=5, show_default=True, help="Kept connections of each place.")
+@click.option("--times", default=1, show_default=True, help="Of each event, under the same traffic.")
 @click.pass_context
-def table_of_events(context: click.Context, only: str, rate: int) -> None:
+def table_of_events(context: click.Context, only: str, rate: int, kept: int, times: int) -> None:
     """Let the events happen under traffic, and print what was lost."""
     results = {}
     with _cluster(context) as cluster:
         web = Web(cluster, cluster.nodes[0])
         for name, event in EVENTS.items():
             if re.search(only, name):
-                results[name] = events.run(event, web, Ours(cluster), VERSIONS, rate=rate)
-                for place in results[name].tallies:
-                    click.echo(f"{name}, {place}: lost {results[name].lost_by(place)}", err=True)
+                found = events.run(event, web, Ours(cluster), VERSIONS, rate=rate, kept=kept, times=times)
+                results[name] = found
+                for place, tally in found.tallies.items():
+                    broken = [f"{error} after {at - found.began:.2f} s" for at, error in tally.broken]
+                    click.echo(f"{name}, {place}: lost {found.lost_by(place)}, broken {broken}", err=True)
     click.echo(events.markdown(results))
 
 

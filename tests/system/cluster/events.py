@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,8 @@ FIRST_PROCESS: Final = "container_init.py .*kubeproxy run"
 CONTROL_PROCESS: Final = "^[^ ]*python[^ ]* [^ ]*kubeproxy run"
 """The processes of a container of ours, by their command lines."""
 CRASHED: Final = "previous control process has crashed"
+STARTS: Final = "kubeproxy starts"
+"""What the log says when a control process begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,15 @@ def kill_control_process(cluster: Cluster, ours: Ours, near: Node, versions: Ver
     until(lambda: cluster.kubectl(*log).count(CRASHED) > crashes, "the next one has started", within_s=120)
     ours.await_rollout()
     assert _restarts(cluster, near) == before, "the container has ended"
+
+
+def re_exec(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The control process on the clients' node replaces its program by itself, as SIGUSR2 asks for."""
+    log = ("-n", NAMESPACE, "logs", ours.pod_on(near.name))
+    starts = cluster.kubectl(*log).count(STARTS)
+    near.run("pkill", "-USR2", "-f", CONTROL_PROCESS)
+    until(lambda: cluster.kubectl(*log).count(STARTS) > starts, "the program has started anew", within_s=120)
+    ours.await_rollout()
 
 
 def kill_container(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
@@ -105,6 +116,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "rollout restart": Event(rollout_restart, GRACE_S),
     "delete pod": Event(delete_pod, without_successor=True),
     "kill control process": Event(kill_control_process, GRACE_S),
+    "re-exec": Event(re_exec, GRACE_S),
     "kill container": Event(kill_container, without_successor=True),
     "upgrade": Event(upgrade, GRACE_S),
     "rollback": Event(rollback, GRACE_S),
@@ -116,11 +128,12 @@ EVENTS: Final[Mapping[str, Event]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the clients met in an event that took `seconds`."""
+    """What the clients met in an event, which may have happened several times."""
 
     began: float
     """By the monotonic clock."""
-    seconds: float
+    seconds: Sequence[float]
+    """Of each time."""
     tallies: Mapping[str, Tally]
 
     @property
@@ -135,14 +148,21 @@ class Result:
         return [f"{error} after {began - self.began:.2f} s" for began, error in lost if began >= self.began]
 
 
-def run(event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 60, kept: int = 5) -> Result:
-    """Let an event happen under traffic: `rate` new connections a second from each of three places."""
+def run(
+    event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 60, kept: int = 5, times: int = 1
+) -> Result:
+    """Let an event happen under traffic: `rate` new connections a second, and `kept` ones, from each of three places.
+    Under the same traffic it happens `times` times."""
     web.await_ready()
+    seconds: list[float] = []
     with web.traffic(rate, kept) as tallies:
         time.sleep(LEAD_S)
         began = time.monotonic()
-        happened = event.act(web.cluster, ours, web.near, versions)
-        seconds = time.monotonic() - began
+        for _ in range(times):
+            act_began = time.monotonic()
+            happened = event.act(web.cluster, ours, web.near, versions)
+            seconds.append(time.monotonic() - act_began)
+            time.sleep(LEAD_S)
         time.sleep(event.afterwards_s)
     return Result(happened or began, seconds, dict(tallies))
 
@@ -150,15 +170,17 @@ def run(event: Event, web: Web, ours: Ours, versions: Versions, *, rate: int = 6
 def markdown(results: Mapping[str, Result]) -> str:
     """One line for each event and place of clients."""
     lines = [
-        "| event | took | clients | new | lost | slowest | kept ones broken |",
-        "|---|---|---|---|---|---|---|",
+        "| event | took | clients | new | lost | slowest | kept ones broken | longest silence |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
         for place, it in result.tallies.items():
             new, lost = it.answered + len(it.lost), len(result.lost_by(place))
             broken = f"{len(it.broken)} of {it.kept}"
+            took = ", ".join(f"{each:.0f}" for each in result.seconds)
             lines.append(
-                f"| {name} | {result.seconds:.0f} s | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {broken} |"
+                f"| {name} | {took} s | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {broken}"
+                f" | {it.longest_silence_s:.2f} s |"
             )
     return "\n".join(lines)
 

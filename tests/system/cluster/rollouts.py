@@ -1,16 +1,18 @@
-"""What a rolling update loses on real kubelets, under kube-controller-manager, with and without a preStop hook.
+"""What the end of pods loses on real kubelets, under kube-controller-manager, with and without a preStop hook.
 
-`KUBERNETES_BINARIES=… python -m tests.system.cluster.rollouts [NAME…]`, as root, makes a cluster of two nodes, and
-prints a line for each manner of `MANNERS`.
+`KUBERNETES_BINARIES=… python -m tests.system.cluster.rollouts [--times N] [--way WAY]… [MANNER…]`, as root, makes a
+cluster of two nodes, and prints a line for each of `MANNERS` in each of `WAYS`.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +29,10 @@ from tests.system.e2e.steady_clients import Crowd
 
 VIP: Final = "10.96.7.7"
 REPLICAS: Final = 6
-RATE, LONG, LASTING_S = 100, 30, (2.0, 6.0)
-"""New connections a second, and long ones at once, which end by themselves after so many seconds."""
+NODE_PORT: Final = 30777
+RATE, LONG, LASTING_S = 100, 17, (2.0, 6.0)
+"""From each of three places: new connections a second, and long ones at once, which end by themselves after so many
+seconds."""
 LEAD_S: Final = 3.0
 # The pods' program is the e2e tests' backend, run in the root directory of this machine. It ends at SIGTERM.
 SERVE: Final = (
@@ -48,10 +52,12 @@ class Manner:
 HOOK: Final = {"httpGet": {"port": 10258, "path": "/drain?timeout=25s"}}
 MANNERS: Final = {
     "hook": Manner(HOOK),
-    "hook-kernel": Manner(HOOK, "kernel"),
+    "hook-auto": Manner(HOOK, "auto"),
     "none": Manner(),
+    "none-auto": Manner(None, "auto"),
     "sleep-5": Manner({"sleep": {"seconds": 5}}),
     "sleep-15": Manner({"sleep": {"seconds": 15}}),
+    "sleep-30": Manner({"sleep": {"seconds": 30}}),
     "kube-proxy": Manner(None, "kube-proxy"),
     "kube-proxy-sleep-5": Manner({"sleep": {"seconds": 5}}, "kube-proxy"),
 }
@@ -73,7 +79,11 @@ def deployment(image: str, manner: Manner, revision: str) -> dict[str, Any]:
     }
     if manner.pre_stop is not None:
         container["lifecycle"] = {"preStop": dict(manner.pre_stop)}
-    pod = {"containers": [container], "volumes": [{"name": "host", "hostPath": {"path": "/"}}]}
+    pod = {
+        "containers": [container],
+        "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+        "terminationGracePeriodSeconds": 45,
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -92,8 +102,23 @@ SERVICE: Final = {
     "apiVersion": "v1",
     "kind": "Service",
     "metadata": {"name": "web"},
-    "spec": {"clusterIP": VIP, "selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    "spec": {
+        "type": "NodePort",
+        "clusterIP": VIP,
+        "selector": {"app": "web"},
+        "ports": [{"port": 80, "targetPort": 8080, "nodePort": NODE_PORT}],
+    },
 }
+
+
+CLIENT: Final = "client"
+
+
+def client(image: str, node: str) -> dict[str, Any]:
+    """A pod whose network clients use."""
+    container = {"name": "client", "image": image, "imagePullPolicy": "Never", "command": ["sleep", "1000000"]}
+    spec = {"nodeName": node, "containers": [container], "terminationGracePeriodSeconds": 1}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT}, "spec": spec}
 
 
 @contextlib.contextmanager
@@ -114,29 +139,72 @@ def ours(cluster: Cluster, data_path: str) -> Iterator[None]:
         yield
 
 
-def roll(cluster: Cluster, manner: Manner, image: str) -> str:
-    """Roll the Deployment out once under traffic from a node; the figures."""
+Way = Callable[[Cluster, Manner, str], None]
+
+
+def rollout(cluster: Cluster, manner: Manner, image: str) -> None:
+    """Roll the Deployment out."""
+    cluster.apply(deployment(image, manner, "2"))
+    _settled(cluster, REPLICAS)
+
+
+def drain(cluster: Cluster, manner: Manner, image: str) -> None:
+    """Evict the pods of the node without clients; they come back on the other one."""
+    name = cluster.nodes[1].name
+    cluster.kubectl("drain", name, "--ignore-daemonsets", "--timeout=120s")
+    _settled(cluster, REPLICAS)
+    cluster.kubectl("uncordon", name)
+
+
+def scale_down(cluster: Cluster, manner: Manner, image: str) -> None:
+    """Scale down to two pods, by the API that autoscalers use."""
+    cluster.kubectl("scale", "deployment/web", "--replicas=2")
+    _settled(cluster, 2)
+
+
+WAYS: Final[Mapping[str, Way]] = {"rollout": rollout, "drain": drain, "scale-down": scale_down}
+
+
+def _settled(cluster: Cluster, replicas: int) -> None:
+    cluster.kubectl("rollout", "status", "deployment/web", "--timeout=240s")
+    until(lambda: len(cluster.get("pods", "-l", "app=web")["items"]) == replicas, "old pods end", within_s=120)
+
+
+def measured(cluster: Cluster, manner: Manner, image: str, way: Way) -> str:
+    """Let pods end in a way once, under traffic from a pod, its node and outside; the figures."""
     cluster.apply(SERVICE, deployment(image, manner, "1"))
     cluster.kubectl("rollout", "status", "deployment/web", "--timeout=240s")
-    with contextlib.closing(Host.at(f"/proc/{cluster.nodes[0].pid}/ns/net", "client")) as client:
-        until(lambda: _answers(client), "the Service answers", within_s=60)
-        crowd = Crowd(client, (VIP, 80), rate=RATE, long=LONG, name=r"web-[a-z0-9]+-[a-z0-9]{5}", lasting_s=LASTING_S)
-        with crowd:
-            time.sleep(LEAD_S)
-            began = time.monotonic()
-            cluster.apply(deployment(image, manner, "2"))
-            cluster.kubectl("rollout", "status", "deployment/web", "--timeout=240s")
-            until(lambda: len(cluster.get("pods", "-l", "app=web")["items"]) == REPLICAS, "old pods end", within_s=120)
-            took_s = time.monotonic() - began
-            time.sleep(LEAD_S)
-    report = crowd.report
-    failed = [each["message"] for each in cluster.get("events")["items"] if each["reason"] == "FailedPreStopHook"]
+    near = cluster.nodes[0]
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(contextlib.closing(Host.at(f"/proc/{near.pid}/ns/net", "node")))
+        uid = cluster.get("pod", CLIENT)["metadata"]["uid"]
+        pod = stack.enter_context(contextlib.closing(Host.at(near.pod_network(uid), "pod")))
+        until(lambda: _answers(node), "the Service answers", within_s=60)
+        service, node_port = (VIP, 80), (near.place.address, NODE_PORT)
+        places = ((pod, service), (node, service), (cluster.outside, node_port))
+        crowds = [
+            stack.enter_context(
+                Crowd(host, address, rate=RATE, long=LONG, name=r"web-[a-z0-9]+-[a-z0-9]{5}", lasting_s=LASTING_S)
+            )
+            for host, address in places
+        ]
+        time.sleep(LEAD_S)
+        began = time.monotonic()
+        way(cluster, manner, image)
+        took_s = time.monotonic() - began
+        time.sleep(LEAD_S)
+    reports = [crowd.report for crowd in crowds]
+    hooks = [each["message"] for each in cluster.get("events")["items"] if each["reason"] == "FailedPreStopHook"]
     cluster.kubectl("delete", "deployment/web", "--wait", "--cascade=foreground", "--timeout=120s")
     cluster.kubectl("delete", "events", "--all")
+    for report in reports:
+        for failure in (*report.failures, *report.long_broken):
+            print(f"  {failure}; the event began after {began - report.began:.3f} s", file=sys.stderr, flush=True)
     return (
-        f"{report.answered} answered, {len(report.failures)} lost; longer ones: {report.long_ended} ended,"
-        f" {len(report.long_broken)} cut; slowest {report.slowest_s * 1000:.0f} ms; took {took_s:.0f} s;"
-        f" hooks failed: {len(failed)}"
+        f"{sum(it.answered for it in reports)} answered, {sum(len(it.failures) for it in reports)} lost;"
+        f" longer ones: {sum(it.long_ended for it in reports)} ended, {sum(len(it.long_broken) for it in reports)} cut;"
+        f" slowest {max(it.slowest_s for it in reports) * 1000:.0f} ms; took {took_s:.0f} s;"
+        f" hooks failed: {len(hooks)}; load average {os.getloadavg()[0]:.0f}"
     )
 
 
@@ -149,8 +217,13 @@ def _answers(client: Host) -> bool:
         return False
 
 
-def main(names: list[str]) -> None:
-    """Roll out in each manner once."""
+def main(words: list[str]) -> None:
+    """Let pods end in each manner and way, so many times."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("manners", nargs="*", metavar="MANNER", help=f"of {', '.join(MANNERS)}")
+    parser.add_argument("--way", action="append", choices=WAYS)
+    parser.add_argument("--times", type=int, default=1)
+    options = parser.parse_args(words)
     with running(Path(tempfile.mkdtemp(prefix="rollouts-")), found(), 2) as cluster:
         print(f"the cluster is in {cluster.directory}", flush=True)
         image = next(
@@ -159,11 +232,15 @@ def main(names: list[str]) -> None:
             for name in it["names"]
             if "busybox" in name and "@" not in name
         )
-        for name in names or MANNERS:
+        cluster.apply(client(image, cluster.nodes[0].name))
+        cluster.kubectl("wait", "--for=condition=Ready", f"pod/{CLIENT}", "--timeout=120s")
+        for name in options.manners or MANNERS:
             manner = MANNERS[name]
             proxy = service_proxies.kube_proxy(cluster) if manner.proxy == "kube-proxy" else ours(cluster, manner.proxy)
             with proxy:
-                print(f"{name}: {roll(cluster, manner, image)}", flush=True)
+                for way in options.way or WAYS:
+                    for _ in range(options.times):
+                        print(f"{name}, {way}: {measured(cluster, manner, image, WAYS[way])}", flush=True)
 
 
 if __name__ == "__main__":

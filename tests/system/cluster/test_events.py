@@ -17,14 +17,14 @@ def test_every_place_of_clients_is_a_line() -> None:
             broken=[(102.0, "EOFError")],
         ),
     }
-    result = Result(100.0, 12.4, tallies)
+    result = Result(100.0, [12.4], tallies)
     assert result.lost_by("outside") == ["OSError after 1.50 s", "TimeoutError after 2.00 s"], (
         "the first was open before"
     )
     assert result.lost == 2
     assert events.markdown({"delete pod": result}).splitlines()[2:] == [
-        "| delete pod | 12 s | pod | 100 | 0 | 0.25 s | 0 of 5 |",
-        "| delete pod | 12 s | outside | 100 | 2 | 0.00 s | 1 of 5 |",
+        "| delete pod | 12 s | pod | 100 | 0 | 0.25 s | 0 of 5 | 0.00 s |",
+        "| delete pod | 12 s | outside | 100 | 2 | 0.00 s | 1 of 5 | 0.00 s |",
     ]
 
 

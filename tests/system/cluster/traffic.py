@@ -36,6 +36,8 @@ class Tally:
     kept: int = 0
     broken: list[tuple[float, str]] = field(default_factory=list)
     """Kept connections that ended before the clients did, with the time and the error."""
+    longest_silence_s: float = 0.0
+    """The longest that a kept connection took for an answer."""
 
 
 class Clients:
@@ -77,8 +79,10 @@ class Clients:
         try:
             async with _connected(self._address) as (reader, writer):
                 while not self._leaving.is_set():
+                    began = time.monotonic()
                     async with asyncio.timeout(PATIENCE_S):
                         await _request(reader, writer)
+                    self.tally.longest_silence_s = max(self.tally.longest_silence_s, time.monotonic() - began)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._leaving.wait(), PAUSE_S)
         except (OSError, ValueError, EOFError, TimeoutError) as error:
