@@ -23,6 +23,9 @@ from tests.system.cluster.programs import CGROUPS, CONTROLLERS, Programs
 from tests.system.e2e.stage import until
 
 ROOT: Final = Path(__file__).parents[3]
+CPU_SHARES: Final = 4096
+"""A node's weight in the scheduler: that of four processes of usual niceness. By default all processes of a node have
+that of one together, so kubelets and pods starve beside a machine's other work."""
 _JOIN_GROUPS: Final = 'for group in $GROUPS_OF_NODE; do echo $$ >"$group/cgroup.procs"; done; exec "$@"'
 
 
@@ -151,6 +154,8 @@ def _groups(node: Node) -> list[Path]:
 
 def _make_group(group: Path) -> None:
     group.mkdir()
+    if group.parent.name == "cpu":
+        (group / "cpu.shares").write_text(str(CPU_SHARES))
     if group.parent.name == "cpuset":  # a new group has no processor and no memory
         for name in ("cpuset.cpus", "cpuset.mems"):
             (group / name).write_text((group.parent / name).read_text())

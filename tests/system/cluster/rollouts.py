@@ -24,6 +24,7 @@ from tests.system.cluster.layout import PODS
 from tests.system.cluster.node import ROOT
 from tests.system.cluster.programs import found
 from tests.system.cluster.startup import running
+from tests.system.cluster.web import REQUESTS
 from tests.system.e2e.stage import until
 from tests.system.e2e.steady_clients import Crowd
 
@@ -76,6 +77,7 @@ def deployment(image: str, manner: Manner, revision: str) -> dict[str, Any]:
         ],
         "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
         "volumeMounts": [{"name": "host", "mountPath": "/host"}],
+        "resources": REQUESTS,
     }
     if manner.pre_stop is not None:
         container["lifecycle"] = {"preStop": dict(manner.pre_stop)}

@@ -17,12 +17,15 @@ NODE_PORT: Final = 30080
 GRACE_S: Final = 5
 """How long a pod of the Service serves on when it has been told to end, as a pod should (and agnhost can)."""
 
+REQUESTS: Final = {"requests": {"cpu": "100m"}}
+"""A pod without a request gets hardly any of the processor's time beside pods that have one."""
+
 
 def objects(agnhost: str, client_node: str) -> tuple[Object, ...]:
     """Four pods on any node, their Service, and a pod of clients on that node."""
     args = ["netexec", f"--delay-shutdown={GRACE_S}"]
     probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1}
-    container = {"name": "web", "image": agnhost, "args": args, "readinessProbe": probe}
+    container = {"name": "web", "image": agnhost, "args": args, "readinessProbe": probe, "resources": REQUESTS}
     labels = {"app": "web"}
     spread = {
         "maxSkew": 1,
