@@ -26,8 +26,8 @@ MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often the process looks for dead children of others."""
 HUNG_S: Final = 20.0
-"""After so long a hanging control process ends in a container. The liveness probe, which fails after 30 s, would end
-its workers, too."""
+"""After so long a hanging control process ends in a container. The liveness probe would end its workers, too; it
+leaves this time, and that of another start."""
 
 
 def raise_descriptor_limit() -> int:

@@ -21,6 +21,7 @@ from kubeproxy.config.diff import compare
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import require_source
+from kubeproxy.daemon.process_limits import HUNG_S
 from kubeproxy.daemon.service_events import Reason
 from kubeproxy.kubernetes.events.recorder import EventRecorder
 from kubeproxy.model import Node
@@ -249,6 +250,11 @@ def test_the_second_pod_fits_beside_the_first_and_is_waited_for() -> None:
     for probe in ("startupProbe", "livenessProbe"):
         asked = container(objects)[probe]["httpGet"]
         assert (asked["path"], asked["port"]) == ("/livez", Configuration().healthz_bind_address.port)
+    first_start_s, unheard_s = (
+        container(objects)[probe]["periodSeconds"] * container(objects)[probe]["failureThreshold"]
+        for probe in ("startupProbe", "livenessProbe")
+    )
+    assert unheard_s >= HUNG_S + first_start_s, "the kubelet would end the workers of one that is started again"
 
 
 @kubectl
