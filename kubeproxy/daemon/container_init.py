@@ -29,17 +29,16 @@ PASSED_ON = frozenset({*STOP, signal.SIGHUP, signal.SIGUSR2})
 """The signals that the control process handles."""
 AWAITED = frozenset({*PASSED_ON, signal.SIGCHLD})
 PREVIOUS_END = "KUBEPROXY_PREVIOUS_END"
-"""The variable that tells a control process how the one before it has ended."""
+"""The variable by which a control process learns how the previous one has ended."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""Before the next start: as systemd's unit does, and longer from one to the next."""
+"""The pause before the next start. The first is as long as that of systemd's unit, and each further one is longer."""
 SETTLED_S = 60.0
-"""A control process that has lived for so long begins a new row of pauses."""
+"""After a control process has lived for so long, the pauses begin anew."""
 
 
 def become() -> None:
-    """As the first process of a container become this program, and run the present command line as its child.
-
-    Return if this process is another one."""
+    """In the first process of a container become this program, and run the present command line as its child. Return if
+    this is not the first process."""
     if os.getpid() == 1:
         os.execv(sys.executable, command([sys.executable, *sys.orig_argv[1:]]))
 
@@ -50,7 +49,7 @@ def command(words: Sequence[str]) -> list[str]:
 
 
 def keep(words: Sequence[str]) -> int:
-    """Run a command until it has ended for good; return the exit status."""
+    """Run a command until it has ended for good, and return the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     ending, pause_s = "", PAUSE_S
     while True:
@@ -68,8 +67,8 @@ def keep(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
-    """Run the command once, and pass signals on; return how it has ended, as `subprocess` has it, and whether it was to
-    stop."""
+    """Run the command once, and pass signals on. Return how it has ended, as `subprocess` reports that, and whether it
+    was told to stop."""
     try:
         child = os.posix_spawn(words[0], [*words], {**os.environ, PREVIOUS_END: ending}, setsigmask=())
     except OSError:  # the kernel has no process or memory to spare
@@ -91,7 +90,7 @@ def _await_stop() -> int:
 
 
 def _others_live(within_s: float) -> bool:
-    """Wait for so long; return False as soon as no other process is left, or this one is to stop."""
+    """Wait for so long. Return False as soon as no other process is left, or if this process was told to stop."""
     until = time.monotonic() + within_s
     while _reap()[1]:
         left_s = until - time.monotonic()
@@ -103,9 +102,8 @@ def _others_live(within_s: float) -> bool:
 
 
 def _reap() -> tuple[dict[int, int], bool]:
-    """Reap the children that have ended; return how, by process number, and whether others live.
-
-    The kernel gives the first process those that have lost their parent: workers, and what a person has started."""
+    """Reap the children that have ended. Return their exit codes by process number, and whether others live. The first
+    process also gets children that have lost their parent, such as workers and programs that a person has started."""
     ended: dict[int, int] = {}
     while True:
         try:

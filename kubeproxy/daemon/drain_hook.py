@@ -1,10 +1,11 @@
 """Answers the preStop hooks of pods: `httpGet: {port: 10258, path: /drain?timeout=25s}`.
 
-kubelet asks the pod's own address; a rule leads what this node itself sends to that port of one of its pods to a socket
-here, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host or pod reaches the
-socket: it listens on loopback, and packets that no rule has led there are dropped.
+The kubelet asks the pod's own address. A rule redirects what this node itself sends to that port of its pods to a
+socket of this process, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host
+or pod reaches the socket, because it listens on loopback, and packets that no rule has led there are dropped.
 
-Whatever is no such request, or not root's, goes on to the pod, byte by byte: a pod may listen on that port itself.
+A request that is no such hook, or not from a process of root, is passed on to the pod, byte by byte, because a pod may
+listen on that port itself.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ log = structlog.get_logger(__name__)
 
 PATH: Final = "/drain"
 TIMEOUT_S: Final = 25.0
-"""How long a hook waits that does not say so: five seconds less than pods' terminationGracePeriodSeconds by default."""
+"""For how long a hook without a timeout waits: five seconds less than the default of terminationGracePeriodSeconds."""
 LONGEST_S: Final = 3600.0
 REQUEST_S: Final = 5.0
 """How long the head of a request may take."""
 SILENT_S: Final = 1.0
-"""A client that has sent nothing by then may wait for the pod to begin."""
+"""A client that has sent nothing by then may be waiting for the pod to begin."""
 REQUEST_BYTES: Final = 4096
 IDLE_S: Final = 600.0
-"""How long a connection that goes on to the pod may be silent."""
+"""How long a connection that is passed on to the pod may be silent."""
 CONNECTIONS: Final = 1200
 LAST_S: Final = 1.0
 """How long the last answers may take."""
@@ -64,10 +65,10 @@ class DrainHook:
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
-        """The port on loopback; 0 while none is bound."""
+        """The port on loopback, or 0 while none is bound."""
 
     def bind(self, families: Iterable[Family]) -> None:
-        """Take a port on loopback that is free in every family. OSError."""
+        """Take a port on loopback that is free in every family. Raise OSError when there is none."""
         wanted = sorted(families)
         for attempt in range(PORTS_TRIED):
             try:
@@ -105,7 +106,7 @@ class DrainHook:
         self.port = 0
 
     async def end(self) -> None:
-        """Accept no more, and let those that wait go on with the next kubeproxy."""
+        """Accept no more clients, and let hooks that wait continue at the next kubeproxy."""
         self.close()
         await self._drains.end()
         if self._serving:
@@ -149,7 +150,7 @@ class DrainHook:
             end()
 
     async def _answer(self, asked: Target, head: bytes, reader: asyncio.StreamReader) -> bytes:
-        """Return the answer to a hook; nothing if it has disconnected."""
+        """Return the answer to a hook, or nothing if the client has disconnected."""
         target = head.split(b" ", 2)[1].decode("latin-1")
         timeout_s = timeout_of(target)
         if timeout_s is None:
@@ -168,7 +169,7 @@ def _crashed(task: str, error: BaseException) -> None:
 
 
 def _is_of_root(client: Target, asked: Target) -> bool:
-    """Return whether a client's process is root's, as kubelet is: others may not have a pod drain."""
+    """Return whether a client is a process of root, as the kubelet is. Other processes may not have a pod drain."""
     try:
         return user_of(client, asked) == ROOT
     except OSError as error:
@@ -177,7 +178,7 @@ def _is_of_root(client: Target, asked: Target) -> bool:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return what a client sends first: to the end of its header fields, if it begins as a hook does."""
+    """Return what a client sends first: up to the end of its header fields if it begins as a hook does."""
     head = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENT_S):
@@ -190,12 +191,12 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 def _may_be_hook(head: bytes) -> bool:
-    """Return whether this may be the begin of a request of a hook that goes on."""
+    """Return whether this may be the begin of a hook's request, of which more will come."""
     return bool(head) and b"\r\n\r\n" not in head and (head.startswith(_BEGIN) or _BEGIN.startswith(head))
 
 
 async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Lead a client to the pod itself."""
+    """Pass a client on to the pod itself."""
     family = socket.AF_INET6 if ":" in asked.address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -220,7 +221,7 @@ async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, wri
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection as a port does at which nothing listens."""
+    """End a connection with a reset, as a port does at which nothing listens."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -228,18 +229,18 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class _Used:
-    """When a connection was used last, in one direction or the other."""
+    """When a connection was last used in either direction."""
 
     def __init__(self) -> None:
         self.note()
 
     def note(self) -> None:
-        """It is used now."""
+        """Record that the connection is used now."""
         self.at = asyncio.get_running_loop().time()
 
 
 async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _Used) -> None:
-    """Pass on what comes, until the end or a long silence in both directions."""
+    """Pass bytes on until the end, or until a long silence in both directions."""
     while True:
         idle_at = used.at + IDLE_S
         try:
@@ -274,8 +275,8 @@ def original_destination(client: socket.socket) -> Target:
 
 
 def timeout_of(request_target: str) -> float | None:
-    """Return the seconds that a request gives as `timeout`, like 25, 25s, 1m30s; the default if it gives none; None if
-    it is no such time."""
+    """Return the seconds that a request gives as `timeout`, like 25, 25s or 1m30s. Return the default if it gives none,
+    and None if the text is not a time."""
     try:
         given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
     except ValueError:
@@ -284,7 +285,7 @@ def timeout_of(request_target: str) -> float | None:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a time like 25, 25s, 1m30s; None if it is none."""
+    """Return the seconds of a time like 25, 25s or 1m30s, or None if the text is not a time."""
     if _DURATION.fullmatch(text) is None:
         return None
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", text)

@@ -1,10 +1,11 @@
-"""Waits until the connections to a pod have ended, for its preStop hook or for a person's command.
+"""Waits until the connections to a pod have ended, for its preStop hook or for an operator's command.
 
 Every connection to a pod passes connection tracking on the pod's own node, whichever node's proxy has led it there, and
-whichever proxy that is. So this node alone can tell when a pod may end. The call is also the earliest news that the pod
-leaves: this node sends it no new connections from then on, as if its EndpointSlices had it as terminating.
+whichever proxy that is. So only this node can tell when the pod may end. The call is also the earliest sign that the
+pod will end. From then on this node sends the pod no new connections, as if the pod were terminating in its
+EndpointSlices.
 
-All that wait share one reading of the kernel's table, and readings have a share of the processor's time.
+All waiting calls share one reading of the conntrack table, and readings may take only a share of the processor's time.
 """
 
 from __future__ import annotations
@@ -29,29 +30,31 @@ log = structlog.get_logger(__name__)
 LOOK_S: Final = 0.5
 """How often connections are read while a pod waits."""
 LOOK_SHARE: Final = 0.2
-"""The most of one processor's time that readings may take."""
+"""The largest share of one processor's time that readings may take."""
 LOOK_LIMIT_S: Final = 10.0
-"""The longest time between two of them."""
+"""The longest time between two readings."""
 SETTLE_S: Final = 2.0
-"""How long a pod stays after this node has seen it terminating: other nodes' proxies hear of it about now, and some act
-once a second."""
+"""How long a pod stays after this node has seen it terminating. The proxies of other nodes learn of it at about that
+time, and some act only once a second."""
 NEWS_S: Final = 5.0
-"""How long the EndpointSlices may take to have the pod as terminating: an API server that is away has no news for other
-nodes either."""
+"""How long the EndpointSlices may take to show the pod as terminating. If the API server is away, other nodes do not
+learn of it either."""
 QUIET_S: Final = 10.0
-"""How long new connections that end at once, and datagrams, keep a pod after that."""
+"""How long, after that, datagrams and new connections that end at once may delay the end of a pod."""
 UNDO_S: Final = 10.0
-"""How long a pod that has asked is remembered after that, and gets no new connections if a person has asked for it."""
+"""How long a pod is remembered after its last call. It gets no new connections in that time if an operator has asked
+for it."""
 DOUBT_S: Final = 600.0
-"""The same for a pod that has not terminated. kubelet asks whatever address a pod's author gives as `host` of a hook or
-a probe, so a call may be about the pod of somebody else, and come again and again."""
+"""The same time for a pod that has not terminated. The kubelet asks any address that a pod's author gives as `host` of
+a hook or a probe. So a call may be about another author's pod, and may come again and again."""
 MOST: Final = 1000
-"""Calls that wait at a time: kubelet runs 110 pods by default, and each container of a pod may ask."""
+"""The largest number of calls that wait at a time. The kubelet runs 110 pods by default, and each container of a pod
+may ask."""
 GATHER_S: Final = 0.02
-"""How long calls are gathered before the proxier learns of them: many pods leave at once."""
+"""How long calls are gathered before the proxier learns of them, because many pods may leave at once."""
 
 Read = Callable[[Collection[Address]], Mapping[Address, Seen]]
-"""Reads the connections to addresses, in a thread; KernelError."""
+"""Reads the connections to addresses, in a thread. It raises KernelError when the kernel refuses."""
 
 
 class End(StrEnum):
@@ -62,7 +65,7 @@ class End(StrEnum):
     TIMEOUT = "timeout"
     """The time is over."""
     MOVED = "moved"
-    """This process ends, and another one may go on."""
+    """This process ends, and another one may continue the wait."""
     CROWD = "crowd"
     """Too many calls wait already."""
 
@@ -73,10 +76,10 @@ class Outcome:
 
     end: End
     open: int | None
-    """Open connections to the pod, as last read; None if they could not be read."""
+    """The number of open connections to the pod, as last read, or None if they could not be read."""
     waited_s: float
     left_s: float
-    """What was left of the time."""
+    """The rest of the time."""
 
     @property
     def text(self) -> str:
@@ -96,42 +99,43 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Pod:
-    """What is known about a pod while calls wait for it, and `UNDO_S` longer. Times are the loop's."""
+    """What is known about a pod while calls wait for it, and for `UNDO_S` afterwards. Times are the loop's."""
 
     identity: str
-    """See `LocalPods.identity`."""
+    """The pod, as `LocalPods.identity` names it."""
     in_service: bool
-    """Whether a Service had it when it asked first."""
+    """Whether a Service had the pod when it asked first."""
     asked_at: float
     news_at: float | None = None
-    """When this node had seen it terminating; None: it does not terminate, as far as the EndpointSlices know."""
+    """When this node saw the pod terminating, or None if it does not terminate as far as the EndpointSlices tell."""
     waiting: int = 0
     last_at: float = -math.inf
     """When its last call ended."""
     by_hand: int = 0
-    """How many of the calls that wait are a person's."""
+    """How many of the waiting calls are an operator's."""
     hand_at: float = -math.inf
-    """When the last of these ended."""
+    """When the last of these calls ended."""
     seen: Seen | None = None
     read_at: float = -math.inf
-    """When the reading began that has seen it."""
+    """When the reading began that has seen the pod."""
     addresses: set[Address] = field(default_factory=set)
-    """All that its EndpointSlices have had: kubelet asks at one, and clients come by each family."""
+    """All addresses that its EndpointSlices have had. The kubelet asks at one of them, and clients use one of each
+    family."""
 
     def note(self, now: float, *, terminates: bool) -> None:
-        """Note what the EndpointSlices say."""
+        """Take note of whether the EndpointSlices show the pod as terminating."""
         if not terminates:
             self.news_at = None
         elif self.news_at is None:
             self.news_at = now
 
     def leaves(self, now: float) -> bool:
-        """Return whether it gets no new connections."""
+        """Return whether the pod gets no new connections."""
         by_hand = self.by_hand > 0 or now < self.hand_at + UNDO_S
         return by_hand or self.news_at is not None or now < self.asked_at + NEWS_S
 
     def may_end(self, began: float) -> bool:
-        """Return whether the last reading lets the pod end, for a call that began then."""
+        """Return whether the last reading lets the pod end, for a call that began at that time."""
         if self.seen is None or self.seen.open:
             return False
         if not self.in_service:
@@ -141,7 +145,7 @@ class _Pod:
 
 
 class PodDrains:
-    """The calls that wait. `run` reads for them, until cancelled."""
+    """The calls that wait. `run` reads the connections for them, until cancelled."""
 
     def __init__(
         self, local_pods: LocalPods, on_leaving: Callable[[frozenset[Leaving]], None], *, read: Read = connections_to
