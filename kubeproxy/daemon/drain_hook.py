@@ -37,12 +37,16 @@ TIMEOUT_S: Final = 25.0
 LONGEST_S: Final = 3600.0
 REQUEST_S: Final = 5.0
 """How long the head of a request may take."""
-SILENT_S: Final = 1.0
-"""A client that has sent nothing by then may be waiting for the pod to begin."""
+SILENT_S: Final = 5.0
+"""A client of root's that has sent nothing by then may wait for the pod to begin. The kubelet may be slow, too."""
 REQUEST_BYTES: Final = 4096
 IDLE_S: Final = 600.0
 """How long a connection that is passed on to the pod may be silent."""
 CONNECTIONS: Final = 1200
+OF_OTHERS: Final = 400
+"""The most connections of users other than root, so that these keep no hook from being answered."""
+FULL_PAUSE_S: Final = 0.1
+"""How long nothing is accepted after the process had no descriptor or memory for a connection."""
 LAST_S: Final = 1.0
 """How long the last answers may take."""
 PORTS_TRIED: Final = 8
@@ -64,6 +68,9 @@ class DrainHook:
         self._tasks = TaskSet(_crashed)
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
+        self._of_others = 0
+        """The connections of users other than root."""
+        self._pause: asyncio.TimerHandle | None = None
         self.port = 0
         """The port on loopback, or 0 while none is bound."""
 
@@ -82,10 +89,14 @@ class DrainHook:
 
     def listen(self) -> None:
         """Listen at that port, if it is bound: from the first pod on, because rules lead to it from then on."""
-        loop = asyncio.get_running_loop()
         for listener in self._sockets:
             listener.listen(CONNECTIONS)
-            loop.add_reader(listener.fileno(), self._accept, listener)
+        self._accept_from_now()
+
+    def _accept_from_now(self) -> None:
+        self._pause = None
+        for listener in self._sockets:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _bind(self, families: Iterable[Family]) -> None:
         for family in families:
@@ -98,12 +109,18 @@ class DrainHook:
 
     def close(self) -> None:
         """Accept no more."""
+        self._pause_accepting()
         for listener in self._sockets:
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._sockets.clear()
         self.port = 0
+
+    def _pause_accepting(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        for listener in self._sockets:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(listener.fileno())
 
     async def end(self) -> None:
         """Accept no more clients, and let hooks that wait continue at the next kubeproxy."""
@@ -121,6 +138,8 @@ class DrainHook:
                 return
             except OSError as error:
                 log.debug("hook not accepted", reason=str(error))
+                self._pause_accepting()
+                self._pause = asyncio.get_running_loop().call_later(FULL_PAUSE_S, self._accept_from_now)
                 return
             if len(self._serving) >= CONNECTIONS:
                 client.close()
@@ -136,10 +155,16 @@ class DrainHook:
         try:
             address, port, *_ = client.getpeername()
             client_end, asked = Target(Address(address), port), original_destination(client)
+            of_root = _is_of_root(client_end, asked)
+            if not of_root and self._of_others >= OF_OTHERS:
+                return
             reader, writer = await asyncio.open_connection(sock=client)
             end = writer.close
+            if not of_root:
+                await self._pass_on_of_others(asked, reader, writer)
+                return
             head = await _head(reader)
-            if not head.startswith((_BEGIN + b" ", _BEGIN + b"?")) or not _is_of_root(client_end, asked):
+            if not head.startswith((_BEGIN + b" ", _BEGIN + b"?")):
                 await _pass_on(asked, head, reader, writer)
             elif b"\r\n\r\n" in head:
                 writer.write(await self._answer(asked, head, reader))
@@ -149,6 +174,15 @@ class DrainHook:
         finally:
             end()
 
+    async def _pass_on_of_others(
+        self, asked: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._of_others += 1
+        try:
+            await _pass_on(asked, b"", reader, writer)
+        finally:
+            self._of_others -= 1
+
     async def _answer(self, asked: Target, head: bytes, reader: asyncio.StreamReader) -> bytes:
         """Return the answer to a hook, or nothing if the client has disconnected."""
         target = head.split(b" ", 2)[1].decode("latin-1")
@@ -157,7 +191,7 @@ class DrainHook:
             log.warning("timeout of a preStop hook not understood", pod=asked.address, found=target, taken_s=TIMEOUT_S)
             timeout_s = TIMEOUT_S
         waiting = self._tasks.start(self._drains.wait(asked.address, timeout_s), name="drain hook: wait")
-        gone = self._tasks.start(reader.read(), name="drain hook: end of client")
+        gone = self._tasks.start(_end_of(reader), name="drain hook: end of client")
         await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
         found = response(waiting.result()) if waiting.done() else b""
         await self._tasks.end(waiting, gone)
@@ -188,6 +222,12 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
             while _may_be_hook(head) and len(head) < REQUEST_BYTES and (more := await reader.read(REQUEST_BYTES)):
                 head += more
     return head
+
+
+async def _end_of(reader: asyncio.StreamReader) -> None:
+    """Wait until a client has disconnected. What it still sends is dropped."""
+    while await reader.read(REQUEST_BYTES):
+        pass
 
 
 def _may_be_hook(head: bytes) -> bool:

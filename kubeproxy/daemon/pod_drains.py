@@ -50,6 +50,8 @@ a hook or a probe. So a call may be about another author's pod, and may come aga
 MOST: Final = 1000
 """The largest number of calls that wait at a time. The kubelet runs 110 pods by default, and each container of a pod
 may ask."""
+MOST_OF_POD: Final = 100
+"""The same for one pod."""
 GATHER_S: Final = 0.02
 """How long calls are gathered before the proxier learns of them, because many pods may leave at once."""
 
@@ -94,7 +96,7 @@ class Outcome:
             case End.MOVED:
                 return f"kubeproxy ends; ask the next one for {self.left_s:.1f} s"
             case End.CROWD:
-                return f"{MOST} calls wait already"
+                return "too many calls wait already"
 
 
 @dataclass(slots=True)
@@ -174,9 +176,9 @@ class PodDrains:
         if a person has asked, or the pod terminates, which its EndpointSlices have to say within `NEWS_S`."""
         began = _now()
         ends_at = began + timeout_s
-        if self.waiting >= MOST:
-            return Outcome(End.CROWD, None, 0.0, timeout_s)
         pods, pod = self._local_pods, self._pods.get(address)
+        if self.waiting >= MOST or (pod is not None and pod.waiting >= MOST_OF_POD):
+            return Outcome(End.CROWD, None, 0.0, timeout_s)
         identity = pods.identity(address)
         if pod is None or (not pod.waiting and pod.identity != identity):
             pod = self._pods[address] = _Pod(identity, in_service=bool(pods.at(address)), asked_at=began)

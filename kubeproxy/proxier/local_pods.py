@@ -87,18 +87,24 @@ class LocalPods:
         return frozenset(
             Leaving(address, endpoint.pod)
             for address, services in self._at.items()
-            for endpoint in services.values()
-            if endpoint.pod in pods or (address in asking and endpoint.pod in ("", asking[address]))
+            for name, endpoint in services.items()
+            if (pod := _identity(name, endpoint)) in pods or (address in asking and pod in ("", asking[address]))
         )
 
     def addresses_of(self, pods: Collection[str]) -> dict[str, set[Address]]:
-        """Return the addresses of each of these pods, which are named as in `Endpoint.pod`."""
+        """Return the addresses of each of these pods, by `identity`."""
         found: dict[str, set[Address]] = {}
         for address, services in self._at.items():
-            for pod in {endpoint.pod for endpoint in services.values()}.intersection(pods):
+            for pod in {_identity(name, endpoint) for name, endpoint in services.items()}.intersection(pods):
                 found.setdefault(pod, set()).add(address)
         return found
 
     def identity(self, address: Address) -> str:
-        """Return the pod that has an address, as in `Endpoint.pod`, or an empty text if it is not known."""
-        return next((endpoint.pod for endpoint in self.at(address) if endpoint.pod), "")
+        """Return the pod that has an address, like `shop/UID`, or an empty text if it is not known."""
+        services = self._at.get(address, {}).items()
+        return next((pod for name, endpoint in services if (pod := _identity(name, endpoint))), "")
+
+
+def _identity(service: ServiceName, endpoint: Endpoint) -> str:
+    """Return an endpoint's pod with its namespace, because slices made by hand may have no UID but a name."""
+    return f"{service.namespace}/{endpoint.pod}" if endpoint.pod else ""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
 
@@ -118,6 +121,29 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-lifecycle/1.36\r\n\r\n".encode()
 
 
+async def test_without_a_descriptor_it_accepts_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = DrainHook(Asked())
+    hook.bind([Family.IPV4])
+    hook.listen()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    attempts = Counter[str]()
+    monkeypatch.setattr(hook, "_pause_accepting", lambda pause=hook._pause_accepting: (attempts.update("p"), pause()))
+    try:
+        with closing(socket.socket()) as client:
+            client.setblocking(False)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                with suppress(BlockingIOError):
+                    client.connect(("127.0.0.1", hook.port))
+                await asyncio.sleep(3 * drain_hook.FULL_PAUSE_S)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert 1 <= attempts["p"] <= 4
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b"", "it was accepted"
+    finally:
+        await hook.end()
+
+
 async def test_it_listens_only_once_it_is_told() -> None:
     hook = DrainHook(Asked())
     hook.bind([Family.IPV4])
@@ -188,7 +214,8 @@ def test_a_connection_that_the_pod_alone_uses_is_not_idle(host: Host, monkeypatc
 
 
 @pytest.mark.netns
-def test_what_is_not_roots_goes_on_to_the_pod(host: Host) -> None:
+def test_what_is_not_roots_goes_on_to_the_pod(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a limit, so that it keeps no hook from being answered."""
     program = """
 import os, socket
 os.setuid(65534)
@@ -205,8 +232,12 @@ print(sock.recv(100).decode())
     async def scenario(hook: DrainHook, drains: Asked) -> None:
         async with await asyncio.start_server(answer, PODS[Family.IPV4], 10258):
             found = await asyncio.to_thread(host.run, [sys.executable, "-c", program])
-        assert found.stdout == "the pod\n"
+            assert found.stdout == "the pod\n"
+            monkeypatch.setattr(drain_hook, "OF_OTHERS", 0)
+            found = await asyncio.to_thread(host.run, [sys.executable, "-c", program], check=False)
+            assert "the pod" not in found.stdout
         assert not drains.asked
+        assert (await said(PODS[Family.IPV4], get("/drain"))).startswith(b"HTTP/1.1 200 OK\r\n")
 
     play(host, scenario)
 

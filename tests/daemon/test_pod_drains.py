@@ -226,14 +226,15 @@ def test_all_pods_share_a_reading() -> None:
     play(scenario)
 
 
-def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_drains, "MOST", 1)
+@pytest.mark.parametrize(("limit", "of"), [("MOST", OTHER), ("MOST_OF_POD", POD)])
+def test_too_many_calls_are_refused(limit: str, of: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_drains, limit, 1)
 
     async def scenario(it: Node) -> None:
         it.table[POD] = Seen(1, recent=False)
         waiting = asyncio.ensure_future(it.drains.wait(POD, 60))
         await it.read_again()
-        assert (await it.drains.wait(OTHER, 60)).end is End.CROWD
+        assert (await it.drains.wait(of, 60)).end is End.CROWD
         await it.drains.end()
         outcome = await waiting
         assert outcome.end is End.MOVED

@@ -31,16 +31,23 @@ def test_all_addresses_and_services_of_a_pod_leave_with_it() -> None:
     pods = LocalPods()
     put(pods, WEB, endpoint(A), endpoint(SIX), endpoint(B, "uid-b"))
     put(pods, API, endpoint(A), endpoint(Address("10.0.9.9"), node="node-b"))
-    assert pods.leaving({A: "uid-a"}) == {Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
+    assert pods.leaving({A: "default/uid-a"}) == {Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
     assert pods.services_at([A]) == {WEB, API}
     assert pods.ports.keys() == {A, SIX, B}
-    assert pods.identity(A) == "uid-a"
+    assert pods.identity(A) == "default/uid-a"
+
+
+def test_pods_of_one_name_in_two_namespaces_do_not_leave_together() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A, "web-0"))
+    put(pods, ServiceName("other", "web"), endpoint(B, "web-0"))
+    assert pods.leaving({A: pods.identity(A)}) == {Leaving(A, "web-0")}
 
 
 def test_another_pod_with_the_address_does_not_leave() -> None:
     pods = LocalPods()
     put(pods, WEB, endpoint(A, "uid-c"))
-    assert pods.leaving({A: "uid-a"}) == frozenset()
+    assert pods.leaving({A: "default/uid-a"}) == frozenset()
     assert pods.leaving({A: ""}) == frozenset()
 
 
@@ -54,8 +61,8 @@ def test_an_endpoint_that_names_no_pod_does_not_keep_those_of_the_pod() -> None:
     pods = LocalPods()
     put(pods, API, endpoint(A, ""))  # as in a slice made by hand
     put(pods, WEB, endpoint(A), endpoint(SIX))
-    assert pods.identity(A) == "uid-a"
-    assert pods.leaving({A: "uid-a"}) == {Leaving(A, ""), Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
+    assert pods.identity(A) == "default/uid-a"
+    assert pods.leaving({A: "default/uid-a"}) == {Leaving(A, ""), Leaving(A, "uid-a"), Leaving(SIX, "uid-a")}
 
 
 def test_pods_of_the_hosts_network_and_of_other_nodes_are_none_of_ours() -> None:

@@ -255,7 +255,7 @@ class TakeoverServer:
                 if pid_of(sock) == hello.pid:
                     self._tasks.start(_reap(hello.pid), name="takeover: reap")
             elif isinstance(hello, Order):
-                reason = await self._owner.obey(hello)
+                reason = await self._obeyed(hello, reader)
                 await send(writer, Done("order") if reason is None else Refused("order", reason))
             elif (busy := self._busy()) is not None:  # another instance has proven itself first
                 await send(writer, busy)
@@ -271,6 +271,23 @@ class TakeoverServer:
                 writer.close()
             else:
                 sock.close()
+
+    async def _obeyed(self, order: Order, reader: asyncio.StreamReader) -> str | None:
+        """Obey an order for as long as its caller waits. Return why it is refused, or None."""
+
+        async def caller_leaves() -> None:
+            with contextlib.suppress(OSError):
+                await reader.read(1)
+
+        obeying = self._tasks.start(self._owner.obey(order), name="takeover: order")
+        leaving = self._tasks.start(caller_leaves(), name="takeover: caller of an order")
+        await asyncio.wait((obeying, leaving), return_when=asyncio.FIRST_COMPLETED)
+        is_obeyed = obeying.done()
+        await self._tasks.end(obeying, leaving)
+        if not is_obeyed:
+            raise ConnectionAbortedError("its caller has left")
+        reason: str | None = obeying.result()
+        return reason
 
     def _busy(self) -> Busy | None:
         """Return the answer to a new instance that has to wait. Return None if it may take over now."""

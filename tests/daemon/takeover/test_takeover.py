@@ -23,12 +23,14 @@ from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.instances import PREFIX, InstanceMarker
+from kubeproxy.daemon.takeover.order import give
 from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.predecessor import Predecessor
 from kubeproxy.daemon.takeover.protocol import (
     HELLOS,
     PROOFS,
     REQUESTS,
+    Action,
     Hello,
     Order,
     Prove,
@@ -122,6 +124,11 @@ class Story(Owner):
 
     async def obey(self, order: Order) -> str | None:
         self.words.append(order.action)
+        if order.action is Action.DRAIN:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.words.append("drain ended")
         return None
 
 
@@ -940,6 +947,16 @@ async def test_a_request_of_the_wrong_protocol_version_is_not_obeyed(name: str, 
         assert not owner.server.stop_requested.is_set()
         assert not owner.server.superseded.is_set()
         assert "yield" not in story.words
+
+
+async def test_a_drain_by_hand_ends_with_its_caller(name: str) -> None:
+    story = Story()
+    async with process(name, story), asyncio.timeout(30):
+        caller = asyncio.ensure_future(give(Order(PROTOCOL, Action.DRAIN, "10.0.0.1", 60.0), prefix=name))
+        for word in ("drain", "drain ended"):
+            while word not in story.words:
+                await asyncio.sleep(0.01)
+            caller.cancel()
 
 
 async def test_without_other_instances_there_is_no_wait_for_orphans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
