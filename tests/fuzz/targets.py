@@ -52,8 +52,10 @@ from kubeproxy.netfilter.conntrack import flow_records, messages
 from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners
 from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
 from kubeproxy.netfilter.netlink.messages import parse
-from kubeproxy.netfilter.nftables import listing as nftables_listing
 from kubeproxy.netfilter.nftables import transaction as nftables_table
+from kubeproxy.netfilter.nftables.declarations import HOOKS, KINDS
+from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
+from kubeproxy.netfilter.nftables.reading import entries
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.http.access import OPEN_PAGES, Access, host_name
 from kubeproxy.observability.logs import access_log
@@ -392,12 +394,12 @@ def canonical_or_mapped(address: str) -> None:
 
 
 def nft(data: bytes) -> None:
-    """Output of `nft -j`: `msgspec.MsgspecError`, or a table from which there is a way to any other."""
-    try:
-        table = nftables_listing.parse(data)
-    except msgspec.MsgspecError:
-        return
-    nftables_table.difference(table, RuleSet())
+    """Elements of a map in our table, whatever the kernel lists: a table from which there is a way to any other."""
+    sets = {name: Listed(kind.listed, entries(kind.listed, [])) for name, kind in KINDS.items()}
+    for name in ("redirects4", "tcp_slots6", "spreads4", "internal_sources4", "admitted6"):
+        listed = Listed(KINDS[name].listed, entries(KINDS[name].listed, [data]))
+        table = table_of(Listing({**sets, name: listed}, HOOKS, {}))
+        nftables_table.difference(table, RuleSet())
 
 
 def stream(data: bytes) -> None:

@@ -11,7 +11,8 @@ adapter          keeps the kernel equal to a rule set
 execute          carries changes out: by netlink where only elements change, else by the program nft
 element_socket   changes elements of maps and sets by netlink, without a program
 set_elements     the elements of the rescue, which are read and renewed all the time
-listing          the table from what nft prints
+reading          lists the table by netlink
+listing          the table from what is listed
 table_names      the tables that there are; `watch` finds changes by other processes
 spread_counters  how many connections the kernel has led to endpoints
 """

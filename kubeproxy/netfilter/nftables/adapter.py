@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import islice
 
-import msgspec
 import structlog
 
 from kubeproxy.model import Address, Destination, Origin, Protocol, Scope, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
-from kubeproxy.netfilter.nftables import listing, transaction
+from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.affinity import clients_of
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
 from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound, TooLong, refused
+from kubeproxy.netfilter.nftables.listing import clients_in, table_of
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
-from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.nftables.table_names import tables
 from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.nftables.transaction_steps import DELETION, forgetting
@@ -29,8 +28,6 @@ from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance
 
 log = structlog.get_logger(__name__)
 
-_LISTING_S = 30.0
-"""For how long nft may list the table."""
 _APART = 5_000
 """The number of slots from which on the program nft does not get them. It would need 280 MB for those of 10,000
 Services."""
@@ -166,7 +163,7 @@ class Nftables:
             kept = self._kept.get(name, frozenset())
             self._kept[name] = kept | addresses
             if not kept <= addresses:
-                known = listing.clients_in(await self._commands.run("-j", "list", "map", *TABLE.split(), name))
+                known = clients_in(await self._commands.read(lambda reader: reader.map(name)))  # noqa: B023 - it ends here
                 stale = {client: address for client, address in known.items() if address not in addresses}
                 if stale:
                     await self._transact(forgetting(name, stale))
@@ -245,18 +242,12 @@ class Nftables:
         return await self._read_once()
 
     async def _read_once(self) -> Table | None:
-        try:
-            with _undisturbed():
-                printed = await self._commands.run("-j", "list", "table", *TABLE.split())
-        except NotFound:
+        if not await self.has_rules():
             return None
         try:
-            return listing.parse(printed)
-        except msgspec.MsgspecError as error:
-            raise KernelError(
-                f"`nft -j list table {TABLE}` printed what this version does not understand: {error}; check whether "
-                f"`nft --version` was built with JSON, or delete the table by `nft delete table {TABLE}`"
-            ) from error
+            return await self._commands.read(lambda reader: table_of(reader.read()))
+        except NotFound:  # it has gone meanwhile
+            return None
 
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
@@ -284,24 +275,6 @@ class Nftables:
             committed = True
         finally:
             self._watch.end(committed=committed)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep every process from renewing the sets of the rescue while nft lists the table
-    (`SetElements.prolong_alive`)."""
-    with ExitStack() as stack:
-        with suppress(OSError):  # There is no table, or no rescue in it.
-            elements = SetElements()
-            stack.callback(elements.close)
-            if elements.prolong_alive(_LISTING_S):
-                stack.callback(_end_prolonging, elements)
-        yield
-
-
-def _end_prolonging(elements: SetElements) -> None:
-    with suppress(OSError):  # The rules were removed in the meantime.
-        elements.end_prolonging()
 
 
 def _probed(address: str, protocol: Protocol, endpoint: str) -> tuple[Destination, Spread]:

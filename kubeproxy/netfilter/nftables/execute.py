@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.nftables.element_socket import ElementSocket
 from kubeproxy.netfilter.nftables.elements import Batch
+from kubeproxy.netfilter.nftables.reading import TableReader
 from kubeproxy.netfilter.subprocess import CommandFailed, run
+
+R = TypeVar("R")
 
 
 class NotFound(KernelError):
@@ -22,7 +26,7 @@ class TooLong(KernelError):
 
 
 class NftCommands:
-    """The two ways to change and to read the table. Their methods raise KernelError if they fail."""
+    """The ways to change and to read the table. Their methods raise KernelError if they fail."""
 
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
         self._nft = nft
@@ -36,6 +40,19 @@ class NftCommands:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
         except CommandFailed as error:
             raise _explained(error) from error
+
+    async def read(self, read: Callable[[TableReader], R]) -> R:
+        """Return what this reads of the table, without the program, in a thread."""
+        try:
+            reader = TableReader()
+            try:
+                return await asyncio.to_thread(read, reader)
+            finally:
+                reader.close()
+        except OSError as error:
+            raise refused(error, "to list the table") from error
+        except RuntimeError as error:  # no thread can be started
+            raise KernelError(f"cannot read the rules: {error}; raise the limit on processes") from error
 
     async def change_elements(self, changes: Sequence[Batch]) -> None:
         """Carry out these changes as one transaction, without the program."""

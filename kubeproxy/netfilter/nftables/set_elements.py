@@ -100,22 +100,9 @@ class SetElements:
         """Keep the rescue rules working for so long. Raise OSError when the kernel refuses, as without the table.
 
         The kernel does not prolong an element. So it is deleted and added again, in one transaction, and added before
-        in case that it is not there. Nothing is changed while `prolong_alive` of any process keeps them working."""
+        in case that it is not there. Nothing is changed while they work for longer, as during a re-exec."""
         if self._alive_for() <= for_s:
             self._elements.transact([*_removal(for_s), _addition(for_s)])
-
-    def prolong_alive(self, for_s: float) -> bool:
-        """Keep the rescue rules working for so long without a renewal, if they work, and return whether they do. Raise
-        OSError when the kernel refuses. nft begins a listing anew if there was a transaction in the meantime. A listing
-        of thousands of Services takes longer than the time from one renewal to the next, and so would never end."""
-        if not self._alive_for():
-            return False
-        self._elements.transact([*_removal(for_s), _addition(for_s)])
-        return True
-
-    def end_prolonging(self) -> None:
-        """Let the rescue rules need renewals again. Raise OSError when the kernel refuses."""
-        self._elements.transact([*_removal(ALIVE_S), _addition(ALIVE_S)])
 
     def remove_alive(self) -> None:
         """Make the rescue rules inert at once. Raise OSError when the kernel refuses."""

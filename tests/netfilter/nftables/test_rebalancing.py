@@ -16,7 +16,6 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
@@ -294,30 +293,6 @@ async def test_a_change_is_an_error_without_the_privilege(host: Host) -> None:
         with pytest.raises(KernelError, match="CAP_NET_ADMIN"):
             await nftables.rebalance(Rebalance({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[:1])}))
         assert nftables._believed is None
-
-
-async def test_a_listing_is_not_disturbed_by_renewals_of_the_rescue(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """nft begins anew after each; with thousands of Services it would never end."""
-    async with adapter() as nftables:
-        await nftables.apply(replace(RULES, rescue=7), verify=True)
-        elements = SetElements()
-        elements.renew_alive()
-        seen: list[str] = []
-        run = nftables._commands.run
-
-        async def disturbed(*arguments: str, commands: str = "") -> bytes:
-            for _ in range(3):
-                elements.renew_alive()
-                seen.append(host.run(["nft", "-j", "list", "set", "inet", "kubeproxy", "alive"]).stdout)
-            return await run(*arguments, commands=commands)
-
-        monkeypatch.setattr(nftables._commands, "run", disturbed)
-        assert await read(nftables) == nftables._believed
-        assert all('"timeout": 30' in each for each in seen)
-        assert '"timeout": 3,' in host.run(["nft", "-j", "list", "set", "inet", "kubeproxy", "alive"]).stdout
-        elements.close()
 
 
 async def test_clients_of_an_endpoint_that_left_are_released(host: Host) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,7 +14,8 @@ from kubeproxy.model import Address, Destination, Family, Origin, Protocol, Scop
 from kubeproxy.netfilter.nftables import rescue, transaction
 from kubeproxy.netfilter.nftables.affinity import affinity_chains
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
-from kubeproxy.netfilter.nftables.listing import parse
+from kubeproxy.netfilter.nftables.elements import Entry
+from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
 from kubeproxy.netfilter.nftables.transaction import Table, difference
@@ -408,7 +407,7 @@ def test_no_name_of_a_service_is_a_command(name: str) -> None:
     assert all(line.split()[0] in ("add", "flush") for line in text.splitlines())
     assert "delete table" not in text.replace(DELETION, "")
     assert "flush ruleset" not in text
-    assert parse(encode(listing(rules))) == Table.of(rules)
+    assert table_of(listing(rules)) == Table.of(rules)
 
 
 @given(before=rule_sets, after=rule_sets, sound=st.booleans())
@@ -451,72 +450,41 @@ def test_a_pause_holds_what_leads_to_a_proxy_port_and_nothing_else_until_the_nex
 LEADING_TO_PROXY_PORTS = {*REDIRECTS, "guarded", "unguarded", "refused", "dropped"}
 
 
-def prefixed(cidr: str) -> Any:
-    """A range as nft lists it."""
-    address, _, length = cidr.partition("/")
-    # libc's way with such addresses, which is nft's.
-    address = "::ffff:0.0.0.0" if address == "::ffff:0:0" else address
-    return {"prefix": {"addr": address, "len": int(length)}} if length else address
+def listed_entry(text: str, value: str) -> Entry:
+    """An element as it is listed, of its text and its value in a command."""
+    key, _, comment = text.partition(" comment ")
+    fields = tuple(listed_field(field) for field in key.split(" . "))
+    if value.startswith("jump "):
+        return Entry(fields, value.removeprefix("jump "), comment.strip('"'))
+    match [listed_field(field) for field in value.split(" . ") if field]:
+        case [str(address), int(port)]:
+            return Entry(fields, Target(Address(address), port))
+        case [found]:
+            return Entry(fields, found)
+    return Entry(fields)
 
 
-def listed_field(field: str) -> Any:
-    """A field of a key or value as nft lists it."""
-    return int(field) if field.isdigit() else prefixed(field)
+def listed_field(field: str) -> str | int:
+    """A field of a key or value as it is listed."""
+    return int(field) if field.isdigit() else {"tcp": Protocol.TCP, "udp": Protocol.UDP}.get(field, field)
 
 
-def listed_value(text: str) -> Any:
-    """The value of an element of a map as nft lists it."""
-    if text.startswith("jump "):
-        return {"jump": {"target": text.removeprefix("jump ")}}
-    fields = [listed_field(field) for field in text.split(" . ")]
-    return {"concat": fields} if len(fields) > 1 else fields[0]
-
-
-def listed_element(text: str) -> Any:
-    """An element as nft lists it, of its text in a command."""
-    key, _, value = text.partition(" : ")
-    key, _, comment = key.partition(" comment ")
-    found = listed_value(key)
-    if comment:
-        found = {"elem": {"val": found, "comment": comment.strip('"')}}
-    return [found, listed_value(value)] if value else found
-
-
-def listing(rules: RuleSet) -> list[dict[str, Any]]:
-    """A table as nft lists it: what its kernel makes of the commands for a new table."""
-    of = {"table": "kubeproxy", "family": "inet", "handle": 1}
-    items: list[dict[str, Any]] = [
-        {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
-        {"table": {"family": "inet", "name": "kubeproxy", "handle": 1}},
-    ]
+def listing(rules: RuleSet) -> Listing:
+    """A table as it is listed: what its kernel makes of the commands for a new table."""
     kernel = NaiveKernel()
     kernel.obey("".join(difference(None, rules)))
 
-    def declare(name: str, kind: Kind) -> None:
-        kinds, leads_to, flags = kind.listed
-        item = of | {"name": name, "type": kinds} | ({"flags": flags} if flags else {})
-        if elements := [
-            listed_element(f"{key} : {value}" if value else key) for key, value in kernel.sets[name].items()
-        ]:
-            item["elem"] = elements
-        items.append({"map": item | {"map": leads_to}} if leads_to else {"set": item})
+    def kind(name: str) -> Kind:
+        return KINDS[name] if name in KINDS else CLIENTS[Family(int(name.removeprefix("clients")[0]))]
 
-    for name in kernel.sets:
-        declare(name, KINDS[name] if name in KINDS else CLIENTS[Family(int(name.removeprefix("clients")[0]))])
-    for name, made in kernel.chains.items():
-        if (hook := {**HOOKS, DIVERT: DIVERT_HOOK}.get(name)) is not None:
-            kind, where, priority, policy = hook
-            items.append(
-                {"chain": of | {"name": name, "type": kind, "hook": where, "prio": priority, "policy": policy}}
-            )
-        else:
-            items.append({"chain": of | {"name": name}})
-        items += [{"rule": of | {"chain": name, "comment": comment, "expr": []}} for comment in made]
-    return items
-
-
-def encode(items: list[dict[str, Any]]) -> bytes:
-    return json.dumps({"nftables": items}).encode()
+    return Listing(
+        sets={
+            name: Listed(kind(name).listed, [listed_entry(key, value) for key, value in elements.items()])
+            for name, elements in kernel.sets.items()
+        },
+        chains={name: {**HOOKS, DIVERT: DIVERT_HOOK}.get(name) for name in kernel.chains},
+        comments={name: tuple(made) for name, made in kernel.chains.items()},
+    )
 
 
 FULL = rule_set(
@@ -554,74 +522,49 @@ FULL = replace(
 
 
 def test_what_is_listed_is_recognized() -> None:
-    assert parse(encode(listing(FULL))) == Table.of(FULL)
-
-
-def test_what_nft_1_1_lists_is_recognized() -> None:
-    """It lists slots by the expressions of their keys, the types of endpoints one by one, and the flag `dynamic`."""
-    items = listing(FULL)
-    types: dict[str, Any] = {"inet_service": {"payload": {"protocol": "tcp", "field": "dport"}}}
-    types["integer"] = {"numgen": {"mode": "random", "mod": 2, "offset": 0}}
-    for family, protocol in (("ipv4_addr", "ip"), ("ipv6_addr", "ip6")):
-        types[family] = {"payload": {"protocol": protocol, "field": "daddr"}}
-    changed = set()
-    for found in (item["map"] for item in items if "map" in item):
-        if "_slots" in found["name"]:
-            found["type"] = {"typeof": {"concat": [types[each] for each in found["type"]]}}
-            found["map"] = found["map"].split(" . ")
-            changed.add("slots")
-        elif found["name"].startswith("clients"):
-            found["flags"] = [*found["flags"], "dynamic"]
-            changed.add("clients")
-    paused = next(item["set"] for item in items if "set" in item and item["set"]["name"] == "paused4")
-    paused["flags"] = "timeout"
-    assert changed == {"slots", "clients"}
-    assert parse(encode(items)) == Table.of(FULL)
+    assert table_of(listing(FULL)) == Table.of(FULL)
 
 
 @pytest.mark.parametrize(
     "fault",
-    ["no chain", "another priority", "policy drop", "no set", "a set of another type", "a chain more", "a timeout"],
+    ["no chain", "another priority", "policy drop", "no set", "a set of another type", "a chain more", "no such key"],
 )
 def test_a_table_of_another_version_is_made_anew(fault: str) -> None:
-    items = listing(FULL)
-    chain = next(item["chain"] for item in items if "chain" in item)
-    refused = next(item["set"] for item in items if "set" in item and item["set"]["name"] == "refused")
+    found = listing(FULL)
+    chains, sets = dict(found.chains), dict(found.sets)
+    kind, hook, priority, policy = chains["prerouting"] or ("", "", 0, "")
     match fault:
         case "no chain":
-            items = [item for item in items if item.get("chain") is not chain]
+            del chains["prerouting"]
         case "another priority":
-            chain["prio"] = -100
+            chains["prerouting"] = (kind, hook, -100, policy)
         case "policy drop":
-            chain["policy"] = "drop"
+            chains["prerouting"] = (kind, hook, priority, "drop")
         case "no set":
-            items = [item for item in items if item.get("set") is not refused]
+            del sets["refused"]
         case "a set of another type":
-            refused["type"] = ["inet_service"]
+            sets["refused"] = Listed((["inet_service"], None, None), sets["refused"].entries)
         case "a chain more":
-            items.append({"chain": chain | {"name": "mine", "hook": "forward"}})
-        case "a timeout":
-            refused["elem"] = [{"elem": {"val": refused["elem"][0], "timeout": 30}}]
-    steps = difference(parse(encode(items)), FULL)
+            chains["mine"] = (kind, "forward", priority, policy)
+        case "no such key":
+            sets["redirects4"] = Listed(sets["redirects4"].declared, [Entry(("10.96.0.1", "sctp6", 80), 7001)])
+    steps = difference(table_of(Listing(sets, chains, found.comments)), FULL)
     assert steps[0].startswith(DELETION + "add table inet kubeproxy\n")
     assert steps[1:] == difference(None, FULL)[1:]
 
 
 @pytest.mark.parametrize("how", ["missing", "doubled", "foreign", "out of order"])
 def test_rules_changed_by_another_program_are_restored(how: str) -> None:
-    items = listing(FULL)
-    guards = [item for item in items if item.get("rule", {}).get("chain") == "guard"]
-    match how:
-        case "missing":
-            items.remove(guards[0])
-        case "doubled":
-            items.append(guards[0])
-        case "foreign":
-            items.append({"rule": guards[0]["rule"] | {"comment": "mine"}})
-        case "out of order":
-            items.remove(guards[0])
-            items.append(guards[0])
-    (step,) = difference(parse(encode(items)), FULL)
+    found = listing(FULL)
+    first, *others = guards = found.comments["guard"]
+    changed = {
+        "missing": others,
+        "doubled": [*guards, first],
+        "foreign": [*guards, "mine"],
+        "out of order": [*others, first],
+    }
+    listed = replace(found, comments={**found.comments, "guard": tuple(changed[how])})
+    (step,) = difference(table_of(listed), FULL)
     assert step.startswith("flush chain inet kubeproxy guard\n")
     assert step.count("add rule") == len(guards)
 
@@ -634,7 +577,7 @@ def test_stale_elements_are_removed() -> None:
         refused=frozenset(),
         dropped=frozenset(),
     )
-    steps = difference(parse(encode(listing(FULL))), rest)
+    steps = difference(table_of(listing(FULL)), rest)
     text = "".join(steps)
     assert "delete element inet kubeproxy own_node_ports4 { tcp . 30080 : 7005 }" in text
     assert "delete element inet kubeproxy redirects6 { fd96::1 . tcp . 80 : 7003 }" in text
@@ -643,28 +586,23 @@ def test_stale_elements_are_removed() -> None:
 
 
 def test_a_pause_is_recognized_and_so_are_the_redirects_of_another_version() -> None:
-    items = listing(FULL)
-    paused = next(item["set"] for item in items if item.get("set", {}).get("name") == "paused4")
-    paused["elem"] = [{"elem": {"val": {"concat": ["10.96.0.1", "tcp", 80]}, "timeout": 30, "expires": 7}}]
-    assert parse(encode(items)) == replace(Table.of(FULL), paused=True)
-    (flush,) = difference(parse(encode(items)), FULL)
+    found = listing(FULL)
+    paused = Listed(KINDS["paused4"].listed, [Entry(("10.96.0.1", Protocol.TCP, 80))])
+    table = table_of(replace(found, sets={**found.sets, "paused4": paused}))
+    assert table == replace(Table.of(FULL), paused=True)
+    (flush,) = difference(table, FULL)
     assert "flush set inet kubeproxy paused4\n" in flush
-    items = [item for item in items if not item.get("set", {}).get("name", "").startswith(("paused", "guarded"))]
-    found = parse(encode(items))
-    assert not found.sound
-    assert found.redirects == FULL.redirects
-    assert difference(found, FULL)[1:] == difference(None, FULL)[1:]
+    without = {name: kind for name, kind in found.sets.items() if not name.startswith(("paused", "guarded"))}
+    table = table_of(replace(found, sets=without))
+    assert not table.sound
+    assert table.redirects == FULL.redirects
+    assert difference(table, FULL)[1:] == difference(None, FULL)[1:]
 
 
 def test_sockets_are_guarded_last_and_only_where_asked_for() -> None:
     guard = [rule.text for rule in rules_of(replace(FULL, guard_sockets=True))["guard"]]
     assert guard[-2:] == ["socket transparent 1 return", "meta l4proto . th dport != @unguarded drop"]
     assert guard[:-2] == [rule.text for rule in rules_of(FULL)["guard"]]
-
-
-def test_what_nft_never_prints_is_an_error() -> None:
-    with pytest.raises(msgspec.MsgspecError):
-        parse(b"<html>")
 
 
 def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
@@ -681,10 +619,11 @@ def test_the_chain_for_answers_to_clients_addresses_comes_and_goes() -> None:
         "flush chain inet kubeproxy divert\ndelete chain inet kubeproxy divert\n"
     ]
     full = replace(FULL, transparent=True)
-    assert parse(encode(listing(full))) == Table.of(full)
-    items = listing(full)
-    next(item["chain"] for item in items if item.get("chain", {}).get("name") == "divert")["prio"] = -100
-    assert not parse(encode(items)).sound
+    assert table_of(listing(full)) == Table.of(full)
+    found = listing(full)
+    assert not table_of(
+        replace(found, chains={**found.chains, "divert": ("filter", "prerouting", -100, "accept")})
+    ).sound
 
 
 def test_first_packets_meet_no_rule_that_no_destination_needs() -> None:
