@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from kubeproxy.model import Scheduler
 from tests.support.lab.privilege import require_hosts
 from tests.tools.bench import machine, report
 from tests.tools.bench.chart import chart
@@ -25,6 +26,8 @@ from tests.tools.bench.memory import IdleConnections, IdleDaemon
 from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, PlainDnat, RedirectedHAProxy, Streams
 from tests.tools.bench.processes import family
 from tests.tools.bench.scale import SCENARIOS, Scale
+from tests.tools.bench.schedulers import SPREADS
+from tests.tools.bench.schedulers import table as table_of_schedulers
 from tests.tools.bench.stage import Stage, make_stage
 
 LANES = 3
@@ -33,9 +36,17 @@ LANES = 3
 _NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
 _ONE = ("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
 _EVERY = ("direct*", f"haproxy{LANES}", f"haproxy{LANES}+nat", f"nginx{LANES}", f"kubeproxy{LANES}")
-_PEERS = (*_ONE, *_EVERY)
-_USUAL = tuple(name for name in _PEERS if name != "bare")
+_SCHEDULED = (
+    *(f"haproxy:{balance}" for balance in ("roundrobin", "leastconn", "source")),
+    *(f"kubeproxy:{scheduler}" for scheduler in Scheduler),
+    *(f"kubeproxy{workers}:{Scheduler.LEAST_CONNECTIONS}" for workers in (2, 4)),
+    *(f"kernel:{scheduler}" for scheduler in Scheduler),
+)
+"""A proxy with a number of workers, and its scheduler."""
+_PEERS = (*_ONE, *_EVERY, *_SCHEDULED)
+_USUAL = tuple(name for name in (*_ONE, *_EVERY) if name != "bare")
 _QUICK = ("direct", "dnat", "kernel", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
+_SCHEDULERS = "schedulers"
 _QUICK_NAMES = (*(load.name for load in LOADS if load.name != "bulk1"), IdleConnections.name, IdleDaemon.name)
 _WIDE = (REQUESTS, CONNECTIONS)
 """What is measured on every core."""
@@ -56,6 +67,13 @@ def _names_of(allowed: Sequence[str]) -> Callable[[click.Context, click.Paramete
 
 
 def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
+    base, _, scheduler = name.partition(":")
+    if scheduler:
+        workers = int(base.lstrip("abcdefghijklmnopqrstuvwxyz") or 1)
+        if base == "haproxy":
+            return HAProxy(name, balance=scheduler)
+        path = "kernel" if base == "kernel" else "userspace"
+        return Kubeproxy(name, workers=workers, netfilter=netfilter, data_path=path, scheduler=scheduler)
     lanes = LANES if name in _EVERY else 1
     if name.endswith("+nat"):
         return RedirectedHAProxy(name, lanes=lanes)
@@ -80,7 +98,7 @@ def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
 
 
 def _does(peer: Peer, load: Measure) -> bool:
-    if peer.lanes > 1:
+    if peer.lanes > 1 and load not in SPREADS:
         return load in _WIDE
     return load.name != "udp" or not isinstance(peer, HAProxy | Streams | Bare)
 
@@ -160,7 +178,12 @@ def _print_samples(path: Path) -> None:
     "--rounds", type=click.IntRange(min=1), help="How often each is measured; the median counts. [4; quick 2]"
 )
 @click.option("--seconds", type=click.FloatRange(min=0.2), help="How long each time. [2; quick 1]")
-@click.option("--only", metavar="NAME,...", callback=_names_of(_NAMES), help=f"Only these of {', '.join(_NAMES)}.")
+@click.option(
+    "--only",
+    metavar="NAME,...",
+    callback=_names_of((*_NAMES, _SCHEDULERS)),
+    help=f"Only these of {', '.join((*_NAMES, _SCHEDULERS))}.",
+)
 @click.option(
     "--peers",
     metavar="NAME,...",
@@ -216,7 +239,7 @@ def main(
     # Ended by either signal it takes its hosts, programs and files along, in the background of a shell too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    chosen = peers or (_QUICK if quick else _USUAL)
+    chosen = peers or (_SCHEDULED if only == (_SCHEDULERS,) else _QUICK if quick else _USUAL)
     if (profile or perf) and chosen not in (("bare",), ("kubeproxy0",)):
         raise click.UsageError("--profile and --perf are for bare or kubeproxy0 alone: name it with --peers")
     if perf is not None and shutil.which("perf") is None:
@@ -227,7 +250,7 @@ def main(
     seconds = seconds or (1.0 if quick else 2.0)
     names = only or (_QUICK_NAMES if quick else _NAMES)
     known = [_make_peer(name, netfilter, profile) for name in chosen]
-    loads = [load for load in LOADS if load.name in names]
+    loads = [load for load in LOADS if load.name in names] + ([*SPREADS] if _SCHEDULERS in names else [])
     facts = machine.facts(Cores.split())
     if facts["load_average_before"] > 1:
         _tell(f"bench: others use this machine (load average {facts['load_average_before']:.1f}); trust ratios at most")
@@ -248,9 +271,10 @@ def main(
             if scenarios is not None and scenario.name not in scenarios:
                 continue
             _measure_once(results, scale.name, scenario.name, lambda scenario=scenario: scale.run(scenario))  # type: ignore[misc]
+    usual = [load for load in loads if load not in SPREADS]
     sections = [
-        report.Section("one core", [peer.name for peer in known if peer.lanes == 1], [*loads, idle]),
-        report.Section("every core", [peer.name for peer in known if peer.lanes > 1], [*loads, idle]),
+        report.Section("one core", [peer.name for peer in known if peer.lanes == 1], [*usual, idle]),
+        report.Section("every core", [peer.name for peer in known if peer.lanes > 1], [*usual, idle]),
         report.Section("memory", standing.sources, [standing]),
         report.Section("scale", [scenario.name for scenario in SCENARIOS], [scale]),
     ]
@@ -260,6 +284,7 @@ def main(
         f"medians of {rounds} alternating rounds of {seconds:g} s;"
         f" load average before: {facts['load_average_before']:.1f}\n\n"
         f"{report.table(results, sections)}"
+        f"{table_of_schedulers(results, chosen) if _SCHEDULERS in names else ''}"
     )
     print(f"\n{text}")
     if docs_path is not None:

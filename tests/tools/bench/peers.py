@@ -18,7 +18,7 @@ from tests.support.lab.node import NODE_V4
 from tests.tools.bench import asyncio_streams, data_plane_only
 from tests.tools.bench.cpu_pinning import Cores, pinned
 from tests.tools.bench.machine import NGINX_STREAM
-from tests.tools.bench.stage import BACKENDS, BULK, ECHO, HTTP, Stage, wait_for
+from tests.tools.bench.stage import BACKENDS, BULK, ECHO, HTTP, SCHEDULED, Stage, wait_for
 
 CLUSTER_IP = "10.96.0.10"
 
@@ -90,15 +90,19 @@ class Program(Peer):
 
 
 class HAProxy(Program):
-    """Debian's HAProxy in TCP mode, with default settings otherwise."""
+    """Debian's HAProxy in TCP mode, with default settings otherwise. `balance` is its own setting."""
+
+    def __init__(self, name: str, *, lanes: int = 1, balance: str = "roundrobin") -> None:
+        super().__init__(name, lanes=lanes)
+        self._balance = balance
 
     def command(self, directory: Path) -> list[str]:
-        """Round robin over the backends, a listener for each port."""
+        """Return the command: all backends, a listener for each port."""
         config = directory / "haproxy.cfg"
         config.write_text(
             "global\n"
             f"    nbthread {self.lanes}\n"
-            "    maxconn 8000\n"
+            f"    maxconn {9500 if ':' in self.name else 8000}\n"
             "defaults\n"
             "    mode tcp\n"
             "    timeout client 10m\n"
@@ -107,9 +111,9 @@ class HAProxy(Program):
             + "".join(
                 f"listen port{port}\n"
                 f"    bind {NODE_V4}:{port} backlog 4096\n"
-                "    balance roundrobin\n"
+                f"    balance {self._balance}\n"
                 + "".join(f"    server s{index} {address}:{port}\n" for index, address in enumerate(BACKENDS))
-                for port in (HTTP, BULK)
+                for port in (HTTP, BULK, SCHEDULED)
             )
         )
         return ["haproxy", "-db", "-q", "-f", str(config)]
@@ -220,7 +224,7 @@ class PlainDnat(Peer):
 class Kubeproxy(Peer):
     """The daemon, through its real redirect: the client connects to a cluster IP, with connection tracking.
 
-    `workers` is the daemon's flag of that name; 0 is everything in one process. `data_path` is another.
+    `workers` is the daemon's flag of that name; 0 is everything in one process. `data_path` and `scheduler` are others.
     """
 
     def __init__(
@@ -230,11 +234,13 @@ class Kubeproxy(Peer):
         workers: int,
         netfilter: str = "nftables",
         data_path: str = "userspace",
+        scheduler: str = "round-robin",
         profile: Path | None = None,
         program: Sequence[str] = (sys.executable, KUBEPROXY),
     ) -> None:
         super().__init__(name, lanes=max(1, workers))
         self._program = program
+        self._scheduler = scheduler
         self._data_path = data_path
         self._workers = workers
         self._netfilter = netfilter
@@ -251,12 +257,12 @@ class Kubeproxy(Peer):
             manifests=manifests,
             netfilter=self._netfilter,
             workers=self._workers,
-            options=["--data-path", self._data_path],
+            options=["--data-path", self._data_path, "--scheduler", self._scheduler],
             command=self._program if self._profile is None else [*_profiled(self._profile), KUBEPROXY],
         )
         for port in (HTTP, BULK):
             wait_for(stage.client, self.address(port))
-        if self._data_path == "kernel":
+        if self._data_path == "kernel" and self._scheduler != "least-connections":
             self._await_slots(stage)
 
     def _await_slots(self, stage: Stage) -> None:
@@ -319,7 +325,7 @@ def _forget_ended_soon(stage: Stage) -> None:
         stage.node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_time_wait", 10)
 
 
-_PORTS = (("http", HTTP, "TCP"), ("bulk", BULK, "TCP"), ("echo", ECHO, "UDP"))
+_PORTS = (("http", HTTP, "TCP"), ("bulk", BULK, "TCP"), ("echo", ECHO, "UDP"), ("scheduled", SCHEDULED, "TCP"))
 _MANIFEST = f"""\
 apiVersion: v1
 kind: Service

@@ -14,8 +14,9 @@ from tests.support.lab import Host, make_network
 from tests.tools.bench import traffic
 from tests.tools.bench.cpu_pinning import Cores, pinned
 
-HTTP, BULK, ECHO = 8080, 9000, 7000
-"""The ports that the backends serve: small HTTP answers; bytes without end; datagrams, answered with themselves."""
+HTTP, BULK, ECHO, SCHEDULED = 8080, 9000, 7000, 8090
+"""The ports that the backends serve: small HTTP answers; bytes without end; datagrams, answered with themselves; what
+the measures of schedulers serve there."""
 
 BACKENDS = ("10.3.0.2", "10.3.0.3", "10.3.0.4", "10.3.0.5")
 """The backends' addresses: four endpoints, all on one host."""
