@@ -52,7 +52,7 @@ _COMMENT: Final = 0  # of a rule and of an element: type, length and text with i
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _ANONYMOUS: Final = 1  # NFT_SET_ANONYMOUS: part of a rule
 _FLAG_NAMES: Final = {2: "constant", 4: "interval", 16: "timeout"}
-"""Those that declarations are compared by. A set that rules fill has `dynamic`, too, which `Kind.listed` leaves out."""
+"""Those that declarations are compared by. `Kind.listed` leaves out the flag of sets that rules fill."""
 _HOOKS: Final = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 _POLICIES: Final = {0: "drop", 1: "accept"}
 _TYPES: Final = {4: "integer", 7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service"}
