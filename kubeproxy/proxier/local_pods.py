@@ -100,7 +100,7 @@ class LocalPods:
         return found
 
     def identity(self, address: Address) -> str:
-        """Return the pod that has an address, like `shop/UID`, or an empty text if it is not known."""
+        """Return the pod that has an address, such as "shop/UID", or an empty text if it is not known."""
         services = self._at.get(address, {}).items()
         return next((pod for name, endpoint in services if (pod := _identity(name, endpoint))), "")
 
