@@ -14,6 +14,7 @@ operator_view    the monitor, the access log, orders (`operator_orders`), and th
                  `http_pages`) with their data (`status_collector`, `connection_trace`, `kernel_path_trace`)
 
 Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
-`data_plane`; `parts` holds them all for what shows them. Of the process itself: `signals`, `sd_notify`,
-`process_limits`, `check_files`, `startup_progress`, `shutdown`; `container_init` is the first process of a container.
+`data_plane` (`own_ports`: how many listeners it may have); `parts` holds them all for what shows them. Of the process
+itself: `signals`, `sd_notify`, `process_limits`, `check_files`, `startup_progress`, `shutdown`; `container_init` is the
+first process of a container.
 """

@@ -219,10 +219,12 @@ class Tracer:
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
     """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
     for frontend in snapshot.frontends:
-        if met.spread is not None and met.matched is not None:
+        if met.matched is not None:
             destination, origin = met.matched
-            asks = frontend.frontend.destinations.get(destination) is origin
-            if asks and str(frontend.frontend.name.service_port) == met.spread.service_port:
+            if frontend.frontend.destinations.get(destination) is not origin:
+                continue
+        if met.spread is not None and met.matched is not None:
+            if str(frontend.frontend.name.service_port) == met.spread.service_port:
                 return frontend
             continue
         if met.proxy_port is not None:

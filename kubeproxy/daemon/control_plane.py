@@ -9,6 +9,7 @@ from kubeproxy.daemon.data_plane import AnyDataPlane
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.host_facts import HostFacts
 from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.own_ports import own_ports
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process import Process
 from kubeproxy.daemon.proxier_events import ProxierEvents
@@ -72,6 +73,7 @@ class ControlPlane:
                 ProxierSettings(
                     families=frozenset(host_facts.families),
                     facts=host_facts.facts(),
+                    own_ports=own_ports(configuration),
                     landing=host_facts.landing,
                     bind=host_facts.bind,
                     guard_sockets=kernel.guards_sockets,

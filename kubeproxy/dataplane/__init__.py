@@ -9,7 +9,7 @@ queries of `kubeproxy.dataplane.interface` read its counters and status.
   engine, context       applies messages to listeners; state that the parts of one process share
   connection_log        finished connections, for the access log
   loop/                 the event loop (`reactor`), dial timeouts, end-of-turn writes, lag
-  tcp/                  listener, dial, connection, endpoint probe, half-closed and keepalive sweeps
+  tcp/                  listener, shared listener, dial, connection, endpoint probe, half-closed and keepalive sweeps
   udp/                  sessions, batched system calls
   balancing/            round robin with ejection, session affinity (pure)
   sockets/              socket options, connecting, the client's address, reserved ports, SO_REUSEPORT program

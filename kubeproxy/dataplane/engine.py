@@ -25,12 +25,22 @@ from kubeproxy.dataplane.interface import (
     Ended,
     WorkerStatus,
 )
-from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import (
+    Join,
+    Listen,
+    MarkEndpoint,
+    Message,
+    RestoreBindings,
+    Retire,
+    SetEndpoints,
+    Tune,
+)
 from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
 from kubeproxy.dataplane.tcp.connection_state import ConnectionState
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
+from kubeproxy.dataplane.tcp.shared_listener import SharedListener
 from kubeproxy.dataplane.udp.sessions import DatagramListener, FrozenSession, Sessions
 from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Address, FrontendName, Protocol, Target
@@ -95,6 +105,8 @@ class Engine:
         self._keepalive = KeepaliveSweep(context)
         self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
+        self._joined: dict[FrontendName, SharedListener] = {}
+        """Where frontends have joined that have no socket of their own."""
         self._previous: dict[FrontendName, Listener | DatagramListener] = {}
         """Replaced listeners, which listen until `close_previous`."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
@@ -110,6 +122,9 @@ class Engine:
             match message:
                 case Listen():
                     if (failure := self._listen(message)) is not None:
+                        failures[message.frontend] = failure
+                case Join():
+                    if (failure := self._join(message)) is not None:
                         failures[message.frontend] = failure
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
@@ -127,6 +142,10 @@ class Engine:
                         self._context.touched.add(listener.counters)
                 case Retire(frontend=name):
                     self.close_previous(name)
+                    if (shared := self._joined.pop(name, None)) is not None and isinstance(
+                        joined := self._listeners.get(name), Listener
+                    ):
+                        shared.leave(joined)
                     if (listener := self._listeners.pop(name, None)) is not None:
                         listener.balancer.share((), ())  # Its columns may be another frontend's now.
                     self._end(listener)
@@ -148,12 +167,29 @@ class Engine:
         listener = self._open(message)
         if isinstance(listener, str):
             return listener
-        listener.counters.frontend = message.frontend
-        namespace = message.frontend.service_port.namespace
-        listener.counters.share.tenant = self._tenants.setdefault(namespace, listener.counters.share.tenant)
-        self._listeners[message.frontend] = listener
-        self._reported[message.frontend] = NOTHING
+        self._serve(message.frontend, listener)
+        if message.shared:
+            del self._reported[message.frontend]  # those that join it are counted
         return None
+
+    def _join(self, message: Join) -> str | None:
+        shared = self._listeners.get(message.listener)
+        if not isinstance(shared, SharedListener):
+            return "cannot listen: the shared listener is not open"
+        listener = self._listeners.get(message.frontend)
+        if not isinstance(listener, Listener):
+            listener = Listener(self._context, None, rng=self._rng)
+            self._serve(message.frontend, listener)
+        self._joined[message.frontend] = shared
+        shared.enter(listener, message.destinations)
+        return None
+
+    def _serve(self, name: FrontendName, listener: Listener | DatagramListener) -> None:
+        listener.counters.frontend = name
+        tenant = listener.counters.share.tenant
+        listener.counters.share.tenant = self._tenants.setdefault(name.service_port.namespace, tenant)
+        self._listeners[name] = listener
+        self._reported[name] = NOTHING
 
     def listen_on_new(self, message: Listen) -> str | None:
         """Serve a frontend on a new socket as well, and return the failure, or None. The present socket stays in use
@@ -179,7 +215,7 @@ class Engine:
                 if message.protocol is Protocol.UDP:
                     listener = DatagramListener(self._context, self._sessions, sock, rng=self._rng)
                 else:
-                    listener = Listener(self._context, sock, rng=self._rng)
+                    listener = (SharedListener if message.shared else Listener)(self._context, sock, rng=self._rng)
             except OSError:
                 self._close_socket(sock)
                 raise
@@ -189,9 +225,9 @@ class Engine:
         return listener
 
     def _end(self, listener: Listener | DatagramListener | None) -> None:
-        if listener is not None:
+        if listener is not None and (sock := self._sockets.pop(listener, None)) is not None:
             listener.close()
-            self._close_socket(self._sockets.pop(listener))
+            self._close_socket(sock)
 
     @property
     def frontends(self) -> tuple[FrontendName, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kubeproxy.model import ROUND_ROBIN, Address, Balancing, FrontendName, Protocol, Target
+from kubeproxy.model import ROUND_ROBIN, Address, Balancing, Destination, FrontendName, Protocol, Target
 
 
 class Listen(Struct, frozen=True, tag=True, array_like=True):
@@ -20,6 +20,20 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
     protocol: Protocol
     address: Address
     port: int
+    shared: bool = False
+    """Whether it serves those frontends instead that `Join` it. Its own name only tells it from others."""
+    pinned: bool = False
+    """Whether clients of a shared listener meet the same worker each time, as session affinity needs."""
+
+
+class Join(Struct, frozen=True, tag=True, array_like=True):
+    """Serve a frontend at a shared listener: each client that asked for one of these destinations.
+
+    Of the frontends of a listener, one alone has a destination. A later message replaces the destinations."""
+
+    frontend: FrontendName
+    listener: FrontendName
+    destinations: tuple[Destination, ...]
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
@@ -99,4 +113,4 @@ class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
     bindings: tuple[Binding, ...]
 
 
-Message = Listen | SetEndpoints | MarkEndpoint | Retire | Tune | RestoreBindings
+Message = Listen | Join | SetEndpoints | MarkEndpoint | Retire | Tune | RestoreBindings

@@ -14,7 +14,8 @@ proxier             the rounds: takes changes, sends messages, has the kernel sy
 What the resolver uses: `frontends`, `endpoint_selection` (ready or terminating, on this node or on any, by topology),
 `restrictions` with `cidr_set`, `draining` and `drains` with `expiries`, and the facts about this `node`. What
 availability uses: `port_claims`, which hold node ports against other processes, and `loops`, which finds endpoints that
-lead back to this proxy. What listeners use: `plan`, the table of moves, and `port_allocator`. What the rules use:
+lead back to this proxy. What listeners use: `plan`, the table of moves, `port_allocator`, and `shared_ports` for
+frontends beyond the number that have a port of their own. What the rules use:
 `data_path` (which frontends the kernel leads), `slot_budget`, `address_claims` (which service port has a destination
 that several claim) and `hairpins`.
 

@@ -6,17 +6,28 @@ moves are decided again. Every message states a wanted condition, so repeating o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
-from kubeproxy.dataplane.messages import Listen, Message, Retire
-from kubeproxy.model import Frontend, FrontendName
+import structlog
+
+from kubeproxy.dataplane.messages import Join, Listen, Message, Retire
+from kubeproxy.model import Address, Frontend, FrontendName, Protocol
 from kubeproxy.proxier.availability import Availability
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
+from kubeproxy.proxier.shared_ports import SharedPort, SharedPorts
+
+log = structlog.get_logger(__name__)
+
+UDP_SHARE: Final = 2
+"""How many times `own_ports` UDP listeners may have: they cannot share."""
+_REMEDY: Final = "raise the limit on open files, and widen net.ipv4.ip_local_port_range or --proxy-port-range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,8 @@ class Step:
     update: tuple[FrontendName, ...]
     close: tuple[FrontendName, ...]
     messages: tuple[Message, ...]
+    opened: tuple[SharedPort, ...] = ()
+    """The shared ports that they open."""
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
@@ -42,6 +55,11 @@ class Listeners:
         self.faults: dict[FrontendName, str] = {}
         """The frontends whose last move failed, each with its error. They wait for `retry`."""
         self._ports = ports
+        self._shared_ports = SharedPorts(ports)
+        self._own: Counter[Protocol] = Counter()
+        """Listeners with a port of their own."""
+        self._without_own: set[FrontendName] = set()
+        """Frontends that the data plane could not serve at a port of their own."""
         self._availability = availability
         self._wanted = availability.wanted
         self._rules = rules
@@ -122,19 +140,29 @@ class Listeners:
             # The kernel path does not wait for the data plane.
             self._rules.lead(self._wanted[name])
         opened = tuple(name for name in moves.of(Move.OPEN) if self._open(name))
-        return self._messages(opened + moves.of(Move.LISTEN), moves.of(Move.UPDATE), moves.of(Move.CLOSE))
+        listen = tuple(name for name in opened + moves.of(Move.LISTEN) if self._take_destinations(name))
+        return self._messages(listen, moves.of(Move.UPDATE), moves.of(Move.CLOSE))
 
     def _messages(
         self, listen: tuple[FrontendName, ...], update: tuple[FrontendName, ...], close: tuple[FrontendName, ...]
     ) -> Step:
         messages: list[Message] = []
+        opened: dict[SharedPort, None] = {}
         for name in listen:
             listener = self.existing[name]
-            messages.append(Listen(name, listener.protocol, listener.address, listener.reservation.port))
+            if listener.shared is None:
+                messages.append(Listen(name, listener.protocol, listener.address, listener.reservation.port))
+            else:
+                for port in (listener.shared, *self._shared_ports.refusing(listener.shared.listen).values()):
+                    if not port.listens and port not in opened:
+                        opened[port] = None
+                        messages.append(port.listen)
+                listener.confirmed = False  # until it is known that the data plane has got it
+                messages.append(Join(name, listener.shared.listen.frontend, tuple(sorted(listener.joined))))
             messages.append(endpoints_of(self._wanted[name]))
         messages += [endpoints_of(self._wanted[name]) for name in update]
         messages += [Retire(name) for name in close]
-        return Step(listen, update, close, tuple(messages))
+        return Step(listen, update, close, tuple(messages), tuple(opened))
 
     def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
         """Put a frontend into the rules, or take it out of them with None."""
@@ -142,7 +170,9 @@ class Listeners:
         if frontend is None:
             self._rules.remove(name)
         else:
-            self._rules.put(frontend, listener.reservation.port)
+            refusing = {} if listener.shared is None else self._shared_ports.refusing(listener.shared.listen)
+            refusals = {verdict: port.reservation.port for verdict, port in refusing.items()}
+            self._rules.put(frontend, listener.reservation.port, refusals)
         if self._rules.generation != before:
             listener.rules_generation = self._rules.generation
         listener.in_rules = frontend
@@ -152,22 +182,77 @@ class Listeners:
         """Reserve a port for a new listener, and return whether there is one."""
         frontend, address = self._wanted[name], bind_address(self._settings.bind, name.family)
         try:
-            reservation = self._ports.reserve(frontend.protocol, address)
+            listener = self._reserve(frontend, address)
         except NoPort as error:
             self.faults[name] = str(error)
             self._portless[name] = None
             return False
-        self.existing[name] = ListenerState(frontend.protocol, address, reservation)
-        self._availability.proxy_port_changed(frontend.protocol, reservation.port)
+        self.existing[name] = listener
+        self._availability.proxy_port_changed(frontend.protocol, listener.reservation.port)
+        return True
+
+    def _reserve(self, frontend: Frontend, address: Address) -> ListenerState:
+        """Reserve a port of its own for a frontend, or a shared one beyond the number that have their own; where there
+        is none of that kind, the other. Raise NoPort if there is neither."""
+        protocol, most = frontend.protocol, self._settings.own_ports
+        if protocol is not Protocol.TCP:
+            if self._own[protocol] >= UDP_SHARE * most:
+                raise NoPort(f"this host has room for {UDP_SHARE * most} UDP service ports; {_REMEDY}")
+            return self._at_own_port(frontend, address)
+        first, second = self._at_own_port, self._at_shared_port
+        if self._own[protocol] >= most or frontend.name in self._without_own:
+            first, second = second, first
+        try:
+            return first(frontend, address)
+        except NoPort:
+            return second(frontend, address)
+
+    def _at_own_port(self, frontend: Frontend, address: Address) -> ListenerState:
+        reservation = self._ports.reserve(frontend.protocol, address)
+        self._own[frontend.protocol] += 1
+        return ListenerState(frontend.protocol, address, reservation)
+
+    def _at_shared_port(self, frontend: Frontend, address: Address) -> ListenerState:
+        is_first = not self._shared_ports
+        shared = self._shared_ports.of(frontend, address)
+        if is_first:
+            log.info("listeners are shared from now on", own=self._own[frontend.protocol], remedy=_REMEDY)
+        return ListenerState(frontend.protocol, address, shared.reservation, shared=shared)
+
+    def _take_destinations(self, name: FrontendName) -> bool:
+        """Note the destinations that a shared listener is to know; return whether the frontend may have them there."""
+        listener, wanted = self.existing[name], self._wanted[name]
+        if listener.shared is None:
+            return True
+        if not listener.shared.suits(wanted):  # another frontend has just got one of them
+            self._unsettled[name] = None
+            return False
+        settled = listener.in_rules == wanted and self._applied >= listener.rules_generation
+        destinations = frozenset(wanted.destinations) | (frozenset() if settled else listener.joined)
+        listener.shared.hold(name, listener.joined, destinations)
+        listener.joined = destinations
         return True
 
     def _drop(self, name: FrontendName) -> None:
         """Release the port of a listener that no longer exists."""
         listener = self.existing.pop(name)
         port = listener.reservation.port
-        self._ports.release(listener.protocol, listener.reservation)
+        self._without_own.discard(name)
+        if listener.shared is not None:
+            listener.shared.hold(name, listener.joined, ())
+        else:
+            self._own[listener.protocol] -= 1
+            self._ports.release(listener.protocol, listener.reservation)
+            self._offer_port(listener.protocol)
         self._availability.proxy_port_changed(listener.protocol, port)
-        self._unsettled.update(self._portless)
+
+    def _offer_port(self, protocol: Protocol) -> None:
+        """Let one frontend try again that waits for a port. All of them would be too many for one port."""
+        wanted = self._wanted
+        waiting = next((it for it in self._portless if it in wanted and wanted[it].protocol is protocol), None)
+        if waiting is not None:
+            del self._portless[waiting]
+            self._unsettled[waiting] = None
 
     # Results.
 
@@ -176,12 +261,15 @@ class Listeners:
 
         Return whether it has closed a listener, so that ports may be free."""
         self._in_flight = ()
+        for port in step.opened:
+            port.listens = port.listen.frontend not in failures
         for name in step.listen + step.update:
             listener = self.existing[name]
             if name not in failures:
                 listener.confirmed, listener.sent = True, endpoints_of(self._wanted[name])
             elif listener.sent is None:
                 self._drop(name)  # It never listened, so no rule redirects there.
+                self._without_own.add(name)
             else:
                 listener.confirmed = False  # The data plane may have lost it, so the next step begins with Listen.
         closed = [name for name in step.close if name not in failures]
@@ -203,3 +291,4 @@ class Listeners:
         """Release the ports of all listeners."""
         for name in list(self.existing):
             self._drop(name)
+        self._shared_ports.close()

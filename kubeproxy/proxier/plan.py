@@ -20,17 +20,23 @@ for are in force. If they never are, nothing is closed, and working listeners go
     * or wanted with another protocol, or at another address: closed first, then opened anew.
 
 So labels, annotations, status and the addresses of a Service never re-open a listener, nor change its proxy port.
+
+A listener at a shared port has to know the frontend's destinations. It learns new ones (LISTEN) before they are in the
+rules, and forgets old ones (LISTEN, too) when they are out of the kernel. It is closed and opened anew, at another
+port, when it gets a destination that another frontend of the port has, or session affinity where clients do not keep to
+one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from kubeproxy.dataplane.interface import Reservation
 from kubeproxy.dataplane.messages import SetEndpoints
-from kubeproxy.model import Address, Family, Frontend, FrontendName, Protocol
+from kubeproxy.model import Address, Destination, Family, Frontend, FrontendName, Protocol
+from kubeproxy.proxier.shared_ports import SharedPort
 
 WILDCARD: Mapping[Family, Address] = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
 
@@ -63,6 +69,15 @@ class ListenerState:
     """The frontend as the rules have it, or None if no rule redirects to this listener."""
     rules_generation: int = 0
     """The generation of the rules in which `in_rules` was last changed."""
+    shared: SharedPort | None = None
+    """The shared port; None: it has one of its own."""
+    joined: Set[Destination] = frozenset()
+    """The destinations that its shared listener knows, or has been sent."""
+
+    def suits(self, wanted: Frontend, address: Address) -> bool:
+        """Return whether this listener can serve a frontend at this address."""
+        same = (self.protocol, self.address) == (wanted.protocol, address)
+        return same and (self.shared is None or self.shared.suits(wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +115,24 @@ def next_move(wanted: Frontend | None, listener: ListenerState | None, *, addres
     if listener is None:
         return Move.REST if wanted is None else Move.OPEN
     known = applied >= listener.rules_generation
-    if wanted is None or (listener.protocol, listener.address) != (wanted.protocol, address):
+    if wanted is None or not listener.suits(wanted, address):
         if listener.in_rules is not None:
             return Move.REMOVE_RULE
         return Move.CLOSE if known else Move.WAIT
     if not listener.confirmed or listener.sent is None:
+        return Move.LISTEN
+    if listener.shared is not None and not wanted.destinations.keys() <= listener.joined:
         return Move.LISTEN
     if listener.sent != endpoints_of(wanted):
         if wanted.endpoints or not listener.sent.endpoints:
             return Move.UPDATE
         if listener.in_rules == wanted:
             return Move.UPDATE if known else Move.WAIT
-    return Move.REST if listener.in_rules == wanted else Move.ADD_RULE
+    if listener.in_rules != wanted:
+        return Move.ADD_RULE
+    if listener.shared is None or wanted.destinations.keys() == listener.joined:
+        return Move.REST
+    return Move.LISTEN if known else Move.WAIT
 
 
 def endpoints_of(frontend: Frontend) -> SetEndpoints:

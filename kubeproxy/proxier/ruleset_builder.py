@@ -6,6 +6,7 @@ copy that `ruleset` returns grows with their number, by a few nanoseconds each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
@@ -83,29 +84,33 @@ class RuleSetBuilder:
         self._allowed_sources: dict[Destination, frozenset[str]] = {}
         self._masquerades: dict[Destination, Masquerade] = {}
         # By proxy port.
-        self._proxy_ports: set[ProxyPort] = set()
+        self._proxy_ports: Counter[ProxyPort] = Counter()
+        """With the number of its frontends."""
         self._pods: Mapping[Address, frozenset[int]] = {}
         self._hooks: frozenset[Destination] = frozenset()
-        self._without_endpoints: dict[Verdict, set[ProxyPort]] = {verdict: set() for verdict in Verdict}
+        self._without_endpoints: dict[Verdict, Counter[ProxyPort]] = {verdict: Counter() for verdict in Verdict}
         # Once true, these stay: running connections outlive the settings and frontends that they began with.
         self._ever_transparent = False
         self._ever_kernel = False
 
-    def put(self, frontend: Frontend, port: int) -> None:
-        """Add or change a frontend that serves on a proxy port."""
-        self._put(frontend, port)
+    def put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] | None = None) -> None:
+        """Add or change a frontend that serves on a proxy port. `refusals`: the ports that refuse its clients and drop
+        them, where others share its port; otherwise its own port does it."""
+        self._put(frontend, port, refusals)
         self._lead_refused()
 
-    def _put(self, frontend: Frontend, port: int) -> None:
+    def _put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] | None = None) -> None:
         name = frontend.name
         before, spread_before = self._entries.get(name), self._spread_of.get(name)
         self._set_spread(frontend)
         self._set_hairpins(frontend)
-        spread = self._spread_of.get(name)
+        spread, verdict = self._spread_of.get(name), self._verdict(frontend)
+        if verdict is not None and refusals:
+            port = refusals[verdict]
         entry = self._entries[name] = _Entry(
             frontend=frontend,
             proxy_port=ProxyPort(frontend.protocol, port),
-            verdict=self._verdict(frontend),
+            verdict=verdict,
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
         if before is not None and entry.has_rules_of(before) and (spread is None) is (spread_before is None):
@@ -117,9 +122,9 @@ class RuleSetBuilder:
             self._forget(name, before, keep=frontend.destinations.keys())
         if name.scope is Scope.EXTERNAL:
             self._external.add(name)
-        self._proxy_ports.add(entry.proxy_port)
+        self._proxy_ports[entry.proxy_port] += 1
         if entry.verdict is not None:
-            self._without_endpoints[entry.verdict].add(entry.proxy_port)
+            self._without_endpoints[entry.verdict][entry.proxy_port] += 1
         for destination, origin in sorted(frontend.destinations.items(), key=_anywhere_first):
             self.claims.put(destination, Claimant(name, origin, Place.of(frontend, destination)))
             self._settle(destination)
@@ -190,6 +195,11 @@ class RuleSetBuilder:
                 self._set_spread(entry.frontend)
                 self._set_hairpins(entry.frontend)
                 self._respread(name)
+
+    def proxy_port_of(self, name: FrontendName, otherwise: int) -> int:
+        """Return the port to which rules redirect a frontend's clients, or `otherwise` while there are none."""
+        entry = self._entries.get(name)
+        return otherwise if entry is None else entry.proxy_port.port
 
     @property
     def ejected(self) -> Ejected:
@@ -384,9 +394,9 @@ class RuleSetBuilder:
         return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self._settings.facts.internal_sources) else None
 
     def _forget(self, name: FrontendName, entry: _Entry, *, keep: Set[Destination]) -> None:
-        self._proxy_ports.discard(entry.proxy_port)
+        _count_down(self._proxy_ports, entry.proxy_port)
         if entry.verdict is not None:
-            self._without_endpoints[entry.verdict].discard(entry.proxy_port)
+            _count_down(self._without_endpoints[entry.verdict], entry.proxy_port)
         for destination in entry.frontend.destinations.keys() - keep:
             self.claims.withdraw(destination, name)
             self._settle(destination)
@@ -415,6 +425,12 @@ class RuleSetBuilder:
         else:
             self._allowed_sources.pop(destination, None)
         self._set_masquerade(destination)
+
+
+def _count_down(ports: Counter[ProxyPort], port: ProxyPort) -> None:
+    ports[port] -= 1
+    if not ports[port]:
+        del ports[port]
 
 
 def _anywhere_first(item: tuple[Destination, Origin]) -> tuple[int, Destination]:

@@ -92,7 +92,7 @@ class ProxierView:
         collected = tuple(
             FrontendState(
                 frontend,
-                listeners[name].reservation.port if name in listeners else None,
+                rules.proxy_port_of(name, listeners[name].reservation.port) if name in listeners else None,
                 *rules.data_path(frontend),
             )
             for name, frontend in self._state.availability.wanted.items()

@@ -217,7 +217,9 @@ class Node:
             return met.fate
         for name, listen in self.data_plane.listening.items():
             if (listen.protocol, listen.port) == (destination(where).protocol, met.proxy_port):
-                return self.data_plane.endpoints[name].endpoints
+                joined = self.data_plane.joined.values()
+                own = (it.frontend for it in joined if it.listener == name and destination(where) in it.destinations)
+                return self.data_plane.endpoints[next(own) if listen.shared else name].endpoints
         raise AssertionError(f"the rules lead {where} to port {met.proxy_port}, which has no listener")
 
 

@@ -82,6 +82,13 @@ class DescriptorBudget:
             self.used += count
         return True
 
+    def has_room(self, count: int) -> bool:
+        """Return whether as many descriptors are left, for whichever share; otherwise count a refusal."""
+        if self.used + count <= self.limit:
+            return True
+        self.refusals += 1
+        return False
+
     def take_back(self, count: int, share: Share) -> None:
         """Claim descriptors without a check, for a share that has just returned as many from another of its clients."""
         if self._is_extra(count):

@@ -13,7 +13,7 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.connect import set_stream_options
-from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, keep_alive
+from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, keep_alive, reset_on_close
 from kubeproxy.dataplane.sockets.loop_prevention import hops_left, hops_of, save_syns
 from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
@@ -45,12 +45,11 @@ DESCRIPTORS_PER_CLIENT = 2
 
 
 class Listener:
-    """Accepts one frontend's clients on a bound socket, which it does not own."""
+    """Accepts one frontend's clients on a bound socket, which it does not own; or gets them from a shared listener."""
 
-    def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
-        """Raise OSError when the kernel refuses to listen."""
+    def __init__(self, context: Context, sock: socket.socket | None, *, rng: random.Random) -> None:
+        """Raise OSError when the kernel refuses to listen. Without a socket `begin` gets each client."""
         self._context = context
-        self._sock = sock
         self._timer: Timer | None = None
         self._paused = False
         self._last_turn = -1 - TURNS_BUSY
@@ -58,12 +57,14 @@ class Listener:
         self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows)
         self.counters = FrontendCounters()
-        set_stream_options(sock)
-        save_syns(sock)
-        keep_alive(sock.fileno(), context.tune.keepalive_s)
-        sock.setblocking(False)
-        sock.listen(BACKLOG)
-        context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
+        if sock is not None:
+            self._sock = sock
+            set_stream_options(sock)
+            save_syns(sock)
+            keep_alive(sock.fileno(), context.tune.keepalive_s)
+            sock.setblocking(False)
+            sock.listen(BACKLOG)
+            context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
         """Replace the endpoints. Open connections are not moved."""
@@ -97,16 +98,25 @@ class Listener:
     def _accept(self) -> Dial | None:
         """Accept a client and return its dial, or None if no client waits. Raise OSError or MemoryError if this host
         cannot accept a client now."""
+        client = self._next_client()
+        return None if client is None else self.begin(*client)
+
+    def _next_client(self) -> tuple[int, tuple[str, int]] | None:
+        """Return the descriptor and the address of a client, or None if no client waits. Raise OSError if none can be
+        accepted now."""
         while True:
             try:
                 # The descriptor is enough, so accept() is not needed.
-                fd, address = self._sock._accept()  # type: ignore[attr-defined]
-                break
+                return self._sock._accept()  # type: ignore[attr-defined, no-any-return]
             except BlockingIOError:
                 return None
             except OSError as error:
                 if error.errno not in CLIENT_ERRORS:
                     raise
+
+    def begin(self, fd: int, address: tuple[str, int]) -> Dial:
+        """Make the dial of an accepted client, for whom descriptors are claimed. OSError or MemoryError: this host
+        cannot serve one now, and the client is closed."""
         try:
             os.set_blocking(fd, False)
             dial = Dial(
@@ -125,6 +135,14 @@ class Listener:
         self.counters.accepted += 1
         self._context.touched.add(self.counters)
         return dial
+
+    def refuse(self, fd: int) -> None:
+        """Reset an accepted client for whom the frontend has no share of the descriptors left."""
+        self.counters.accepted += 1
+        self.counters.unable += 1
+        self._context.touched.add(self.counters)
+        reset_on_close(fd)
+        os.close(fd)
 
     def _entry_of(self, address: tuple[str, int]) -> Entry | None:
         name = self.counters.frontend
@@ -153,6 +171,9 @@ class Listener:
             self._timer.cancel()
         self._paused = False
         self._context.reactor.remove(self._sock.fileno())
+        self._accept_queued()
+
+    def _accept_queued(self) -> None:
         budget, share = self._context.budget, self.counters.share
         while budget.take(DESCRIPTORS_PER_CLIENT, share):
             try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from kubeproxy.dataplane.messages import Listen, Message
-from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
+from kubeproxy.dataplane.messages import Join, Listen, Message
+from kubeproxy.dataplane.workers.frontend_sockets import ServedFrontend
 from kubeproxy.dataplane.workers.process import WorkerProcess
 from kubeproxy.dataplane.workers.protocol import Apply, Reply
 from kubeproxy.model import FrontendName
@@ -27,12 +28,14 @@ class WorkerBatch:
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
         self.messages: list[Message] = []
-        self._sockets: list[tuple[FrontendSockets, socket.socket]] = []
+        self._sockets: list[tuple[ServedFrontend[Any], socket.socket]] = []
 
-    def add_listen(self, sockets: FrontendSockets) -> None:
-        """Add a frontend's `Listen` with the worker's socket. Raise OSError when there is no socket for it."""
-        self._sockets.append((sockets, sockets.socket_for(self.worker.number)))
-        self.messages.append(sockets.listen)
+    def add_first(self, frontend: ServedFrontend[Any]) -> None:
+        """Add a frontend's first message, a `Listen` with the worker's socket. Raise OSError when there is no socket
+        for it."""
+        if (sock := frontend.socket_for(self.worker.number)) is not None:
+            self._sockets.append((frontend, sock))
+        self.messages.append(frontend.begin)
 
     def send(self) -> asyncio.Future[Reply | None]:
         """Send the batch as one request, and return the worker's reply (see `WorkerProcess.request`)."""
@@ -54,16 +57,16 @@ def add_to_all(
 
 
 def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
-    """Yield the messages in chunks of one frame. Each `Listen` is in one chunk with the messages that follow it."""
+    """Yield the messages in chunks of one frame. Each `Listen` or `Join` is in a chunk with those that follow it."""
     listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
     chunk: list[Message] = []
     count = 0
     for message in messages:
-        if isinstance(message, Listen):
+        if isinstance(message, Listen | Join):
             count += 1
         if count > listens or len(chunk) == CHUNK_MESSAGES:
             yield chunk
-            chunk, count = [], isinstance(message, Listen)
+            chunk, count = [], isinstance(message, Listen | Join)
         chunk.append(message)
     if chunk:
         yield chunk

@@ -7,6 +7,8 @@ With session affinity, and with UDP sessions, a client must always reach the sam
 the control process keeps all of them open, and the reserved port is the first of them. So the group keeps its order
 when a worker dies, and the next worker gets the same socket with the clients queued in it. A single worker's sockets
 are pinned, too, because there is no other worker for its clients.
+
+A frontend that has joined a *shared* listener has no sockets; the listener has them.
 """
 
 from __future__ import annotations
@@ -14,32 +16,36 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 from kubeproxy.dataplane.balancing.affinity import Affinity, pieces
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
-from kubeproxy.dataplane.messages import Binding, Listen, RestoreBindings, SetEndpoints
+from kubeproxy.dataplane.messages import Binding, Join, Listen, RestoreBindings, SetEndpoints
 from kubeproxy.dataplane.sockets.fd_calls import BACKLOG
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, stop_listening
 from kubeproxy.dataplane.sockets.reuseport import attach, place, program
 from kubeproxy.model import Protocol, family_of
 
+_Begin = TypeVar("_Begin", bound=Listen | Join)
 
-class FrontendSockets:
-    """A frontend's sockets, endpoints and affinity bindings, for all workers."""
 
-    def __init__(self, listen: Listen, reserved: ReservedPort, *, workers: int, budget: DescriptorBudget) -> None:
-        self.listen = listen
+class ServedFrontend(Generic[_Begin]):
+    """A frontend's endpoints and affinity bindings, for all workers."""
+
+    def __init__(self, begin: _Begin, *, workers: int) -> None:
+        self.begin: _Begin = begin
+        """The message that a worker gets first."""
         self.endpoints: SetEndpoints | None = None
         self.confirmed = False
         """Whether the workers have confirmed that they listen."""
-        self._reserved = reserved
         self._workers = workers
-        self._budget = budget
-        self._pinned: list[socket.socket] = []
         self._affinity = [Affinity() for _ in range(workers)]
         """Each worker's bindings, as last reported. The replacement of a worker gets them."""
-        self._preceding = 0
-        """The number of sockets that precede the pinned ones in their group."""
+
+    @property
+    def serves_others(self) -> bool:
+        """Whether it is a shared listener, which has no clients of its own."""
+        return isinstance(self.begin, Listen) and self.begin.shared
 
     def set_endpoints(self, endpoints: SetEndpoints) -> None:
         """Record the endpoints that are sent to the workers."""
@@ -59,11 +65,34 @@ class FrontendSockets:
             shares.setdefault(place(binding.client, count=self._workers), []).append(binding)
         for worker, share in shares.items():
             self._affinity[worker].restore_bindings(share, now)
-        return {worker: RestoreBindings(self.listen.frontend, tuple(share)) for worker, share in shares.items()}
+        return {worker: RestoreBindings(self.begin.frontend, tuple(share)) for worker, share in shares.items()}
 
     def bindings_of(self, worker: int, now: float) -> Iterator[RestoreBindings]:
         """Yield the bindings of a worker, as last reported."""
-        return pieces(self.listen.frontend, self._affinity[worker].bindings(now))
+        return pieces(self.begin.frontend, self._affinity[worker].bindings(now))
+
+    def socket_for(self, worker: int) -> socket.socket | None:
+        """Return a worker's socket, to be sent to it and then passed to `close_sent`; None if there is none. Raise
+        OSError when the kernel refuses."""
+        return None
+
+    def close_sent(self, sock: socket.socket) -> None:
+        """Close a socket that was sent to a worker, unless it is pinned."""
+
+    def close(self) -> None:
+        """Stop listening; the port stays reserved."""
+
+
+class FrontendSockets(ServedFrontend[Listen]):
+    """The same of a listener, whether of one frontend or shared, and its sockets."""
+
+    def __init__(self, listen: Listen, reserved: ReservedPort, *, workers: int, budget: DescriptorBudget) -> None:
+        super().__init__(listen, workers=workers)
+        self._reserved = reserved
+        self._budget = budget
+        self._pinned: list[socket.socket] = []
+        self._preceding = 0
+        """Sockets that precede the pinned ones in their group."""
 
     @property
     def pinned(self) -> bool:
@@ -73,7 +102,7 @@ class FrontendSockets:
     def must_pin(self, endpoints: SetEndpoints | None) -> bool:
         """Return whether the sockets have to be pinned with these endpoints."""
         affinity = endpoints is not None and endpoints.affinity_timeout_s is not None
-        return self._workers == 1 or affinity or self.listen.protocol is Protocol.UDP
+        return self._workers == 1 or affinity or self.begin.pinned or self.begin.protocol is Protocol.UDP
 
     def pin(self, *, preceding: int = 0) -> None:
         """Open the pinned sockets, which get all new clients. `preceding` unpinned sockets listen already and will be
@@ -85,7 +114,7 @@ class FrontendSockets:
             self._pinned.append(self._reserved.prepare())
             for _ in range(1, self._workers):
                 self._pinned.append(self._open_another())
-            if self.listen.protocol is Protocol.TCP:
+            if self.begin.protocol is Protocol.TCP:
                 for sock in self._pinned:
                     sock.listen(BACKLOG)
             self._preceding = preceding
@@ -106,20 +135,19 @@ class FrontendSockets:
 
     def _attach(self, *, first: int, count: int) -> None:
         if len(self._pinned) > 1:
-            attach(self._pinned[0], program(family_of(self.listen.address), count=count, first=first))
+            attach(self._pinned[0], program(family_of(self.begin.address), count=count, first=first))
 
     def socket_for(self, worker: int) -> socket.socket:
-        """Return a worker's socket, to be sent to it and then passed to `close_sent`. Raise OSError when the kernel
-        refuses."""
+        """See `ServedFrontend.socket_for`."""
         return self._pinned[worker] if self._pinned else self._open_another()
 
     def close_sent(self, sock: socket.socket) -> None:
-        """Close a socket that was sent to a worker, unless it is pinned."""
+        """See `ServedFrontend.close_sent`."""
         if sock not in self._pinned:
             self._close(sock)
 
     def close(self) -> None:
-        """Stop listening. The port stays reserved."""
+        """See `ServedFrontend.close`."""
         pinned, self._pinned = self._pinned, []
         for sock in pinned:
             stop_listening(sock)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 from msgspec.structs import astuple, replace
 
@@ -22,11 +23,20 @@ from kubeproxy.dataplane.interface import (
     Entrances,
     WorkerStatus,
 )
-from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import (
+    Join,
+    Listen,
+    MarkEndpoint,
+    Message,
+    RestoreBindings,
+    Retire,
+    SetEndpoints,
+    Tune,
+)
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts
 from kubeproxy.dataplane.workers.batch import CHUNK, CHUNK_MESSAGES, WorkerBatch, add_to_all, chunks
 from kubeproxy.dataplane.workers.columns import Columns
-from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets
+from kubeproxy.dataplane.workers.frontend_sockets import FrontendSockets, ServedFrontend
 from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import (
     Adopt,
@@ -86,7 +96,7 @@ class WorkerDataPlane:
         self._budget = budget or DescriptorBudget.of_this_process()
         self._ports = ReservedPorts(self._budget)
         self._tune = Tune()
-        self._frontends: dict[FrontendName, FrontendSockets] = {}
+        self._frontends: dict[FrontendName, ServedFrontend[Any]] = {}
         self._past: dict[FrontendName, Counters] = {}
         """The counters of workers that have ended."""
         self._tasks = TaskSet(on_crash)
@@ -137,16 +147,16 @@ class WorkerDataPlane:
         All state changes before the first await, so that a worker that starts meanwhile gets the new state."""
         batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
         failures: dict[FrontendName, str] = {}
-        begun: dict[FrontendName, FrontendSockets] = {}
+        begun: dict[FrontendName, ServedFrontend[Any]] = {}
         moved: list[FrontendName] = []
-        ended: list[FrontendSockets] = []
+        ended: list[ServedFrontend[Any]] = []
         for message in messages:
             match message:
                 case Tune():
                     add_to_all(batches, message)
                 case Listen(frontend=name):
                     known = self._frontends.get(name)
-                    if known is not None and known.confirmed and known.listen == message:
+                    if known is not None and known.confirmed and known.begin == message:
                         continue
                     if known is not None:
                         self._forget(name, batches)
@@ -164,10 +174,22 @@ class WorkerDataPlane:
                         failures[name] = _cannot_listen(message, error)
                         ended.append(begun.pop(name))
                         self._forget(name, batches)
+                case Join(frontend=name):
+                    known = self._frontends.get(name)
+                    if known is not None and known.confirmed and isinstance(known.begin, Join):
+                        known.begin = message
+                        add_to_all(batches, message, unless_unsent=name)
+                        continue
+                    if known is not None:
+                        self._forget(name, batches)
+                        known.close()
+                    joined = self._frontends[name] = begun[name] = ServedFrontend(message, workers=self._count)
+                    for batch in batches.values():
+                        batch.add_first(joined)
                 case SetEndpoints(frontend=name) if (sockets := self._frontends.get(name)) is not None:
                     message = self._columns.assigned(message)
                     sockets.set_endpoints(message)
-                    if not sockets.pinned and sockets.must_pin(message):
+                    if isinstance(sockets, FrontendSockets) and not sockets.pinned and sockets.must_pin(message):
                         try:
                             self._pin(sockets, batches)
                             moved.append(name)
@@ -207,16 +229,16 @@ class WorkerDataPlane:
         if sockets.must_pin(endpoints):
             sockets.pin()
         for batch in batches.values():
-            batch.add_listen(sockets)
+            batch.add_first(sockets)
 
     def _pin(self, sockets: FrontendSockets, batches: Mapping[int, WorkerBatch]) -> None:
         """Open pinned sockets beside the unpinned ones. Raise OSError when the kernel refuses: then those stay in
         use."""
-        name = sockets.listen.frontend
+        name = sockets.begin.frontend
         serving = [batch for batch in batches.values() if name not in batch.worker.unsent]
         sockets.pin(preceding=len(serving))
         for batch in serving:
-            batch.add_listen(sockets)
+            batch.add_first(sockets)
 
     async def _settle(self, names: Sequence[FrontendName]) -> None:
         """The second half of `_pin`: close the unpinned sockets.
@@ -224,11 +246,11 @@ class WorkerDataPlane:
         That changes the order of their group, so all clients go to one socket meanwhile."""
         await asyncio.sleep(SETTLE_S)
         for name in names:
-            if (sockets := self._frontends.get(name)) is not None:
+            if isinstance(sockets := self._frontends.get(name), FrontendSockets):
                 sockets.assign_to_first()
         await self._supervisor.request_all(lambda number: ClosePrevious(number, tuple(names)))
         for name in names:
-            if (sockets := self._frontends.get(name)) is not None:
+            if isinstance(sockets := self._frontends.get(name), FrontendSockets):
                 sockets.assign_by_address()
 
     def _forget(self, name: FrontendName, batches: Mapping[int, WorkerBatch]) -> None:
@@ -277,7 +299,7 @@ class WorkerDataPlane:
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""
         await self._supervisor.request_all(lambda number: Query(number, Topic.COUNTERS))
-        found = dict.fromkeys(self._frontends, NOTHING)
+        found = {name: NOTHING for name, frontend in self._frontends.items() if not frontend.serves_others}
         time_slice = TimeSlice(SLICE_S)
         for name in set().union(*self._tables()) & found.keys():
             parts = [part for table in self._tables() if (part := table.get(name)) is not None]
@@ -390,9 +412,9 @@ class WorkerDataPlane:
                 del worker.unsent[name]
                 sockets = self._frontends[name]
                 try:
-                    batch.add_listen(sockets)
+                    batch.add_first(sockets)
                 except OSError as error:
-                    return _cannot_listen(sockets.listen, error)
+                    return _cannot_listen(sockets.begin, error)
                 if sockets.endpoints is not None:
                     batch.messages.append(sockets.endpoints)
                 batch.messages.extend(sockets.bindings_of(worker.number, self._clock()))

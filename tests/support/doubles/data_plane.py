@@ -18,6 +18,7 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import (
+    Join,
     Listen,
     MarkEndpoint,
     Message,
@@ -36,6 +37,7 @@ class FakeDataPlane:
 
     def __init__(self) -> None:
         self.listening: dict[FrontendName, Listen] = {}
+        self.joined: dict[FrontendName, Join] = {}
         self.endpoints: dict[FrontendName, SetEndpoints] = {}
         self.tune = Tune()
         self.sent: list[Message] = []
@@ -69,11 +71,13 @@ class FakeDataPlane:
         await asyncio.sleep(0)
         return failures
 
-    def _fault(self, message: Listen | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> str | None:
+    def _fault(self, message: Listen | Join | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> str | None:
         if message.frontend in self.refuse:
             return self.refuse[message.frontend]
         listening = self.listening.get(message.frontend)
-        if isinstance(message, SetEndpoints) and listening is None:
+        if isinstance(message, Join) and message.listener not in self.listening:
+            return f"{message.listener} is not listened for"
+        if isinstance(message, SetEndpoints) and listening is None and message.frontend not in self.joined:
             return f"{message.frontend} is not listened for"
         if isinstance(message, Listen):
             if listening is not None and listening != message:
@@ -84,14 +88,17 @@ class FakeDataPlane:
                 return f"{message.protocol} port {message.port} is in use by {other.frontend}"
         return None
 
-    def _take(self, message: Listen | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> None:
+    def _take(self, message: Listen | Join | SetEndpoints | MarkEndpoint | Retire | RestoreBindings) -> None:
         if isinstance(message, Listen):
             self.listening[message.frontend] = message
             self._holders[message.protocol, message.port] = message.frontend
+        elif isinstance(message, Join):
+            self.joined[message.frontend] = message
         elif isinstance(message, SetEndpoints):
             self.endpoints[message.frontend] = message
         elif isinstance(message, Retire):
             self.listening.pop(message.frontend, None)
+            self.joined.pop(message.frontend, None)
             self.endpoints.pop(message.frontend, None)
 
     async def counters(self) -> Mapping[FrontendName, Counters]:

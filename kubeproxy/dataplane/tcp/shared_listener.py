@@ -1,0 +1,98 @@
+"""TCP listener of many frontends: the destination that a client asked for names its frontend.
+
+Netfilter redirects the destinations of all of them to one port, and connection tracking keeps what each client asked
+for. Each frontend has its balancer, its counters and its share of the budget as with a listener of its own. What they
+have in common is the queue of clients that are not accepted yet, so nobody may wait there: a client beyond the share of
+its frontend is accepted and reset, where a listener of its own would leave it in the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterable
+
+from kubeproxy.dataplane.context import Context
+from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, reset_on_close
+from kubeproxy.dataplane.sockets.original_destination import key_of, reader
+from kubeproxy.dataplane.tcp.dial import Dial
+from kubeproxy.dataplane.tcp.listener import BATCH, DESCRIPTORS_PER_CLIENT, Listener
+from kubeproxy.model import Destination
+
+
+class SharedListener(Listener):
+    """Accepts the clients of all frontends that have entered. Its own balancer and counters have no use."""
+
+    def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
+        """Raise OSError when the kernel refuses to listen."""
+        super().__init__(context, sock, rng=rng)
+        self._asked_for = reader(sock.family)
+        self._of: dict[bytes, Listener] = {}
+        """The frontends by what their clients ask for."""
+        self._keys: dict[Listener, tuple[bytes, ...]] = {}
+        self._closed = False
+
+    def enter(self, listener: Listener, destinations: Iterable[Destination]) -> None:
+        """Serve a frontend's clients: those who ask for these destinations, and for no others of its any more."""
+        self._forget(listener)
+        keys = self._keys[listener] = tuple(map(key_of, destinations))
+        self._of.update(dict.fromkeys(keys, listener))
+
+    def leave(self, listener: Listener) -> None:
+        """Serve a frontend's queued clients, and no more."""
+        self._accept_queued()
+        self._forget(listener)
+
+    def _forget(self, listener: Listener) -> None:
+        for key in self._keys.pop(listener, ()):
+            if self._of.get(key) is listener:
+                del self._of[key]
+
+    def _on_clients(self, what: int) -> None:
+        for _ in range(BATCH):
+            served = self._serve_next(self._context.turn_end.dial)
+            if served is None:
+                self._pause()
+            if not served:
+                return
+
+    def _accept_queued(self) -> None:
+        for _ in range(BACKLOG):
+            if self._closed or not self._serve_next(lambda dial: self._context.reactor.again(dial.begin)):
+                return
+
+    def close(self) -> None:
+        """Accept the clients already queued, then stop. Connections go on, and the socket stays open."""
+        super().close()
+        self._closed = True
+
+    def _serve_next(self, then: Callable[[Dial], None]) -> bool | None:
+        """Accept a client and return true; false if none waits, None if none can be accepted now."""
+        if not self._context.budget.has_room(DESCRIPTORS_PER_CLIENT):  # for whoever it is
+            return None
+        try:
+            client = self._next_client()
+            if client is not None:
+                self._serve(*client, then)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, MemoryError):
+                self._context.memory.spend()
+            return None
+        return client is not None
+
+    def _serve(self, fd: int, address: tuple[str, int], then: Callable[[Dial], None]) -> None:
+        asked = self._asked_for(fd)
+        listener = self._of.get(asked) or self._of.get(asked[:2])
+        budget = self._context.budget
+        if listener is None:
+            reset_on_close(fd)
+            os.close(fd)
+        elif not budget.take(DESCRIPTORS_PER_CLIENT, listener.counters.share):
+            listener.refuse(fd)
+        else:
+            try:
+                then(listener.begin(fd, address))
+            except BaseException:
+                budget.give(DESCRIPTORS_PER_CLIENT, listener.counters.share)
+                raise

@@ -1,0 +1,104 @@
+"""Proxy ports that serve many frontends each, for those beyond the number that have a port of their own.
+
+A worker finds a client's frontend by the destination that the client asked for. So only one of the frontends of a
+shared port may have a destination: two scopes of one service port, or two Services that claim one address, have
+different ports, between which the rules choose as between ports of their own. Frontends without endpoints are led to a
+port that refuses or drops, because rules refuse by the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain, count
+from typing import Final
+
+from kubeproxy.dataplane.interface import Reservation
+from kubeproxy.dataplane.messages import Listen
+from kubeproxy.model import Address, Destination, Frontend, FrontendName, Protocol, ServicePortName, Verdict, family_of
+from kubeproxy.proxier.port_allocator import NoPort, Ports
+
+PORTS_MAX: Final = 16
+"""Shared ports of one kind. More than two are needed only where Services claim one another's addresses."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedPort:
+    """A shared port."""
+
+    listen: Listen
+    """The message that opens its listener."""
+    reservation: Reservation
+    listens: bool = False
+    """Whether the data plane has confirmed that it listens."""
+    _holders: dict[Destination, FrontendName] = field(default_factory=dict)
+
+    def suits(self, frontend: Frontend) -> bool:
+        """Return whether a frontend may have this port."""
+        if frontend.affinity_timeout_s is not None and not self.listen.pinned:
+            return False
+        holders, name = self._holders, frontend.name
+        return all(holders.get(destination, name) == name for destination in frontend.destinations)
+
+    def hold(self, name: FrontendName, before: Iterable[Destination], now: Iterable[Destination]) -> None:
+        """Note a frontend's destinations."""
+        for destination in before:
+            self._holders.pop(destination, None)
+        self._holders.update(dict.fromkeys(now, name))
+
+
+class SharedPorts:
+    """The shared ports, which are reserved when they are first needed, and then stay."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._of_kind: dict[tuple[Protocol, Address, bool], list[SharedPort]] = {}
+        self._refusing: dict[tuple[Protocol, Address], dict[Verdict, SharedPort]] = {}
+        self._numbers = count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self._of_kind)
+
+    def of(self, frontend: Frontend, address: Address) -> SharedPort:
+        """Return the first port at `address` that a frontend may have. Raise NoPort if there is none."""
+        pinned = frontend.affinity_timeout_s is not None
+        kind = frontend.protocol, address, pinned
+        known = self._of_kind.get(kind, [])
+        for port in known:
+            if port.suits(frontend):
+                return port
+        if len(known) == PORTS_MAX:
+            raise NoPort(f"{PORTS_MAX} other Services claim its addresses")
+        wanted = dict.fromkeys(Verdict, False) if (frontend.protocol, address) not in self._refusing else {}
+        got = self._reserve(frontend.protocol, address, [*wanted.values(), pinned])
+        if wanted:
+            self._refusing[frontend.protocol, address] = dict(zip(wanted, got, strict=False))
+        self._of_kind[kind] = [*known, got[-1]]
+        return got[-1]
+
+    def _reserve(self, protocol: Protocol, address: Address, pinned: Iterable[bool]) -> list[SharedPort]:
+        """Reserve shared ports, all or none."""
+        got: list[SharedPort] = []
+        try:
+            for each in pinned:
+                reservation = self._ports.reserve(protocol, address)
+                name = FrontendName(ServicePortName("", "shared", str(next(self._numbers))), family_of(address))
+                listen = Listen(name, protocol, address, reservation.port, shared=True, pinned=each)
+                got.append(SharedPort(listen, reservation))
+        except NoPort:
+            for port in got:
+                self._ports.release(protocol, port.reservation)
+            raise
+        return got
+
+    def refusing(self, listen: Listen) -> dict[Verdict, SharedPort]:
+        """Return the ports to which clients of frontends without endpoints are led instead. They listen, too, because
+        rules drop what is for no socket of ours before they refuse."""
+        return self._refusing[listen.protocol, listen.address]
+
+    def close(self) -> None:
+        """Release the ports."""
+        for port in chain(*self._of_kind.values(), *(refusing.values() for refusing in self._refusing.values())):
+            self._ports.release(port.listen.protocol, port.reservation)
+        self._refusing.clear()
+        self._of_kind.clear()

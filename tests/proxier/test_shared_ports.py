@@ -1,0 +1,173 @@
+"""Frontends beyond the number that have a proxy port of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from kubeproxy.dataplane.messages import Join, Listen, Message
+from kubeproxy.model import Address, FrontendName, Protocol, Service, ServicePort
+from kubeproxy.netfilter.packet_simulation import Fate, trace
+from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.port_allocator import PortRange
+from kubeproxy.proxier.port_system_calls import PortSystemCalls
+from kubeproxy.proxier.settings import ProxierSettings
+from kubeproxy.proxier.state import ProxierState
+from kubeproxy.proxier.tracker import NOTHING, Change, View
+from tests.proxier.builders import destination, endpoint_slice, frontend_name, name
+from tests.support.doubles.data_plane import FakePortReserver
+
+SETTINGS = ProxierSettings(protocols=frozenset({Protocol.TCP}), facts=NodeFacts(), own_ports=1)
+
+
+class Shared:
+    """A proxier's state with one port for one frontend, and what it has told the data plane."""
+
+    def __init__(self) -> None:
+        self.reserver = FakePortReserver()
+        self.state = ProxierState(PortSystemCalls(self.reserver), SETTINGS)
+        self.sent: list[Message] = []
+        self.known: dict[str, View] = {}
+        self.put("first", "10.96.0.9")
+
+    def put(self, text: str, address: str, *, endpoints: str = "10.3.0.1", **fields: object) -> None:
+        """Define a Service, and carry out what follows from it."""
+        service = Service(name(text), (Address(address),), (ServicePort("http", Protocol.TCP, 80),), **fields)  # type: ignore[arg-type]
+        slices = (endpoint_slice(text, endpoints),) if endpoints else ()
+        now = View(service, slices, "kubernetes")
+        self.state.absorb([Change(service.name, self.known.get(text, NOTHING), now)])
+        self.known[text] = now
+        self.settle()
+
+    def remove(self, text: str) -> None:
+        self.state.absorb([Change(name(text), self.known.pop(text), NOTHING)])
+        self.settle()
+
+    def settle(self, failures: Mapping[FrontendName, str] | None = None) -> None:
+        """Make the moves, with a kernel that never refuses, and a data plane that refuses these."""
+        for _ in range(20):
+            while (step := self.state.next_step(256)) is not None:
+                self.sent += step.messages
+                self.state.done(step, {key: it for key, it in (failures or {}).items() if key in step.names})
+            self.state.applied(self.state.rules.generation)
+            if self.state.settled:
+                return
+        raise AssertionError("it finds no rest")
+
+    def port(self, where: str) -> int | None:
+        """The proxy port to which the rules lead a client."""
+        return trace(self.state.rules.ruleset(), destination(where)).proxy_port
+
+    def fate(self, where: str) -> Fate:
+        return trace(self.state.rules.ruleset(), destination(where)).fate
+
+    def joins(self, text: str) -> list[set[str]]:
+        """The addresses with which a frontend has joined, each time."""
+        joins = [it for it in self.sent if isinstance(it, Join) and it.frontend == frontend_name(text)]
+        return [{str(to.address) for to in it.destinations} for it in joins]
+
+
+@pytest.fixture
+def shared() -> Shared:
+    return Shared()
+
+
+def test_beyond_the_number_they_share_one_port(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1")
+    shared.put("b", "10.96.0.2")
+    assert shared.port("10.96.0.1:80") == shared.port("10.96.0.2:80") != shared.port("10.96.0.9:80")
+    assert [it.shared for it in shared.sent if isinstance(it, Listen)] == [False, True, True, True]
+    assert shared.joins("b") == [{"10.96.0.2"}]
+    shared.remove("a")
+    assert shared.fate("10.96.0.1:80") is not Fate.PROXIED
+    assert shared.fate("10.96.0.2:80") is Fate.PROXIED
+    shared.state.close()
+    assert not shared.reserver.held
+
+
+def test_one_without_endpoints_refuses_and_its_neighbor_does_not(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1")
+    shared.put("b", "10.96.0.2", endpoints="")
+    assert shared.fate("10.96.0.1:80") is Fate.PROXIED
+    assert shared.fate("10.96.0.2:80") is Fate.REFUSED
+    shared.put("b", "10.96.0.2")
+    shared.put("a", "10.96.0.1", endpoints="")
+    assert shared.fate("10.96.0.1:80") is Fate.REFUSED
+    assert shared.fate("10.96.0.2:80") is Fate.PROXIED
+    assert not shared.state.rules.ruleset().refused & {
+        it for it in shared.state.rules.ruleset().proxy_ports if it.port == shared.port("10.96.0.2:80")
+    }
+
+
+def test_an_address_that_two_claim_leads_to_two_ports(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1", external_ips=(Address("198.51.100.1"),), created=2)
+    shared.put("b", "10.96.0.2", external_ips=(Address("198.51.100.1"),), created=1)
+    assert shared.port("10.96.0.1:80") != shared.port("10.96.0.2:80") == shared.port("198.51.100.1:80")
+    shared.remove("b")
+    assert shared.port("198.51.100.1:80") == shared.port("10.96.0.1:80")
+
+
+def test_an_address_is_known_before_the_rules_lead_there_and_forgotten_after(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1", external_ips=(Address("198.51.100.1"),))
+    shared.put("a", "10.96.0.1", external_ips=(Address("198.51.100.2"),))
+    assert shared.joins("a") == [
+        {"10.96.0.1", "198.51.100.1"},
+        {"10.96.0.1", "198.51.100.1", "198.51.100.2"},
+        {"10.96.0.1", "198.51.100.2"},
+    ]
+    port = shared.port("10.96.0.1:80")
+    shared.put("b", "10.96.0.2", external_ips=(Address("198.51.100.1"),))
+    assert shared.port("198.51.100.1:80") == port  # it is free again
+
+
+def test_affinity_takes_a_port_whose_clients_keep_to_a_worker(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1")
+    before = shared.port("10.96.0.1:80")
+    shared.put("a", "10.96.0.1", affinity_timeout_s=60)
+    assert shared.port("10.96.0.1:80") not in (None, before)
+    assert [it.pinned for it in shared.sent if isinstance(it, Listen)] == [False, False, False, False, True]
+
+
+def test_what_the_data_plane_cannot_open_shares_at_the_next_attempt() -> None:
+    shared = Shared()
+    shared.remove("first")
+    before = len(shared.sent)
+    service = Service(name("big"), (Address("10.96.0.3"),), (ServicePort("http", Protocol.TCP, 80),))
+    shared.state.absorb(
+        [Change(service.name, NOTHING, View(service, (endpoint_slice("big", "10.3.0.1"),), "kubernetes"))]
+    )
+    shared.settle({frontend_name("big"): "all descriptors are in use"})
+    assert len([it for it in shared.sent[before:] if isinstance(it, Listen)]) == 1  # and no hot loop
+    assert shared.state.unavailable == {frontend_name("big")}
+    shared.state.retry()
+    shared.settle()
+    assert not shared.state.unavailable
+    assert shared.joins("big") == [{"10.96.0.3"}]
+
+
+def test_an_update_that_the_data_plane_has_not_got_is_sent_again(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1")
+    view = shared.known["a"]
+    assert view.service is not None
+    now = replace(view, service=replace(view.service, external_ips=(Address("198.51.100.1"),)))
+    shared.state.absorb([Change(name("a"), view, now)])
+    assert shared.state.next_step(256) is not None  # the data plane breaks, and takes nothing
+    shared.settle()
+    assert shared.joins("a")[-1] == {"10.96.0.1", "198.51.100.1"}
+
+
+def test_where_no_more_ports_are_one_of_its_own_is_enough() -> None:
+    """Sharing takes two ports more, to refuse and to drop."""
+    state = ProxierState(
+        PortSystemCalls(reserver := FakePortReserver()), replace(SETTINGS, port_range=PortRange(20_000, 20_002))
+    )
+    for text, address in (("a", "10.96.0.1"), ("b", "10.96.0.2")):
+        service = Service(name(text), (Address(address),), (ServicePort("http", Protocol.TCP, 80),))
+        state.absorb([Change(service.name, NOTHING, View(service, (), "kubernetes"))])
+        while (step := state.next_step(256)) is not None:
+            state.done(step, {})
+    assert not state.unavailable
+    assert len(reserver.held) == 2
+    state.close()
