@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def start(stage: Stage, package: Path | None, *options: str, netfilter: str) -> 
 def test_an_owner_of_another_version_stops_first(
     stage: Stage, other_version: Path, netfilter: str, upgrade: bool
 ) -> None:
-    """Clients wait as for a stop and a start. None fails, and the rules are the new instance's."""
+    """Clients wait as for a stop and a start. None fails, and the rules are the new instance's. Kept connections
+    are cut when the grace period is over, and the log says how many."""
     stage.write_service([0, 1, 2])
     first, second = (None, other_version) if upgrade else (other_version, None)
     before = start(stage, first, "--workers=1", "--cleanup-on-exit", netfilter=netfilter)
@@ -57,10 +59,15 @@ def test_an_owner_of_another_version_stops_first(
     with (
         Crowd(stage.client, (VIP, 80), rate=70, long=0) as far,
         Crowd(stage.node, (VIP, 80), rate=30, long=0) as near,
+        ExitStack() as held,
     ):
+        kept = [held.enter_context(stage.client.connect((VIP, 80), timeout=30)) for _ in range(3)]
         until(lambda: before.get("/healthz").status == 200, "the first is well")
         after = start(stage, second, "--workers=1", netfilter=netfilter)
         assert before.wait(30) == 0
+        for connection in kept:
+            with pytest.raises(ConnectionResetError):
+                connection.recv(100)
         stage.await_answers(0, 1, 2)
     for crowd, origin in ((far, "a client"), (near, "the node itself")):
         crowd.show(f"another version ({netfilter}), from {origin}")
@@ -70,6 +77,8 @@ def test_an_owner_of_another_version_stops_first(
     assert "predecessor: other takeover protocol, stops first" in after.log()
     assert f"its={versions['first']} ours={versions['second']}" in _fields(after)
     assert "new instance: other takeover protocol, stopping" in before.log()
+    cut = re.findall(r"connections are cut off open=(\d+)", _fields(before))
+    assert max(map(int, cut)) >= len(kept)
     assert f"its={versions['second']} ours={versions['first']}" in _fields(before)
     for log in (before.log(), after.log()):
         assert "changed our packet filter" not in log

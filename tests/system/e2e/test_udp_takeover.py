@@ -23,11 +23,16 @@ def test_a_client_that_keeps_its_socket_is_served_by_a_successor(stage: Stage, n
     with ExitStack() as held:
         loyal = Loyal(stage, WHOLE, held)
         # Another range of proxy ports each time: the flows of the last daemon lead nowhere.
-        for turn, ports in enumerate(("41000-41099", "42000-42099", "43000-43099")):
+        for turn, ports in enumerate(("41000-41099", "42000-42099", "43000-43099", "44000-44099")):
             daemon = stage.daemon(QUICK, f"--proxy-port-range={ports}", netfilter=netfilter)
             loyal.await_service(f"daemon {turn}")
             assert " error " not in daemon.log(), daemon.log()
-            if turn:
-                assert daemon.terminate() == 0
-            else:
-                daemon.close()
+            match turn:
+                case 0:  # the control process alone: its workers serve until the next one relieves them
+                    daemon.process.kill()
+                    daemon.process.wait()
+                    loyal.await_service("orphaned workers")
+                case 1:
+                    daemon.close()
+                case _:
+                    assert daemon.terminate() == 0
