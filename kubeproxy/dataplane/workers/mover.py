@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import random
 import select
 import socket
 from collections import deque
@@ -27,6 +28,8 @@ LOOK_S = 0.05
 ANSWER_S = 5.0
 """For how long a receiver may not answer. After that it counts as hung: its channel is given up, and the load stays
 here."""
+DESCRIPTORS_MAX = 6
+"""The most descriptors that a connection has: two sockets, and a pipe for each direction."""
 FULL_S = 1.0
 """How often a receiver without room is asked again."""
 REFUSED_S = 5.0
@@ -41,6 +44,8 @@ class Way:
         self.number = number
         self.room = 0
         self.alive = True
+        self.given = 0
+        """How many connections were sent."""
         self.moved = 0
         self.longest_s = 0.0
         """For how long a load was on the way at most, from before its first connection was stopped until its
@@ -68,6 +73,11 @@ class Way:
         return self.alive and not self._waits
 
     @property
+    def full(self) -> bool:
+        """Return whether the receiver has said that it has no room for a connection."""
+        return self.free and self.room < DESCRIPTORS_MAX
+
+    @property
     def under_way(self) -> int:
         """Return how many connections are stopped, because they have no receipt so far."""
         return len(self._load)
@@ -75,6 +85,7 @@ class Way:
     def send(self, load: list[Frozen], began: float) -> None:
         """Send a load, which was begun at `began`. A load without connections asks for the room."""
         self._sent += 1
+        self.given += len(load)
         self._began, self.asked_at = began, self._reactor.now
         self._waits, self._load = True, load
         descriptors = [descriptor for each in load for descriptor in each.descriptors]
@@ -184,7 +195,6 @@ class Mover:
         self._engine = engine
         self._on_idle = on_idle
         self._ways: list[Way] = []
-        self._next = 0
         self._candidates: dict[int | None, deque[Movable]] = {}
         """What can leave, by the number of the worker that is to continue. With None any worker may."""
         self._count = 1
@@ -204,7 +214,9 @@ class Mover:
     def add(self, channels: Sequence[tuple[int, socket.socket]], count: int) -> None:
         """Move to these workers, too. Each has its number, of `count` in all."""
         self._count = count
-        self._ways += [Way(self._reactor, sock, number, self._again) for number, sock in channels]
+        added = [Way(self._reactor, sock, number, self._again) for number, sock in channels]
+        # Old workers with few connections must not all give them to the same new worker.
+        self._ways += random.sample(added, len(added))
         self._idle = False
         self._look()
 
@@ -266,6 +278,11 @@ class Mover:
         """Return what can leave to this worker."""
         return self._candidates.get(way.number) or self._candidates.get(None)
 
+    def _part(self, way: Way, count: int) -> int:
+        """Return how many of the connections that any worker may have go this way, so that all get as many."""
+        ways = [each for each in self._ways if each is way or not each.full]
+        return -(-(sum(each.given for each in ways) + count) // len(ways)) - way.given
+
     def _send(self, way: Way) -> bool:
         """Send a load, and return whether there was anything to send."""
         candidates = self._for(way)
@@ -274,7 +291,8 @@ class Mover:
         load: list[Frozen] = []
         descriptors, size, began = 0, 0, self._reactor.clock()
         limit = min(LOAD_DESCRIPTORS, way.room)
-        while candidates and descriptors + 6 <= limit and size < LOAD_BYTES:
+        most = len(candidates) if candidates is self._candidates.get(way.number) else self._part(way, len(candidates))
+        while candidates and len(load) < most and descriptors + DESCRIPTORS_MAX <= limit and size < LOAD_BYTES:
             frozen = candidates.popleft().freeze()
             if frozen is not None:
                 load.append(frozen)
