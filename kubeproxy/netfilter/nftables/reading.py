@@ -1,7 +1,10 @@
 """Lists our table by netlink, without the program nft.
 
-`nft -j list table` takes 9 s of processor time and 700 MiB for a quarter of a million slots. The messages are those of
-nf_tables (linux/netfilter/nf_tables.h).
+For 125,000 slots `nft -j list map` took 4.6 s of processor time and 346 MiB. The messages are those of nf_tables
+(linux/netfilter/nf_tables.h).
+
+The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) when anything in any table has changed meanwhile, as the
+rescue's sets do each second. That mark is not looked at: the large sets have one writer, which waits for the dump.
 """
 
 from __future__ import annotations
