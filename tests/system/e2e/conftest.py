@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -12,9 +15,37 @@ from tests.system.e2e import kernel_state
 from tests.system.e2e.full_services import Whole, start_mirrors
 from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage, until
 
+HERE = Path(__file__).parent
 ADAPTERS = ("nftables", "iptables")
 PATHS = (*ADAPTERS, KERNEL)
 """The adapters with the userspace path, and the kernel path."""
+ADAPTERS_MATTER = ("test_lifecycle.py", "test_matrix.py", "test_policies.py", "test_shared_listeners.py")
+"""Files that run with both adapters always."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run a test that has both adapters with one of them, which its name decides. ALL_PATHS=1: with both.
+
+    What differs between them is tested in tests/netfilter and in `ADAPTERS_MATTER`. Both would take ten minutes more.
+    """
+    if os.environ.get("ALL_PATHS"):
+        return
+    by_test: dict[tuple[Path, str], dict[pytest.Item, str]] = defaultdict(dict)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.parent == HERE and item.path.name not in ADAPTERS_MATTER:
+            parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            match [each for each in parameters if each in ADAPTERS]:
+                case [adapter]:
+                    by_test[item.path, item.originalname][item] = adapter
+    left_out = {
+        item
+        for (_, name), found in by_test.items()
+        if len(set(found.values())) > 1
+        for item, adapter in found.items()
+        if adapter != ADAPTERS[crc32(name.encode()) % 2]
+    }
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="module")
