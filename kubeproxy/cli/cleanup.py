@@ -12,7 +12,9 @@ from kubeproxy.runtime.output import echo
 @click.command(short_help="Remove kubeproxy's own packet filter rules, and those of kube-proxy's userspace mode.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option("--ipvs", is_flag=True, help="Remove only what kube-proxy's ipvs mode left; a kubeproxy may run.")
-@click.option("--force", is_flag=True, help="Remove the rules though a kubeproxy runs; it restores them.")
+@click.option(
+    "--force", is_flag=True, help="Remove the rules though a kubeproxy runs, which restores them, or a kube-proxy may."
+)
 def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
     """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
@@ -20,14 +22,15 @@ def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
     kube-proxy's virtual servers, and the last state of the sources in the default directory, and prints what it
     removed. Nothing to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's
     own --cleanup removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services
-    until it has restored its rules. What is left of ipvs alone may go, by --ipvs, and stays while a kube-proxy runs.
+    until it has restored its rules. What is left of ipvs alone may go, by --ipvs. It stays while a kube-proxy runs, or
+    may run where the host's processes are not to be seen, unless --force is given.
 
     Exit status: 0 done; 1 a kubeproxy runs, or the kernel refused.
     """
     if ipvs:
         from kubeproxy.netfilter.ipvs import remove
 
-        return _print(remove(dry_run=dry_run), dry_run=dry_run)
+        return _print(remove(dry_run=dry_run, force=force), dry_run=dry_run)
     return clean_up(Logging(), dry_run=dry_run, force=force)
 
 
@@ -47,7 +50,7 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
             f"a kubeproxy runs on this host ({', '.join(map(str, instances))}) and would restore its rules; nothing was"
             " removed. Stop it first (systemctl stop kubeproxy), or use --force"
         )
-    found = asyncio.run(cleanup_all(dry_run=dry_run))
+    found = asyncio.run(cleanup_all(dry_run=dry_run, force=force))
     state = StateFile(default_directory(), "")
     if state.is_of_here() if dry_run else state.remove():
         found.append(f"{state}, the last state of the sources")

@@ -21,14 +21,14 @@ _TIMEOUT_S = 30.0
 _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
-async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list[str]:
+async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: bool = False) -> list[str]:
     """Remove the rules of every adapter, and return what was removed, one line each.
 
     Nothing to remove is no error, and neither is a missing program, because its rules cannot be there. `keep` is the
     adapter in use. Its rules stay, and with them the routing rules and what is left of the ipvs mode. Rules that
     another adapter left in an earlier run go, because they would drop or divert packets. Raise KernelError with all
     that could not be removed; the rest is removed all the same. With `dry_run` nothing is removed, and the list is the
-    same.
+    same. With `force` what is left of the ipvs mode goes though kube-proxy may use it.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -51,7 +51,7 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False) -> list
         except OSError as error:
             failures.append(f"devices of the rescue: {error.strerror}")
         try:
-            removed += ipvs.remove(dry_run=dry_run)
+            removed += ipvs.remove(dry_run=dry_run, force=force)
         except KernelError as error:
             failures.append(str(error))
     for family, program in _XTABLES_NFT.items():

@@ -3,11 +3,14 @@
 The node takes the addresses of that interface for its own as long as it is there, with virtual servers or without.
 Virtual servers are listed and removed by the kernel's generic netlink (linux/ip_vs.h), one at a time: kube-proxy's own
 cleanup flushes all of them, but others may use IPVS on this node, too. kube-proxy's are those at an address of that
-interface, and those at an address of the node that lead to nothing but endpoints of the former: node ports.
+interface, and those at an address of the node, at a port of the range of node ports, that lead to nothing but endpoints
+of the former. The range is the default of --service-node-port-range: at another port may be a virtual server for the
+API servers, which are endpoints of a Service, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -29,7 +32,13 @@ log = structlog.get_logger(__name__)
 INTERFACE: Final = "kube-ipvs0"
 """The interface of kube-proxy (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
 
+NODE_PORTS: Final = range(30000, 32768)
+
 _PROC = Path("/proc")
+_RUNS_KUBE_PROXY: Final = {"kube-proxy", "hyperkube", "k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"}
+"""The names of processes that are or may contain a kube-proxy: also those of K3s, MicroK8s and RKE2."""
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the PID namespace in which all processes are to be seen."""
 _NETLINK_GENERIC: Final = 16
 """linux/netlink.h"""
 _CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2  # linux/genetlink.h
@@ -47,6 +56,7 @@ class VirtualServer(NamedTuple):
     """A virtual server of IPVS that has an address. Others match packets by a mark; kube-proxy makes none of them."""
 
     address: Address
+    port: int
     key: bytes
     """The attributes by which the kernel knows it: family, protocol, address and port."""
 
@@ -80,7 +90,8 @@ def look(*, node_ports: bool = False) -> Leftovers | None:
             found = [it for it in servers if it.address in ours]
             if node_ports and family is not None:
                 local = {it.address for it in known} - ours
-                found += _node_ports(netlink, family, found, [it for it in servers if it.address in local])
+                candidates = [it for it in servers if it.address in local and it.port in NODE_PORTS]
+                found += _node_ports(netlink, family, found, candidates)
     except PermissionError:
         found = []
     except OSError as error:
@@ -88,16 +99,17 @@ def look(*, node_ports: bool = False) -> Leftovers | None:
     return Leftovers(ours, tuple(found))
 
 
-def remove(*, dry_run: bool = False) -> list[str]:
+def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
     """Remove the virtual servers and the interface; what was removed, one line each. `dry_run`: remove nothing.
 
-    While a kube-proxy runs in this network namespace, they are in use and stay. The interface goes last, as it tells
-    whose the virtual servers are. Raise KernelError when the kernel refuses."""
+    While a kube-proxy runs in this network namespace, they are in use and stay; so they do where this process cannot
+    see whether one runs. `force`: remove them all the same. The interface goes last, as it tells whose the virtual
+    servers are. Raise KernelError when the kernel refuses."""
     found = look(node_ports=True)
     if found is None:
         return []
-    if (pid := _kube_proxy()) is not None:
-        log.warning("kube-proxy runs, kube-ipvs0 stays", pid=pid, remedy="stop kube-proxy first")
+    if not force and (reason := _in_use()) is not None:
+        log.warning("kube-ipvs0 stays", reason=reason, remedy="stop kube-proxy, then --force if this is seen still")
         return []
     if not dry_run:
         try:
@@ -115,19 +127,20 @@ def remove(*, dry_run: bool = False) -> list[str]:
 def _family(netlink: socket.socket) -> int | None:
     """Return the number of IPVS's family of messages, or None if the kernel has not loaded IPVS.
 
-    All families are listed, as a question for one by its name would load its module."""
+    All families are listed, as a question for one by its name would load its module. The list is read to its end,
+    because the kernel refuses the next one until then."""
+    numbers = {}
     for payload in dump(netlink, _CONTROLLER, _GET_FAMILY, rest=_VERSION):
         found = dict(attributes(payload[_HEADER_BYTES:]))
-        if found.get(_FAMILY_NAME) == b"IPVS\0":
-            return int.from_bytes(found[_FAMILY_ID], sys.byteorder)
-    return None
+        numbers[found.get(_FAMILY_NAME)] = int.from_bytes(found[_FAMILY_ID], sys.byteorder)
+    return numbers.get(b"IPVS\0")
 
 
 def _servers(payloads: Iterable[bytes]) -> Iterator[VirtualServer]:
     for found in _nested(payloads, _SERVICE):
         if {_AF, _PROTOCOL, _ADDR, _PORT} <= found.keys():
             key = encode((kind, found[kind]) for kind in (_AF, _PROTOCOL, _ADDR, _PORT))
-            yield VirtualServer(_address(found[_AF], found[_ADDR]), key)
+            yield VirtualServer(_address(found[_AF], found[_ADDR]), int.from_bytes(found[_PORT], "big"), key)
 
 
 def _node_ports(
@@ -155,13 +168,19 @@ def _address(family: bytes, packed: bytes) -> Address:
     return Address(str(ipaddress.ip_address(packed[:4] if is_ipv4 else packed)))
 
 
-def _kube_proxy() -> int | None:
-    """Return the process id of a kube-proxy in this network namespace, or None if none is to be seen."""
+def _in_use() -> str | None:
+    """Return why what is left may be in use by a kube-proxy, or None if none runs in this network namespace."""
     here = os.stat(_PROC / "self/ns/net").st_ino
     for path in _PROC.glob("[0-9]*/comm"):
         try:
-            if path.read_text() == "kube-proxy\n" and os.stat(path.parent / "ns/net").st_ino == here:
-                return int(path.parent.name)
-        except OSError:  # it has ended meanwhile, or is another user's
+            if (name := path.read_text().strip()) not in _RUNS_KUBE_PROXY:
+                continue
+            with contextlib.suppress(PermissionError):  # then it may be here
+                if os.stat(path.parent / "ns/net").st_ino != here:
+                    continue
+            return f"process {path.parent.name} ({name}) may be a kube-proxy that uses it"
+        except OSError:  # it has ended meanwhile
             continue
+    if os.stat(_PROC / "self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
+        return "the host's processes are not to be seen from this container (hostPID), and kube-proxy may be one"
     return None

@@ -119,8 +119,9 @@ def test_cleanup_prints_the_removed_rules(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def clean(*, dry_run: bool) -> list[str]:
+    async def clean(*, dry_run: bool, force: bool) -> list[str]:
         assert not dry_run
+        assert not force
         return removed
 
     monkeypatch.setattr(cleanup, "cleanup_all", clean)
@@ -130,14 +131,15 @@ def test_cleanup_prints_the_removed_rules(
 
 
 def test_what_is_left_of_ipvs_goes_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipvs, "remove", lambda *, dry_run: ["interface a"] if dry_run else [])
+    monkeypatch.setattr(ipvs, "remove", lambda *, dry_run, force: ["interface a"] if dry_run or force else [])
     assert main.status_of(["cleanup", "--ipvs", "--dry-run"]) == 0
     assert main.status_of(["cleanup", "--ipvs"]) == 0
-    assert capsys.readouterr().out == "would remove interface a\nnothing to remove\n"
+    assert main.status_of(["cleanup", "--ipvs", "--force"]) == 0
+    assert capsys.readouterr().out == "would remove interface a\nnothing to remove\ninterface a\n"
 
 
 def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def clean(*, dry_run: bool) -> list[str]:
+    async def clean(*, dry_run: bool, force: bool) -> list[str]:
         raise KernelError("not permitted")
 
     monkeypatch.setattr(cleanup, "cleanup_all", clean)

@@ -121,7 +121,7 @@ async def answer(netfilter: Netfilter, request: dict[str, Any], foreign: asyncio
         case "pause_stale_rules":
             return await pause_stale_rules(for_s=request["for_s"])
         case "cleanup_all":
-            return await cleanup_all(keep=request["keep"])
+            return await cleanup_all(keep=request["keep"], force=True)
         case "select":
             selected, why = await select(request["order"])
             await selected.close()

@@ -29,8 +29,10 @@ Server = tuple[str, int, tuple[str, ...]]
 CLUSTER_IP: Server = ("10.96.0.10", 53, ("10.2.0.1:53", "10.2.0.2:53"))
 CLUSTER_IP_6: Server = ("fd00::10", 53, ())
 NODE_PORT: Server = ("192.0.2.1", 30053, ("10.2.0.2:53",))
-OF_KEEPALIVED: Server = ("192.0.2.1", 443, ("192.0.2.2:443", "10.2.0.1:53"))
-WITHOUT_DESTINATION: Server = ("192.0.2.1", 80, ())
+OF_KEEPALIVED: Server = ("192.0.2.1", 30443, ("192.0.2.2:443", "10.2.0.1:53"))
+OF_KUBERNETES: Server = ("10.96.0.10", 443, ("192.0.2.2:6443", "192.0.2.3:6443"))
+OF_KUBE_VIP: Server = ("192.0.2.1", 6443, OF_KUBERNETES[2])
+WITHOUT_DESTINATION: Server = ("192.0.2.1", 30080, ())
 ELSEWHERE: Server = ("198.51.100.1", 53, ("10.2.0.1:53",))
 
 
@@ -62,6 +64,7 @@ class FakeIpvs:
         assert not self._waiting, "all answers are read"
 
     def send(self, data: bytes) -> None:
+        assert not self._waiting, "the kernel refuses a dump before the end of the last (EBUSY)"
         length, kind, flags, sequence, _ = HEADER.unpack_from(data)
         assert length == len(data)
         command, version = data[16], data[17]
@@ -70,7 +73,7 @@ class FakeIpvs:
         if kind == 0x10:
             assert command == 3
             assert flags & DUMP == DUMP, "no name that would have the kernel load a module"
-            families = {0x10: b"nlctrl\0", **({FAMILY: b"IPVS\0"} if self.loaded else {})}
+            families = {0x10: b"nlctrl\0", **({FAMILY: b"IPVS\0"} if self.loaded else {}), 0x22: b"ethtool\0"}
             found = [encode([(2, name), (1, struct.pack("=H", number))]) for number, name in families.items()]
         elif self.refuses:
             self._end(sequence, self.refuses)
@@ -113,6 +116,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: FakeIpvs) -> None:
         self.interfaces = ["lo", "eth0", "kube-ipvs0"]
         monkeypatch.setattr(ipvs, "open_netlink", lambda *_: kernel)
+        monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
         monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(self.interfaces)))
         monkeypatch.setattr(ipvs, "local_addresses", self._addresses)
         monkeypatch.setattr(ipvs, "remove_link", lambda _, name: self.interfaces.remove(name))
@@ -123,12 +127,12 @@ class Node:
 
 
 def test_kube_proxys_virtual_servers_go_and_those_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [OF_KEEPALIVED, WITHOUT_DESTINATION, ELSEWHERE]
-    kernel = FakeIpvs([CLUSTER_IP, CLUSTER_IP_6, NODE_PORT, *others])
+    others = [OF_KUBE_VIP, OF_KEEPALIVED, WITHOUT_DESTINATION, ELSEWHERE]
+    kernel = FakeIpvs([CLUSTER_IP, CLUSTER_IP_6, OF_KUBERNETES, NODE_PORT, *others])
     node = Node(monkeypatch, kernel)
-    text = "ipvs: interface kube-ipvs0 with 2 addresses, and 3 virtual servers"
+    text = "ipvs: interface kube-ipvs0 with 2 addresses, and 4 virtual servers"
     assert ipvs.remove(dry_run=True) == [text]
-    assert len(kernel.servers) == 6
+    assert len(kernel.servers) == 8
     assert "kube-ipvs0" in node.interfaces
     assert ipvs.remove() == [text]
     assert kernel.servers == others
@@ -156,17 +160,29 @@ def test_if_the_kernel_refuses_the_interface_stays(monkeypatch: pytest.MonkeyPat
     assert "kube-ipvs0" in node.interfaces
 
 
-def test_while_kube_proxy_runs_everything_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["kube-proxy", "k3s-agent", "kubelite"])
+def test_while_kube_proxy_runs_everything_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     kernel = FakeIpvs([CLUSTER_IP])
     node = Node(monkeypatch, kernel)
-    for pid, comm in (("self", "python"), ("7", "kube-proxy")):
+    for pid, comm in (("self", "python"), ("7", name)):
         (tmp_path / pid / "ns").mkdir(parents=True)
         (tmp_path / pid / "comm").write_text(f"{comm}\n")
     (tmp_path / "self/ns/net").touch()
+    (tmp_path / "self/ns/pid").touch()
     os.link(tmp_path / "self/ns/net", tmp_path / "7/ns/net")
     monkeypatch.setattr(ipvs, "_PROC", tmp_path)
+    monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", os.stat(tmp_path / "self/ns/pid").st_ino)
     assert ipvs.remove() == []
     assert (len(kernel.servers), len(node.interfaces)) == (1, 3)
+    assert len(ipvs.remove(dry_run=True, force=True)) == 1
     (tmp_path / "7/ns/net").unlink()
     (tmp_path / "7/ns/net").touch()  # of another network namespace
     assert len(ipvs.remove()) == 1
+
+
+def test_where_kube_proxy_may_run_unseen_everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, FakeIpvs([CLUSTER_IP]))
+    monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", 0)
+    assert ipvs.remove() == []
+    assert "kube-ipvs0" in node.interfaces
+    assert len(ipvs.remove(force=True)) == 1
