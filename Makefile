@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of daemons. Each would compile all modules again where this is set, which doubles its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup check format unit test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check release clean
 
