@@ -15,5 +15,5 @@ rolling_update      replace a ReplicationController, as kubectl rolling-update d
 rollout             follow and change rollouts, as kubectl rollout does
 client_flags        flags of every command that talks to an API server
 completion          completion scripts for shells
-kubectl_command     a command that takes flags, and ends, as kubectl does
+kubectl_flags       a command that takes flags, and ends, as kubectl does
 """

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kubeproxy.cli.kubectl_command import complete_files
+from kubeproxy.cli.kubectl_flags import complete_files
 from kubeproxy.model.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])

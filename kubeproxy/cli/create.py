@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
-from kubeproxy.cli.kubectl_command import RECORDED, KubectlCommand, filename_option, refused
+from kubeproxy.cli.kubectl_flags import RECORDED, KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.output import echo
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
-from kubeproxy.cli.kubectl_command import KubectlCommand, filename_option, refused
+from kubeproxy.cli.kubectl_flags import KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
 
 _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": True, "false": False}

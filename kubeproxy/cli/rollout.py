@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kubeproxy.cli.client_flags import client_flags, overrides, seconds
-from kubeproxy.cli.kubectl_command import FAILED, KubectlCommand, filename_option, refused
+from kubeproxy.cli.kubectl_flags import FAILED, KubectlCommand, filename_option, refused
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.output import echo
 

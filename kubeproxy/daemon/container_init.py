@@ -44,11 +44,11 @@ def become() -> None:
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """Return the command line by which this program keeps a command."""
+    """Return the command line by which this program supervises a command."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *words]
 
 
-def keep(words: Sequence[str]) -> int:
+def supervise(words: Sequence[str]) -> int:
     """Run a command until it has ended for good, and return the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     ending, pause_s = "", PAUSE_S
@@ -124,4 +124,4 @@ def _ending(status: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1:]))
+    sys.exit(supervise(sys.argv[1:]))

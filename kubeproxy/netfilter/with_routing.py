@@ -12,7 +12,7 @@ from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
-from kubeproxy.netfilter.routing.watch import RuleWatch
+from kubeproxy.netfilter.routing.rule_watch import RuleWatch
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)

@@ -19,8 +19,8 @@ from kubeproxy.model import (
     Target,
     family_of,
 )
-from kubeproxy.proxier.draining import set_aside, without_leaving
-from kubeproxy.proxier.drains import Drains
+from kubeproxy.proxier.drain_requests import Drains
+from kubeproxy.proxier.drained_endpoints import set_aside, without_leaving
 from kubeproxy.proxier.endpoint_selection import MOST, candidates, subset
 from kubeproxy.proxier.frontends import NOT_SERVED, resolve
 from kubeproxy.proxier.local_pods import LocalPods

@@ -16,7 +16,7 @@ ejections     endpoints of the kernel path that have failed, and when each is tr
 ejector       puts the states of endpoints into the rules, and tells the workers
 fair_turns    which tenant is next where dials or deletions are short
 probe         tries an endpoint from this node
-probes        the dials under way, and the endpoints that wait for one
+dials         the dials under way, and the endpoints that wait for one
 lost_routes   endpoints to which a way has been lost
 flow_release  deletes flows to failed endpoints, many at a time, so that their packets can be sent again
 guardian      the control process's part: keeps the rules alive, finds silent endpoints, frees flows

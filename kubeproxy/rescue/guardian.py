@@ -35,13 +35,13 @@ from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.routing.lookup import has_route
 from kubeproxy.netfilter.routing.route_watch import RouteWatch
+from kubeproxy.rescue.dials import Dials
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants, has_room
 from kubeproxy.rescue.flow_release import FlowRelease
 from kubeproxy.rescue.lost_routes import LOOKUPS, Endpoint, LostRoutes
 from kubeproxy.rescue.nflog import GROUPS
 from kubeproxy.rescue.probe import refuses_datagrams
-from kubeproxy.rescue.probes import Dials
 from kubeproxy.rescue.process import RescueProcess
 from kubeproxy.rescue.protocol import Failed, FreedFlow, Reason
 from kubeproxy.rescue.silence import Lateness, SilenceWatch

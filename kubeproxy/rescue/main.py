@@ -44,7 +44,7 @@ _SO_RCVBUFFORCE: Final = 33
 """asm-generic/socket.h"""
 
 
-class RescueProcess:
+class Rescuer:
     """The process, from its start to its exit."""
 
     def __init__(
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         channel = socket.socket(fileno=fd)
         log, group = open_log(preferred)
         entry, shut_out = _open_reentry(group)
-        process = RescueProcess(channel, log, RawSockets(), entry)
+        process = Rescuer(channel, log, RawSockets(), entry)
         sandbox.leave_file_system()
         privileges.drop()
         unfiltered = sandbox.confine(sockets=False)

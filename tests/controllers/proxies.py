@@ -18,7 +18,7 @@ from kubeproxy.model.drain_report import (
     lease_name,
 )
 from kubeproxy.model.drain_request import REQUESTS, DrainRequests, decode_requests
-from kubeproxy.proxier.draining import drain_state, drained
+from kubeproxy.proxier.drained_endpoints import drain_state, drained
 from tests.controllers.api import Api, Json, Write
 
 LOOK_S = 0.25

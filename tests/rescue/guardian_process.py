@@ -19,7 +19,7 @@ from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, 
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
-from kubeproxy.rescue import probes
+from kubeproxy.rescue import dials
 from kubeproxy.rescue.ejections import Ejections, Endpoint
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
@@ -131,7 +131,7 @@ async def main(endpoints: Sequence[Target], *, affinity: bool) -> None:
         print(json.dumps({"dialed": str(target)}), flush=True)
         return await dial(target)
 
-    probes.dial = noted  # type: ignore[attr-defined]
+    dials.dial = noted  # type: ignore[attr-defined]
     guardian = Guardian(service, on_group=on_group, in_force=lambda group: service.group == group, on_crash=on_crash)
     async with asyncio.TaskGroup() as group:
         group.create_task(guardian.run())

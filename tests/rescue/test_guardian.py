@@ -12,14 +12,14 @@ import pytest
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.nftables.set_elements import SetElements
 from kubeproxy.netfilter.routing.route_watch import Lost, Prefix
+from kubeproxy.rescue import dials as dials_module
 from kubeproxy.rescue import flow_release, lost_routes
 from kubeproxy.rescue import guardian as guardian_module
-from kubeproxy.rescue import probes as dials_module
+from kubeproxy.rescue.dials import DIALS_MAX
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.guardian import FEW, LOST_AT_ONCE, Guardian
 from kubeproxy.rescue.probe import Outcome
-from kubeproxy.rescue.probes import DIALS_MAX
 from kubeproxy.rescue.process import RescueProcess
 
 

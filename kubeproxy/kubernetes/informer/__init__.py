@@ -6,5 +6,5 @@ memory_bound  how much of a list is kept
 decode_cache  unchanged objects of a new list are not decoded again
 informer      a store with handlers, kept by a reflector
 store         objects by key and by index; `mutation_cache` adds what this process has written itself
-fault_log     logs faults of objects once; `connectivity` the loss and the return of the server
+object_faults logs faults of objects once; `connectivity` the loss and the return of the server
 """

@@ -31,9 +31,9 @@ from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
-from kubeproxy.kubernetes.informer.fault_log import Faults
 from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.informer.memory_bound import MemoryBound
+from kubeproxy.kubernetes.informer.object_faults import ObjectFaults
 from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
 from kubeproxy.kubernetes.invalid_field import Fault
@@ -80,7 +80,7 @@ class Reflector:
         self._outages = outages
         self._pace = pace
         self._policy = ListWatchPolicy(pace=pace, random=random)
-        self._faults = Faults(name)
+        self._faults = ObjectFaults(name)
         self._decode_cache: DecodeCache[Any] = DecodeCache()
         self._memory_bound = MemoryBound(max_kept_bytes)
         self._logged_left_out = False

@@ -23,7 +23,7 @@ import structlog
 from kubeproxy.model import Family
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
-from kubeproxy.netfilter.iptables import legacy_table, table_contents
+from kubeproxy.netfilter.iptables import legacy_table, ruleset_chains
 from kubeproxy.netfilter.iptables.chains import (
     FILTER,
     MANGLE,
@@ -180,13 +180,13 @@ class Iptables:
                     pass
 
     def _probe_transparent(self) -> None:
-        probe = {PROXY_DIVERT: table_contents.divert(Family.IPV4)[PROXY_DIVERT]}
+        probe = {PROXY_DIVERT: ruleset_chains.divert(Family.IPV4)[PROXY_DIVERT]}
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, MANGLE, lambda have: have or probe):
                 self._move(Family.IPV4, MANGLE, lambda _: {})
 
     def _probe_socket_guard(self) -> None:
-        probe = {PROXY_SOCKETS: frozenset({table_contents.own_socket_rule(Family.IPV4)})}
+        probe = {PROXY_SOCKETS: frozenset({ruleset_chains.own_socket_rule(Family.IPV4)})}
         with xtables_lock(self._lock_wait_s):
             if self._move(Family.IPV4, FILTER, lambda have: {**probe, **have}):
                 self._move(Family.IPV4, FILTER, lambda have: {it: have[it] for it in have if it not in probe})
@@ -209,11 +209,11 @@ class Iptables:
     def _pause_family(self, family: Family, until: int) -> bool:
         with legacy_table.opened(family, NAT) as table:
             nat, _ = legacy_table.read(table, family, NAT)
-        drops = table_contents.pause(nat, family, until=until)
+        drops = ruleset_chains.pause(nat, family, until=until)
         if not drops:
             return False
-        nothing = table_contents.chains_of(RuleSet(), family)
-        self._move(family, MANGLE, lambda have: union(table_contents.without_pause(have, family), drops))
+        nothing = ruleset_chains.chains_of(RuleSet(), family)
+        self._move(family, MANGLE, lambda have: union(ruleset_chains.without_pause(have, family), drops))
         self._move(family, NAT, lambda _: nothing[NAT])
         self._move(family, FILTER, lambda _: nothing[FILTER])
         return True
@@ -239,8 +239,8 @@ class Iptables:
             needed = True
         else:
             want, needed = (
-                table_contents.chains_of(wanted, family, self._rule_factory),
-                table_contents.is_needed(wanted, family),
+                ruleset_chains.chains_of(wanted, family, self._rule_factory),
+                ruleset_chains.is_needed(wanted, family),
             )
         return any(
             [

@@ -13,7 +13,7 @@ from kubeproxy.model import Address, Endpoint, EndpointSlice, Service, ServiceNa
 from kubeproxy.model.drain_report import NodeReport, ServiceReport, decode_report, encode_report
 from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want, decode_requests, encode_requests
 from kubeproxy.netfilter.packet_simulation import Fate
-from kubeproxy.proxier.draining import drained
+from kubeproxy.proxier.drained_endpoints import drained
 from tests.proxier.builders import endpoint_slice, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 
@@ -133,7 +133,7 @@ async def test_requests_that_end_one_after_the_other_resolve_their_service_rarel
         resolved.append(now)
         return drained(slices, requests, now)
 
-    monkeypatch.setattr("kubeproxy.proxier.drains.drained", noted)
+    monkeypatch.setattr("kubeproxy.proxier.drain_requests.drained", noted)
     listed = tuple(DrainRequest("test", f"p{n}", (A,), Want.DRAIN, 7, 1001.0 + n / 100, f"u{n}") for n in range(1000))
     node.tracker.put_service(SOURCE, replace(service("web"), drain=DrainRequests(7, listed)))
     await node.rest()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kubeproxy.netfilter.routing import rules
-from kubeproxy.netfilter.routing.watch import RuleWatch
+from kubeproxy.netfilter.routing.rule_watch import RuleWatch
 from tests.support.lab import Host
 
 pytestmark = pytest.mark.netns

@@ -26,7 +26,7 @@ from kubeproxy.netfilter.iptables.chains import (
     difference,
     union,
 )
-from kubeproxy.netfilter.iptables.table_contents import chains_of, is_needed
+from kubeproxy.netfilter.iptables.ruleset_chains import chains_of, is_needed
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.nftables.test_transaction import rule_sets
 from tests.netfilter.stage import destination, node_port, rule_set

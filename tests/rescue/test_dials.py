@@ -1,4 +1,4 @@
-"""`kubeproxy.rescue.probes`: which endpoint is dialed next, and what follows."""
+"""`kubeproxy.rescue.dials`: which endpoint is dialed next, and what follows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.netfilter.routing.route_watch import Prefix
-from kubeproxy.rescue import probes as dials_module
+from kubeproxy.rescue import dials as dials_module
+from kubeproxy.rescue.dials import DIALS_MAX, Dials
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.probe import Outcome
-from kubeproxy.rescue.probes import DIALS_MAX, Dials
 from kubeproxy.rescue.protocol import Reason
 from kubeproxy.runtime.tasks import TaskSet
 

@@ -12,7 +12,7 @@ from kubeproxy.kubernetes.invalid_field import Fault
 log = structlog.get_logger(__name__)
 
 
-class Faults:
+class ObjectFaults:
     """The present faults of one resource's objects."""
 
     def __init__(self, resource: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from kubeproxy.model import EndpointSlice, Frontend, Service, ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.drain_request import DrainRequests
-from kubeproxy.proxier.draining import drain_state, drained
+from kubeproxy.proxier.drained_endpoints import drain_state, drained
 from kubeproxy.proxier.expiries import Expiries
 
 EXPIRY_STEP_S: Final = 10.0
