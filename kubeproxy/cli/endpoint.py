@@ -77,7 +77,7 @@ def _order(action: str, target: str, *, for_s: float = 0.0) -> None:
 
 
 def give_order(action: str, about: str = "", *, for_s: float = 0.0, waits_s: float = 0.0) -> None:
-    """Give an order to the daemon, which may wait for so long before it carries it out."""
+    """Give an order to the daemon, which may wait up to `waits_s` before it carries the order out."""
     import asyncio
 
     from kubeproxy.daemon.takeover.order import ANSWER_S, give

@@ -61,7 +61,7 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
     "--min-ready-seconds",
     metavar="DURATION",
     default="0",
-    help="For so long a new pod has to be ready before it counts.  [minReadySeconds of the new controller]",
+    help="How long a new pod has to be ready before it counts.  [minReadySeconds of the new controller]",
 )
 @click.option(
     "--update-period",
@@ -82,7 +82,7 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
     metavar="DURATION",
     default="5m0s",
     show_default=True,
-    help="Give up after so long without progress. What serves by then serves on.",
+    help="Give up after this long without progress. Pods that serve by then continue to serve.",
 )
 @click.option(
     "--drain-timeout",

@@ -80,7 +80,7 @@ def members(group: type[Struct]) -> Mapping[str, inspect.Field]:
 
 
 def flatten(configuration: Configuration) -> dict[str, Any]:
-    """Return the value of every field by path."""
+    """Return the value of each field, keyed by its path."""
     values = {}
     for path, field in fields().items():
         value: Any = configuration

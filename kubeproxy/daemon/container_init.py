@@ -33,7 +33,7 @@ PREVIOUS_END = "KUBEPROXY_PREVIOUS_END"
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """The pause before the next start. The first is as long as that of systemd's unit, and each further one is longer."""
 SETTLED_S = 60.0
-"""After a control process has lived for so long, the pauses begin anew."""
+"""Once a control process has lived for this long, the pauses begin anew."""
 
 
 def become() -> None:
@@ -90,7 +90,7 @@ def _await_stop() -> int:
 
 
 def _others_live(within_s: float) -> bool:
-    """Wait for so long. Return False as soon as no other process is left, or if this process was told to stop."""
+    """Return whether others still live after `within_s`. Return False at once if none does, or on a signal to stop."""
     until = time.monotonic() + within_s
     while _reap()[1]:
         left_s = until - time.monotonic()

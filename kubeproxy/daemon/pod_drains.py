@@ -172,7 +172,7 @@ class PodDrains:
         return sum(pod.waiting for pod in self._pods.values())
 
     async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
-        """Wait until no connection to a pod is left, for so long at most. Have this node send it no new ones meanwhile:
+        """Wait until no connection to a pod is left, at most `timeout_s`. Have this node send it no new ones meanwhile:
         if a person has asked, or the pod terminates, which its EndpointSlices have to say within `NEWS_S`."""
         began = _now()
         ends_at = began + timeout_s

@@ -26,8 +26,8 @@ MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often the process looks for dead children of others."""
 HUNG_S: Final = 20.0
-"""After so long a hanging control process ends in a container. The liveness probe would end its workers, too; it
-leaves this time, and that of another start."""
+"""In a container, a control process that hangs for this long ends. The liveness probe, which would end its workers,
+too, allows this time and that of another start."""
 
 
 def raise_descriptor_limit() -> int:
@@ -92,7 +92,7 @@ async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
 
 
 async def end_if_hung(*, hung_s: float = HUNG_S) -> None:
-    """End this process, after a traceback on stderr, when its loop has hung for so long; until cancelled.
+    """End this process, after a traceback on stderr, when its loop has hung for `hung_s`; until cancelled.
 
     It does for a container what the watchdog of systemd does on a host."""
     try:

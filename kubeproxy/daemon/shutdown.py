@@ -120,7 +120,7 @@ class Shutdown:
             log.info("connections moved", moved=moved, left=left)
 
     async def _drain_last(self, grace_s: float) -> None:
-        """Accept the packets under way; then stop accepting, and drain for so long."""
+        """Accept the packets under way; then stop accepting, and drain for at most `grace_s`."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
         # A client repeats a first packet that was lost, and is led where the packet was led. A closed port would refuse
         # it. The first look finds packets that no listener has taken, the second one handshakes that did not end.

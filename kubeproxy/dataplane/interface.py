@@ -85,7 +85,7 @@ class WorkerStatus(Struct, frozen=True):
     accept_paused: int
     """How often a client had to wait because all descriptors were in use."""
     lag_s: float
-    """The longest turn of the loop within the last minute. A ready byte may have waited for so long."""
+    """The longest turn of the loop within the last minute. A ready byte may have waited that long."""
     dials: tuple[int, ...]
     """A histogram of the time from accept to the endpoint's answer. It has one count for each of `DIAL_BUCKETS_S` and
     one for the rest, not cumulative."""
@@ -182,7 +182,8 @@ class DataPlaneReadings(Protocol):
         """Return the endpoints that each serving process has ejected now."""
 
     async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
-        """Return what is open to each endpoint, over all serving processes. Frontends without clients are left out."""
+        """Return the number of open connections and sessions to each endpoint, over all serving processes. Frontends
+        without clients are left out."""
 
     @property
     def restarts(self) -> int:

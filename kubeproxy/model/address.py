@@ -25,8 +25,8 @@ class Family(IntEnum):
 
 
 def parse_address(text: str) -> Address:
-    """Return the canonical form of an IP address. Raise ValueError if the text is no address, has a zone, or maps IPv4
-    into IPv6."""
+    """Return the canonical form of an IP address. Raise ValueError if the text is no address, has a zone, or is an
+    IPv4-mapped IPv6 address."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:

@@ -36,7 +36,7 @@ class Balancing(NamedTuple):
 
     scheduler: Scheduler = Scheduler.ROUND_ROBIN
     weights: tuple[int, ...] = ()
-    """The weight of each endpoint, in the order of the endpoints. Empty: all have the same."""
+    """The weight of each endpoint, in the order of the endpoints. Empty if all have the same."""
     seed: int = 0
     """Of the hash, for schedulers that have one."""
 

@@ -69,8 +69,8 @@ class Spread:
     service_port: str
     """Its name, for comments and for the names of maps."""
     targets: tuple[Target, ...]
-    """The endpoints for new connections. Each gets the same share, unless `slots` says otherwise. If there is none, the
-    redirect applies, as without a spread."""
+    """The endpoints for new connections. Each gets the same share, unless `slots` says otherwise. If it is empty,
+    the traffic is treated as if it had no spread."""
     endpoints: tuple[Target, ...]
     """The endpoints at which UDP flows that lead there already may stay: `targets`, and endpoints that get no new flows
     from the kernel."""
@@ -172,8 +172,8 @@ class RuleSet:
     """Spread destinations, each with the clients that do not keep their address."""
 
     rescue: int | None = None
-    """The NFLOG group to which failures of spread connections are reported, together with copies
-    of their first packets; None: nothing is reported, and clients see failures as they are."""
+    """The NFLOG group to which failures of spread connections are reported, together with copies of their first
+    packets. With None nothing is reported, and clients see failures as they are."""
 
     tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
     """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.

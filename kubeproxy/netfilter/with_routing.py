@@ -23,7 +23,7 @@ class WithRouting:
 
     def __init__(self, packet_filter: Nftables | Iptables) -> None:
         self._filter = packet_filter
-        # Whether our routing rules are in the kernel; None: unknown.
+        # Whether our routing rules are in the kernel, or None if that is unknown.
         self._believed: bool | None = None
         self._watch: RuleWatch | None = None
         self._on_foreign_change: Callable[[], None] = lambda: None

@@ -1,7 +1,7 @@
 """What the operator sees: logs, metrics, health, status.
 
-Reads the other rooms as values (`picture`), by `kubeproxy.dataplane.interface`, and by callables of the daemon, and
-changes nothing in them.
+Reads other packages only as plain values (`picture`), through `kubeproxy.dataplane.interface` and callables from the
+daemon. Changes nothing in them.
 
 logs             format of the log, rate limits, the access log
 metrics          counters and gauges, the scrape (`exposition`), health checks as indicators (`slis`)

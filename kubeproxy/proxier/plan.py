@@ -70,7 +70,7 @@ class ListenerState:
     rules_generation: int = 0
     """The generation of the rules in which `in_rules` was last changed."""
     shared: SharedPort | None = None
-    """The shared port; None: it has one of its own."""
+    """The shared port, or None if it has one of its own."""
     joined: Set[Destination] = frozenset()
     """The destinations that its shared listener knows, or has been sent."""
 

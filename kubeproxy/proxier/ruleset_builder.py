@@ -330,7 +330,7 @@ class RuleSetBuilder:
             self._spread_of[name] = spread
 
     def _kernel_targets(self, frontend: Frontend) -> tuple[tuple[Target, ...], str]:
-        """Return the endpoints to which the kernel leads new connections of a frontend, or none and the reason."""
+        """Return the endpoints to which the kernel leads a frontend's new connections, or none and the reason."""
         if refusal := why_userspace(frontend, self._settings.data_path, self._settings.facts):
             self._budget.release(frontend.name)
             return (), refusal

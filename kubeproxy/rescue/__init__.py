@@ -1,4 +1,5 @@
-"""Sends a client's first packet again when its endpoint has failed, on the kernel path.
+"""Failover on the kernel path: notices endpoints that fail clients, ejects them (passive health checks, outlier
+ejection), and sends the clients' first packets again.
 
 The rules of `kubeproxy.netfilter.nftables.rescue` copy first packets and report failures; a process of its own reads
 both. The modules, in the order in which a packet passes them:

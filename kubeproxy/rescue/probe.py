@@ -15,7 +15,7 @@ DIAL_S: Final = 0.9
 """How long an endpoint may take. It is less than a second, after which the kernel would repeat the SYN, and more than
 the patience with clients' connections, so that a slow path is found to be slow and not dead."""
 _BLACKHOLE: Final = errno.EINVAL
-"""The error of a route of that type."""
+"""The error of a blackhole route."""
 REFUSAL_S: Final = 0.25
 """How long the refusal of a datagram may take. It is as long as with silence on the TCP path."""
 _RECVERR: Final = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}

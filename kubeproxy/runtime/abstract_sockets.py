@@ -86,7 +86,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def _by_sock_diag() -> Iterator[tuple[str, int]]:
-    """Return names and their users. Raise OSError if the kernel does not report both."""
+    """Yield listening names, each with its user. Raise OSError if the kernel does not report users."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
         question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 1 << _TCP_LISTEN, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
         netlink.send(_MESSAGE.pack(_MESSAGE.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)

@@ -211,7 +211,7 @@ def victims(
 
 def needs_drain(pod: Pod, view: DrainView) -> bool:
     """Return whether proxies may have connections to a pod. A pod that is not ready gets no new connections, and is
-    deleted at once, as without proxies."""
+    deleted at once, as if there were no proxies."""
     return is_ready(pod) and view.exposed(pod)
 
 

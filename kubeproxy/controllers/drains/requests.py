@@ -48,7 +48,7 @@ def selects(service: Service, pod: Pod) -> bool:
 
 
 def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
-    """Return the addresses of a pod in the families of a Service. A pod on the host's network has none here, because
+    """Return the addresses of a pod in the families of a Service. A pod on the host's network gets none, because
     other pods have the same address, including the pod that replaces it."""
     if pod.spec.host_network:
         return ()

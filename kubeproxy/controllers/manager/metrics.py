@@ -102,7 +102,7 @@ class ManagerCollector(Collector):
         yield counted
         timed = HistogramMetricFamily(
             "rest_client_request_duration_seconds",
-            "From a request to the head of its answer",
+            "From a request to the headers of its answer",
             labels=("verb", "host"),
         )
         for of, latency in latencies.items():

@@ -115,7 +115,8 @@ class FullError(Exception):
 
 
 async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
-    """Open a non-blocking connection to a name. Raise FullError when its queue is full, and OSError when it refuses."""
+    """Return a non-blocking connection to a control socket. Raise FullError if its queue is full, OSError if
+    refused."""
     if waits_for_room:
         return await in_thread(lambda: _connect_waiting(name))
     return _connect(name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))

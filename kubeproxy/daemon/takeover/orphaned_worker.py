@@ -95,7 +95,7 @@ class OrphanedWorker:
             self._moved.set()
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the clients of session affinity, as far as the answer comes in time. A worker of another protocol
+        """Return the session affinity bindings, as far as the answer comes in time. A worker of another protocol
         version gives none."""
         if self._same_protocol:
             self._answered.clear()

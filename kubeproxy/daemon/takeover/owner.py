@@ -28,7 +28,7 @@ class Owner(Protocol):
         """Return whether the rules in the kernel still lead here. Raise KernelError when they cannot be read."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
-        """Return the clients of session affinity."""
+        """Return the session affinity bindings."""
 
     async def adopt(self) -> Entrances:
         """Let a worker of another instance send its connections to ours."""

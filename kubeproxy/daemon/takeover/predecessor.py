@@ -140,7 +140,7 @@ class Predecessor:
         return f"the running kubeproxy (pid {self.pid}, version {self.version})"
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the clients of session affinity, as far as the answer comes in time."""
+        """Return the session affinity bindings, as far as the answer comes in time."""
         bindings: list[RestoreBindings] = []
         await self._ask(Recall(), bindings)
         return bindings

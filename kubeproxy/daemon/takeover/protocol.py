@@ -138,11 +138,11 @@ class Take(TakeoverMessage, frozen=True, omit_defaults=True):
     """The rules lead to the new instance: release the ports and the name, move the connections, and drain the rest."""
 
     successor: str = ""
-    """The control socket of the new instance, to which workers turn; empty: no connection can move."""
+    """The control socket of the new instance, to which workers turn. It is empty if no connection can move."""
 
 
 class Refused(TakeoverMessage, frozen=True):
-    """The request of that type is not carried out."""
+    """The request of type `request` is not carried out."""
 
     request: str
     reason: str

@@ -171,7 +171,7 @@ class Search:
                 raise error
 
     def _lasts(self, name: str, state: _State) -> bool:
-        """Return whether a process may be in that state any longer. A process that was in it for too long is passed
+        """Return whether a process may stay in `state` any longer. One that has been in it for too long is passed
         over."""
         if name not in self._states or self._states[name][0] is not state:
             self._states[name] = state, _now()

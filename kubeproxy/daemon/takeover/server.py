@@ -170,7 +170,7 @@ class TakeoverServer:
         return len(self._orphans)
 
     async def recall_orphans(self) -> list[list[RestoreBindings]]:
-        """Return the clients of session affinity of each orphaned worker."""
+        """Ask each orphaned worker for its session affinity bindings, and return those that come in time."""
         return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
 
     async def between(self) -> None:

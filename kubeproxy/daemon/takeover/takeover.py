@@ -105,7 +105,7 @@ class Takeover:
             raise TakeoverRefusedError(str(owner), reason)
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the clients of session affinity of the predecessor and of orphaned workers, as far as they answer in
+        """Return the session affinity bindings of the predecessor and of orphaned workers, as far as they answer in
         time."""
         if self._others():
             # Without a predecessor the others are orphaned workers, which serve while we wait for their connections.

@@ -1,6 +1,6 @@
 """The lag: the longest turn of the reactor within the last minute.
 
-A ready byte may have waited for so long. Reading the lag does not reset it. Scrapers, the status and the health check
+A ready byte may have waited that long. Reading the lag does not reset it. Scrapers, the status and the health check
 read at different times, and each of them sees every pause. A scraper that reads at least once a minute misses none.
 """
 

@@ -135,7 +135,8 @@ class Reactor:
         return timer
 
     def turn(self, timeout_s: float = 0.0) -> int:
-        """Handle all events, and wait at most `timeout_s` for the first one. Return their number."""
+        """Handle at most EVENTS_PER_TURN events; wait at most `timeout_s` for the first. Return how many were
+        handled, including the callbacks of `again`."""
         if self._again:
             timeout_s = 0.0
         elif timeout_s and self._timers:

@@ -24,7 +24,7 @@ class KeepaliveSweep:
         self._timer: Timer | None = None
 
     def restart(self) -> None:
-        """Apply a changed keepalive time. Connections that have keepalive already keep their time."""
+        """Apply a changed keepalive time. Connections that have keepalive on keep the old time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._sweep)

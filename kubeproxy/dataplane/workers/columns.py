@@ -32,8 +32,8 @@ class Columns:
 
     def assigned(self, message: SetEndpoints) -> SetEndpoints:
         """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers. An
-        endpoint that stays keeps its column. If there are not enough columns, no endpoint has one. Otherwise the
-        endpoints that each worker counts alone would seem emptier than the others."""
+        endpoint that stays keeps its column. If columns run short, none is given: an endpoint that each worker counts
+        alone would seem emptier than the others."""
         wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
         before = self._of.pop(message.frontend, {})
         now = {target: before.pop(target, NO_COLUMN) for target in wanted}
@@ -68,7 +68,7 @@ class Columns:
         self._memory[worker * ROW_BYTES : (worker + 1) * ROW_BYTES] = bytes(ROW_BYTES)
 
     def open_of(self, frontend: FrontendName) -> dict[Target, int]:
-        """Return what is open to each endpoint of a frontend that has columns."""
+        """Return the number of open connections and sessions to each endpoint of a frontend that has columns."""
         with memoryview(self._memory) as whole, whole.cast("i") as cells:
             rows = range(0, len(cells), COLUMNS)
             return {

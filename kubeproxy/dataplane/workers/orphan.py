@@ -90,7 +90,7 @@ class Orphan:
         retire: Callable[[], None],
     ) -> None:
         """`owner_prefix` is how owners' names begin, without the leading NUL; it is empty if there is no owner.
-        `bindings` returns the clients of session affinity, in parts. `move` is called with the owner's request and its
+        `bindings` returns the session affinity bindings, in parts. `move` is called with the owner's request and its
         descriptors."""
         self._reactor = reactor
         self._prefix = owner_prefix

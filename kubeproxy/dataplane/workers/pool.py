@@ -88,9 +88,9 @@ class WorkerDataPlane:
         """To be made inside a running event loop; the workers start at once.
 
         `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix`: the prefix, without the leading NUL,
-        of the abstract Unix sockets at which an orphaned worker looks for a new owner; empty: it does not look.
-        `marker`: the descriptor of the marker of this run, by which it introduces itself there; every worker inherits
-        it.
+        of the abstract Unix sockets at which an orphaned worker looks for a new owner. With an empty prefix it
+        does not look. `marker`: the descriptor of the marker of this run, by which it introduces itself there; every
+        worker inherits it.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()

@@ -24,7 +24,7 @@ from kubeproxy.model.errors import KubeproxyError
 
 HEADER = struct.Struct("!IH")
 BODY_LIMIT = 64 << 20
-"""The longest body in bytes. The counters of ten thousand frontends take two million; a longer frame is garbage."""
+"""The longest body in bytes; a longer one is garbage. The counters of ten thousand frontends take two million."""
 DESCRIPTORS_LIMIT = 253
 """The largest number of descriptors that the kernel passes at once (SCM_MAX_FD in net/scm.h)."""
 ROOM_BYTES = 128 << 10
@@ -187,7 +187,7 @@ class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenReply(Struct, frozen=True, tag=True, array_like=True):
-    """What is open to each endpoint, by frontend, without zeros."""
+    """The number of open connections and sessions to each endpoint, by frontend, without zeros."""
 
     number: int
     open: int

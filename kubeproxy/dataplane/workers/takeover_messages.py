@@ -84,7 +84,7 @@ class Bindings(TakeoverMessage, frozen=True):
 
 
 class Done(TakeoverMessage, frozen=True):
-    """The request of that type is carried out, and its answer is complete."""
+    """The request of type `request` is carried out, and its answer is complete."""
 
     request: str
 

@@ -114,7 +114,7 @@ class _Place:
         return f"{self.path}: {self.field}.{key}" if self.path else f"--{key}"
 
     def resolved(self, path: str | None) -> str:
-        """Resolve a path in the file, which is relative to the file's directory."""
+        """Resolve a path from the file against the file's directory."""
         return os.path.join(os.path.dirname(os.path.abspath(self.path)), os.path.expanduser(path)) if path else ""
 
 

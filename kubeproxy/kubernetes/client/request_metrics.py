@@ -16,7 +16,7 @@ NO_ANSWER: Final = "<error>"
 
 @dataclass(slots=True)
 class Requests:
-    """The requests to one server. Times are measured from sending to the head of the answer."""
+    """The requests to one server. Times run from the request to the headers of its answer."""
 
     host: str
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)

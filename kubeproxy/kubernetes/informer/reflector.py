@@ -60,7 +60,7 @@ class _Counters:
 
 
 class Reflector:
-    """Lists and watches one resource. `choose` names the resource before every list, because servers change."""
+    """Lists and watches one resource, which `choose` returns before each list: an upgraded server may offer another."""
 
     def __init__(
         self,

@@ -93,10 +93,8 @@ class Builder:
     async def unprepared(
         self, sources: Sequence[Source] = ()
     ) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
-        """Yield objects before they are checked and mapped, each with the keys that its document has twice.
-
-        Call `prepare` when the turn of an object has come.
-        """
+        """Yield errors, and objects not yet checked or mapped, each with its document's duplicate keys. Pass each
+        object to `prepare` in its turn."""
         for source in sources or self._sources:
             async for document in _documents(source):
                 if isinstance(document, ObjectError):

@@ -69,15 +69,15 @@ class FlowRecord(NamedTuple):
     status: int
     """IPS_* bits."""
     tcp_state: int | None
-    """TCP_CONNTRACK_*; None: not TCP, or the kernel does not say."""
+    """TCP_CONNTRACK_*, or None if the flow is not TCP or the kernel does not say."""
     remaining_s: int
     """Seconds until the kernel forgets it; 0 when it has expired, or the kernel does not say."""
     bytes_in: int | None
-    """Bytes of the client's packets with their IP headers; None: not counted (net.netfilter.nf_conntrack_acct)."""
+    """Bytes of the client's packets with IP headers, or None if not counted (net.netfilter.nf_conntrack_acct)."""
     bytes_out: int | None
     """The same of the endpoint's packets."""
     started_ns: int | None
-    """Unix time; None: not known (net.netfilter.nf_conntrack_timestamp)."""
+    """Unix time, or None if it is not known (net.netfilter.nf_conntrack_timestamp)."""
     stopped_ns: int | None
     """The same, of the moment at which it expired or was deleted; None also while it lives."""
 
@@ -253,12 +253,12 @@ class _Layout:
 
     @classmethod
     def of(cls, body: bytes) -> _Layout | None:
-        """Return the layout of a record that `walked` accepts; None: its lengths contradict each other."""
+        """Return the layout of a record that `walked` accepts, or None if its lengths contradict each other."""
         layout = cls(_joined(_parts(body[NFGEN.size :], _TREE[body[0]])))
         return layout if layout._struct.size == len(body) - NFGEN.size else None
 
     def read(self, data: bytes, at: int) -> FlowRecord | None:
-        """Return the flow with its attributes at that place, or None if it has another layout."""
+        """Return the flow whose attributes begin at `at`, or None if it has another layout."""
         found = self._struct.unpack_from(data, at)
         if self._fixed(found) != self._expected:
             return None

@@ -27,7 +27,7 @@ from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 TIMEOUT_S: Final = 10.0
 """How long one read may take. If no flow is translated, the kernel looks through the whole table for it."""
 _READ_BYTES: Final = 1 << 15
-"""The size of a read: as much as the kernel writes at once. Between two reads the event loop runs."""
+"""The size of a read: as much as the kernel writes at once. Reads release the GIL, so the event loop runs meanwhile."""
 
 
 FILTERED: Final = 8

@@ -207,7 +207,7 @@ class Transition:
 
     @property
     def new_tcp_families(self) -> frozenset[Family]:
-        """Return the families of TCP destinations that are new."""
+        """Return the IP families with new TCP destinations."""
         return self._new_tcp.families
 
     def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:

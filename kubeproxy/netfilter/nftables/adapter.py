@@ -48,7 +48,7 @@ class Nftables:
 
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
         self._commands = NftCommands(nft=nft, timeout_s=timeout_s)
-        # The table believed to be in the kernel; None: unknown.
+        # The table believed to be in the kernel, or None if it is unknown.
         self._believed: Table | None = None
         # What it was made of; rebalanced together with it.
         self._applied: RuleSet | None = None
@@ -60,7 +60,7 @@ class Nftables:
         # Whether the kernel accepts every feature of our table.
         self._takes_all = False
         self._takes_spreads = False
-        # Addresses that clients may be kept with, by the maps of clients, as of the last look at these.
+        # By map of clients: the endpoint addresses that its clients may be bound to, as last read or left by us.
         self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 

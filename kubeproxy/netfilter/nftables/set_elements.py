@@ -97,7 +97,8 @@ class SetElements:
         self._targets: dict[bytes, Target] = {}
 
     def renew_alive(self, for_s: float = ALIVE_S) -> None:
-        """Keep the rescue rules working for so long. Raise OSError when the kernel refuses, as without the table.
+        """Keep the rescue rules working for `for_s`. Raise OSError when the kernel refuses, for example if there is no
+        table.
 
         The kernel does not prolong an element. So it is deleted and added again, in one transaction, and added before
         in case that it is not there. Nothing is changed while they work for longer, as during a re-exec."""
@@ -109,8 +110,8 @@ class SetElements:
         self._elements.transact(_removal(ALIVE_S))
 
     def stamps(self, family: Family) -> Stamps:
-        """Return when endpoints were asked and when they answered. Raise OSError when the kernel refuses, as without
-        the sets."""
+        """Return when endpoints were asked and when they answered. Raise OSError when the kernel refuses, for
+        example if there are no sets."""
         # The sets of SYNs are read first. So an answer between the two readings counts, and a SYN does not.
         asked, asked_blur_s = self._times(f"asked{family.value}", family)
         answered, answered_blur_s = self._times(f"answered{family.value}", family)

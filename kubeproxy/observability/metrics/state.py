@@ -256,7 +256,7 @@ def _requests(requests: Requests) -> Iterator[Metric]:
     yield answers
     latency = HistogramMetricFamily(
         "rest_client_request_duration_seconds",
-        "Time from a request to the head of its answer",
+        "Time from a request to the headers of its answer",
         labels=("verb", "host"),
     )
     for method, durations in requests.latency.items():

@@ -130,7 +130,7 @@ class FrontendStatus:
     def of(
         cls, state: FrontendState, counters: Counters, endpoints: tuple[EndpointStatus, ...], *, kernel_bytes: bool
     ) -> FrontendStatus:
-        """Return the status of a frontend in that state."""
+        """Return the status of a frontend from its state and counters."""
         frontend = state.frontend
         return cls(
             port=frontend.name.service_port.port,

@@ -45,7 +45,7 @@ class Observation:
     stale: Mapping[str, float] = field(default_factory=dict)
     """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
     open_by_endpoint: Mapping[FrontendName, Mapping[Target, int]] = field(default_factory=dict)
-    """What is open to each endpoint by workers."""
+    """The number of open connections and sessions of the workers to each endpoint."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
     """Open connections to endpoints that drain."""
     data_path: str = "userspace"

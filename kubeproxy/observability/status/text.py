@@ -209,7 +209,7 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def data_path(frontend: FrontendStatus) -> Iterator[str]:
-    """Yield the data path of a frontend's new connections. Yield nothing if the kernel path is not asked for."""
+    """Yield the path of a frontend's new connections if the kernel path is asked for, and its kernel traffic if any."""
     if frontend.data_path == "kernel":
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
         yield f"data path   kernel, to {count} {_shares(frontend)}; {frontend.counters.by_kernel} connections so far"
