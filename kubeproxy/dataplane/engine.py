@@ -107,6 +107,8 @@ class Engine:
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._joined: dict[FrontendName, SharedListener] = {}
         """Where frontends have joined that have no socket of their own."""
+        self._early: dict[FrontendName, dict[FrontendName, Join]] = {}
+        """Those that have joined a listener that is not open yet, by its name."""
         self._previous: dict[FrontendName, Listener | DatagramListener] = {}
         """Replaced listeners, which listen until `close_previous`."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
@@ -124,8 +126,7 @@ class Engine:
                     if (failure := self._listen(message)) is not None:
                         failures[message.frontend] = failure
                 case Join():
-                    if (failure := self._join(message)) is not None:
-                        failures[message.frontend] = failure
+                    self._join(message)
                 case SetEndpoints(frontend=name):
                     if (listener := self._listeners.get(name)) is not None:
                         listener.set_endpoints(message)
@@ -142,6 +143,8 @@ class Engine:
                         self._context.touched.add(listener.counters)
                 case Retire(frontend=name):
                     self.close_previous(name)
+                    for early in self._early.values():
+                        early.pop(name, None)
                     if (shared := self._joined.pop(name, None)) is not None and isinstance(
                         joined := self._listeners.get(name), Listener
                     ):
@@ -170,19 +173,22 @@ class Engine:
         self._serve(message.frontend, listener)
         if message.shared:
             del self._reported[message.frontend]  # those that join it are counted
+            for early in self._early.pop(message.frontend, {}).values():
+                self._join(early)  # in this call, so before it accepts a client
         return None
 
-    def _join(self, message: Join) -> str | None:
-        shared = self._listeners.get(message.listener)
-        if not isinstance(shared, SharedListener):
-            return "cannot listen: the shared listener is not open"
+    def _join(self, message: Join) -> None:
+        """Serve a frontend at a shared listener, or once that listener is open: a new worker gets it last."""
         listener = self._listeners.get(message.frontend)
         if not isinstance(listener, Listener):
             listener = Listener(self._context, None, rng=self._rng)
             self._serve(message.frontend, listener)
+        shared = self._listeners.get(message.listener)
+        if not isinstance(shared, SharedListener):
+            self._early.setdefault(message.listener, {})[message.frontend] = message
+            return
         self._joined[message.frontend] = shared
         shared.enter(listener, message.destinations)
-        return None
 
     def _serve(self, name: FrontendName, listener: Listener | DatagramListener) -> None:
         listener.counters.frontend = name
@@ -385,7 +391,8 @@ class Engine:
     def retire(self) -> Iterator[None]:
         """Stop accepting, one frontend in each step. Queued clients are accepted, and open connections continue. The
         caller may pause between two steps."""
-        for name in self.frontends:
+        # Shared listeners come first: they serve the queued clients of all their frontends while these are there.
+        for name in sorted(self.frontends, key=lambda it: not isinstance(self._listeners[it], SharedListener)):
             self.handle((Retire(name),))
             yield
 

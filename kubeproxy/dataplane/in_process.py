@@ -12,7 +12,7 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, Entrances, WorkerStatus
 from kubeproxy.dataplane.loop.reactor import Reactor
-from kubeproxy.dataplane.messages import Message, RestoreBindings
+from kubeproxy.dataplane.messages import NOT_OPEN, Join, Message, RestoreBindings, Retire
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, ReservedPorts, stop_listening
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.model import Address, FrontendName, Protocol, Target
@@ -56,7 +56,12 @@ class LocalDataPlane:
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """See `DataPlane.send`."""
-        return self.engine.handle(messages)
+        failures = self.engine.handle(messages)
+        for message in messages:
+            if isinstance(message, Join) and not self.engine.serves(message.listener):
+                failures[message.frontend] = failures.get(message.listener, NOT_OPEN)
+                self.engine.handle((Retire(message.frontend),))
+        return failures
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """See `DataPlane.counters`."""

@@ -6,7 +6,7 @@ They are msgspec's structs and not dataclasses, because they are sent to workers
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -34,6 +34,10 @@ class Join(Struct, frozen=True, tag=True, array_like=True):
     frontend: FrontendName
     listener: FrontendName
     destinations: tuple[Destination, ...]
+
+
+NOT_OPEN: Final = "cannot listen: the shared listener is not open"
+"""The failure of a `Join` whose listener nobody has opened."""
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):

@@ -24,6 +24,7 @@ from kubeproxy.dataplane.interface import (
     WorkerStatus,
 )
 from kubeproxy.dataplane.messages import (
+    NOT_OPEN,
     Join,
     Listen,
     MarkEndpoint,
@@ -176,6 +177,12 @@ class WorkerDataPlane:
                         self._forget(name, batches)
                 case Join(frontend=name):
                     known = self._frontends.get(name)
+                    if message.listener not in self._frontends:
+                        failures[name] = failures.get(message.listener, NOT_OPEN)
+                        if known is not None:
+                            self._forget(name, batches)
+                            ended.append(known)
+                        continue
                     if known is not None and known.confirmed and isinstance(known.begin, Join):
                         known.begin = message
                         add_to_all(batches, message, unless_unsent=name)
@@ -208,6 +215,9 @@ class WorkerDataPlane:
                 case _:
                     pass
         refused = await self._deliver(batches, may_fail=begun)
+        for name, served in begun.items():
+            if isinstance(served.begin, Join) and served.begin.listener in refused:
+                refused[name] = refused[served.begin.listener]
         for name in begun.keys() & refused.keys():
             failures[name] = refused[name]
             batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
@@ -401,7 +411,8 @@ class WorkerDataPlane:
         """Send a new worker the full state; its failure, or None.
 
         Messages sent meanwhile reach it, too, for the frontends that it has already."""
-        worker.unsent = dict.fromkeys(self._frontends)
+        # Shared listeners come last, because they reset the clients of frontends that have not joined yet.
+        worker.unsent = dict.fromkeys(sorted(self._frontends, key=lambda it: self._frontends[it].serves_others))
         batch = WorkerBatch(worker)
         batch.messages.append(self._tune)
         while True:

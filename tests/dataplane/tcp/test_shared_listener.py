@@ -86,6 +86,40 @@ async def test_without_its_listener_a_frontend_is_not_served(bench: Bench) -> No
     assert failures == {frontend("web"): "cannot listen: the shared listener is not open"}
 
 
+async def test_whoever_joins_before_the_listener_is_open_is_served_from_its_first_client_on(
+    bench: Bench, asked: list[Destination]
+) -> None:
+    """As at a worker that has just started."""
+    async with endpoint(sends("web")) as web:
+        for name, number in (("web", 1), ("gone", 2)):
+            joined = Join(frontend(name), LISTENER, (to(number),))
+            assert bench.plane.engine.handle([joined, SetEndpoints(frontend(name), (web,))]) == {}
+        bench.plane.engine.handle([Retire(frontend("gone"))])
+        place = await share(bench)
+        asked[:] = [to(1)]
+        assert await ask(place) == "web"
+        asked[:] = [to(2)]
+        with pytest.raises(ConnectionResetError):
+            await ask(place)
+
+
+async def test_all_queued_clients_are_served_at_the_end(bench: Bench, asked: list[Destination]) -> None:
+    async with endpoint(sends("web")) as web, endpoint(sends("shop")) as shop:
+        place = await share(bench, web=(web, (to(1),)), shop=(shop, (to(2),)))
+        asked[:] = [to(2)]
+        with contextlib.ExitStack() as queue:
+            clients = [queue.enter_context(socket.create_connection(place)) for _ in range(2)]
+            steps = bench.plane.engine.retire()  # nothing has run since that could accept them
+            next(steps)
+            late = queue.enter_context(socket.socket())
+            assert late.connect_ex(place) != 0
+            for _ in steps:
+                pass
+            for client in clients:
+                client.setblocking(False)
+                assert await asyncio.get_running_loop().sock_recv(client, 9) == b"shop"
+
+
 async def test_a_flooded_frontend_leaves_its_neighbor_its_part(bench: Bench, asked: list[Destination]) -> None:
     budget, name = bench.plane.engine._context.budget, frontend("web")
     async with endpoint(echo) as web, endpoint(sends("shop")) as shop:

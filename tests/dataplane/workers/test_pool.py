@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,27 @@ import pytest
 
 from kubeproxy.dataplane.balancing.affinity import merged
 from kubeproxy.dataplane.in_process import LocalDataPlane
-from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, RestoreBindings, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import (
+    NOT_OPEN,
+    Join,
+    Listen,
+    MarkEndpoint,
+    Message,
+    RestoreBindings,
+    Retire,
+    SetEndpoints,
+    Tune,
+)
 from kubeproxy.dataplane.workers import pool
+from kubeproxy.dataplane.workers.batch import CHUNK, WorkerBatch
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.count import DEFAULT_MAX, workers_for
+from kubeproxy.dataplane.workers.frontend_sockets import ServedFrontend
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
-from kubeproxy.dataplane.workers.process import command
+from kubeproxy.dataplane.workers.process import WorkerProcess, command
 from kubeproxy.dataplane.workers.protocol import Frame, Report
-from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, sends
 from tests.dataplane.workers.harness import WorkerPool, listening, status, udp_client, until, worker_pool
@@ -100,6 +112,61 @@ async def test_an_unreserved_port_fails_and_other_frontends_are_served() -> None
         assert failures == {frontend("lost"): "cannot listen on 127.0.0.1 port 1: it was not reserved"}
         assert await ask(("127.0.0.1", held.port)) == "hello"
         assert set(await it.plane.counters()) == {frontend("web")}
+
+
+LISTENER = FrontendName(ServicePortName("", "shared", "1"), Family.IPV4)
+
+
+def shared_by(names: Iterable[str], *, port: int) -> list[Message]:
+    joins = [Join(frontend(name), LISTENER, (Destination(LOOPBACK, Protocol.TCP, 80),)) for name in names]
+    return [Listen(LISTENER, Protocol.TCP, LOOPBACK, port, shared=True), *joins]
+
+
+async def test_frontends_fail_with_their_shared_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with worker_pool(2) as it:
+        deliver = it.plane._deliver
+
+        async def refuse(*batches: Any, **named: Any) -> dict[FrontendName, str]:
+            return {**await deliver(*batches, **named), LISTENER: "refused"}
+
+        assert await it.plane.send(shared_by(["a"], port=0)[1:]) == {frontend("a"): NOT_OPEN}
+        unreserved = "cannot listen on 127.0.0.1 port 1: it was not reserved"
+        assert await it.plane.send(shared_by(["a"], port=1)) == dict.fromkeys((LISTENER, frontend("a")), unreserved)
+        messages = shared_by(["a"], port=it.plane.reserve(Protocol.TCP, LOOPBACK, 0).port)
+        with monkeypatch.context() as poor:
+            poor.setattr(it.plane, "_deliver", refuse)
+            assert await it.plane.send(messages) == dict.fromkeys((LISTENER, frontend("a")), "refused")
+        assert await it.plane.counters() == {}
+        assert await it.plane.send(messages) == {}
+        assert it.ends == []
+
+
+async def test_a_new_worker_opens_a_shared_listener_when_all_have_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that joins meanwhile does so before the listener is open there."""
+    sent: dict[WorkerProcess, list[FrontendName]] = {}
+    tasks: list[asyncio.Future[Mapping[FrontendName, str]]] = []
+    add_first = WorkerBatch.add_first
+
+    def add(batch: WorkerBatch, served: ServedFrontend[Any]) -> None:
+        add_first(batch, served)
+        sent.setdefault(batch.worker, []).append(served.begin.frontend)
+        if not tasks:
+            tasks.append(asyncio.ensure_future(it.plane.send(messages[-1:])))
+
+    async with worker_pool(2) as it:
+        port = it.plane.reserve(Protocol.TCP, LOOPBACK, 0).port
+        messages = shared_by([f"s{number}" for number in range(CHUNK + 9)], port=port)
+        assert await it.plane.send(messages[:-1]) == {}
+        monkeypatch.setattr(WorkerBatch, "add_first", add)
+        os.kill(it.workers[0].pid, signal.SIGKILL)
+        await eventually(lambda: len(it.workers) < 2)
+        await it.complete(2)
+        assert await tasks[0] == {}
+        new = sent[it.workers[0]]
+        assert new[-1] == LISTENER
+        assert set(new) == {message.frontend for message in messages if not isinstance(message, Tune)}
+        await eventually(lambda: listening(port) == 2)
+        assert len(it.ends) == 1
 
 
 async def test_a_port_of_another_program_cannot_be_reserved() -> None:
