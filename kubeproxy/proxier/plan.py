@@ -23,8 +23,9 @@ So labels, annotations, status and the addresses of a Service never re-open a li
 
 A listener at a shared port has to know the frontend's destinations. It learns new ones (LISTEN) before they are in the
 rules, and forgets old ones (LISTEN, too) when they are out of the kernel. It is closed and opened anew, at another
-port, when it gets a destination that another frontend of the port has, or session affinity where clients do not keep to
-one worker.
+port, when it gets a destination that another frontend of the port has or could be taken for (see `SharedPort.suits`),
+or session affinity where clients do not keep to one worker. In between no rule leads to it, which is a short gap
+for its new clients.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ A worker finds a client's frontend by the destination that the client asked for.
 shared port may have a destination: two scopes of one service port, or two Services that claim one address, have
 different ports, between which the rules choose as between ports of their own. Frontends without endpoints are led to a
 port that refuses or drops, because rules refuse by the port.
+
+A worker knows a node port by its number alone. So a node port shares no proxy port with another frontend's address of
+the same number. Otherwise a client that the rules have let in to that address, and whose frontend is gone when it is
+accepted, would be taken for a client of the node port, which may be closed to it by source ranges.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -15,7 +20,17 @@ from typing import Final
 
 from kubeproxy.dataplane.interface import Reservation
 from kubeproxy.dataplane.messages import Listen
-from kubeproxy.model import Address, Destination, Frontend, FrontendName, Protocol, ServicePortName, Verdict, family_of
+from kubeproxy.model import (
+    NODE_PORTS,
+    Address,
+    Destination,
+    Frontend,
+    FrontendName,
+    Protocol,
+    ServicePortName,
+    Verdict,
+    family_of,
+)
 from kubeproxy.proxier.port_allocator import NoPort, Ports
 
 PORTS_MAX: Final = 16
@@ -32,19 +47,33 @@ class SharedPort:
     listens: bool = False
     """Whether the data plane has confirmed that it listens."""
     _holders: dict[Destination, FrontendName] = field(default_factory=dict)
+    _addresses: Counter[int] = field(default_factory=Counter)
+    """At how many addresses each port number is held, apart from node ports."""
 
     def suits(self, frontend: Frontend) -> bool:
         """Return whether a frontend may have this port."""
         if frontend.affinity_timeout_s is not None and not self.listen.pinned:
             return False
-        holders, name = self._holders, frontend.name
-        return all(holders.get(destination, name) == name for destination in frontend.destinations)
+        holders, name, wanted = self._holders, frontend.name, frontend.destinations
+        for destination in wanted:
+            node_port = destination._replace(address=NODE_PORTS[name.family])
+            if holders.get(destination, name) != name or holders.get(node_port, name) != name:
+                return False
+            if destination == node_port and (held := self._addresses[destination.port]):
+                own = (it for it in wanted if it.port == destination.port and it != destination)
+                if held > sum(holders.get(it) == name for it in own):
+                    return False
+        return True
 
     def hold(self, name: FrontendName, before: Iterable[Destination], now: Iterable[Destination]) -> None:
         """Note a frontend's destinations."""
+        any_address = NODE_PORTS[name.family]
         for destination in before:
-            self._holders.pop(destination, None)
-        self._holders.update(dict.fromkeys(now, name))
+            if self._holders.pop(destination, None) is not None and destination.address != any_address:
+                self._addresses[destination.port] -= 1
+        for destination in now:
+            self._holders[destination] = name
+            self._addresses[destination.port] += destination.address != any_address
 
 
 class SharedPorts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,12 @@ class Shared:
         self.known: dict[str, View] = {}
         self.put("first", "10.96.0.9")
 
-    def put(self, text: str, address: str, *, endpoints: str = "10.3.0.1", **fields: object) -> None:
+    def put(
+        self, text: str, address: str, *, endpoints: str = "10.3.0.1", port: int = 80, node_port: int = 0, **fields: Any
+    ) -> None:
         """Define a Service, and carry out what follows from it."""
-        service = Service(name(text), (Address(address),), (ServicePort("http", Protocol.TCP, 80),), **fields)  # type: ignore[arg-type]
+        ports = (ServicePort("http", Protocol.TCP, port, node_port),)
+        service = Service(name(text), (Address(address),), ports, **fields)
         slices = (endpoint_slice(text, endpoints),) if endpoints else ()
         now = View(service, slices, "kubernetes")
         self.state.absorb([Change(service.name, self.known.get(text, NOTHING), now)])
@@ -107,6 +111,25 @@ def test_an_address_that_two_claim_leads_to_two_ports(shared: Shared) -> None:
     assert shared.port("10.96.0.1:80") != shared.port("10.96.0.2:80") == shared.port("198.51.100.1:80")
     shared.remove("b")
     assert shared.port("198.51.100.1:80") == shared.port("10.96.0.1:80")
+
+
+@pytest.mark.parametrize("node_port_first", [True, False])
+def test_a_node_port_shares_no_port_with_an_address_of_its_number(shared: Shared, node_port_first: bool) -> None:
+    """A worker would take a client of the address for one of the node port, when the address is gone."""
+    if node_port_first:
+        shared.put("a", "10.96.0.1", port=30080, node_port=30080)
+    shared.put("b", "10.96.0.2", port=30080)
+    shared.put("a", "10.96.0.1", port=30080, node_port=30080)  # its own address may have the number
+    shared.put("c", "10.96.0.3", port=30081)
+    assert shared.port("10.96.0.1:30080") not in (None, shared.port("10.96.0.2:30080"))
+    assert shared.port("10.96.0.3:30081") in (shared.port("10.96.0.1:30080"), shared.port("10.96.0.2:30080"))
+    shared.put("c", "10.96.0.3", port=30081, node_port=30082)
+    shared.put("d", "10.96.0.4", port=30082)
+    assert shared.port("10.96.0.4:30082") not in (None, shared.port("10.96.0.3:30081"))
+    shared.remove("b")
+    shared.remove("d")
+    shared.put("e", "10.96.0.5", node_port=30083)
+    assert len([it for it in shared.sent if isinstance(it, Listen)]) == 5  # one of its own, two shared, two that refuse
 
 
 def test_an_address_is_known_before_the_rules_lead_there_and_forgotten_after(shared: Shared) -> None:
