@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -14,6 +15,7 @@ NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
 SOCK_DIAG_BY_FAMILY = 20
 """linux/sock_diag.h"""
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
+NLM_F_DUMP_INTR = 0x10
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port of the sender
 ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type
@@ -29,6 +31,7 @@ class Message(NamedTuple):
     sequence: int
     body: bytes
     """The bytes that follow the netlink header."""
+    flags: int = 0
 
     @property
     def error(self) -> int:
@@ -70,17 +73,24 @@ class Readable(Protocol):
         """Read once."""
 
 
-def answers(netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES) -> Iterator[Message]:
+def answers(
+    netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES, unchanged: bool = False
+) -> Iterator[Message]:
     """Yield the answers to a request until the one that ends them. Raise OSError if that one is an error.
 
-    A read takes `at_most` bytes."""
+    A read takes `at_most` bytes. With `unchanged`, raise InterruptedError at the end if the kernel says that what it
+    lists has changed meanwhile, so that something may be missing."""
+    changed = False
     while True:
         for message in parse(netlink.recv(at_most)):
             if message.sequence != sequence:
                 continue
+            changed = changed or bool(message.flags & NLM_F_DUMP_INTR)
             if message.kind in (NLMSG_DONE, NLMSG_ERROR):
                 if message.error:
                     raise OSError(message.error, os.strerror(message.error))
+                if unchanged and changed:
+                    raise InterruptedError(errno.EINTR, "changed while it was listed")
                 return
             yield message
 
@@ -89,10 +99,10 @@ def parse(data: bytes) -> Iterator[Message]:
     """Yield the messages of one read from a socket."""
     at = 0
     while at + HEADER.size <= len(data):
-        length, kind, _, sequence, _ = HEADER.unpack_from(data, at)
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
         if length < HEADER.size:
             return
-        yield Message(kind, sequence, data[at + HEADER.size : at + length])
+        yield Message(kind, sequence, data[at + HEADER.size : at + length], flags)
         at += _align(length)
 
 

@@ -4,7 +4,9 @@ nft."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ from kubeproxy.netfilter.nftables.element_socket import ElementSocket
 from kubeproxy.netfilter.nftables.elements import Batch
 from kubeproxy.netfilter.nftables.reading import TableReader
 from kubeproxy.netfilter.subprocess import CommandFailed, run
+from kubeproxy.runtime.threads import NotBegun, in_thread
 
 R = TypeVar("R")
 
@@ -42,17 +45,23 @@ class NftCommands:
             raise _explained(error) from error
 
     async def read(self, read: Callable[[TableReader], R]) -> R:
-        """Return what this reads of the table, without the program, in a thread."""
+        """Return what this reads of the table, without the program, in a thread, for which the end of the process does
+        not wait."""
+
+        def work() -> R:
+            with contextlib.closing(reader):
+                return read(reader)
+
         try:
             reader = TableReader()
-            try:
-                return await asyncio.to_thread(read, reader)
-            finally:
-                reader.close()
+            return await in_thread(work)
         except OSError as error:
             raise refused(error, "to list the table") from error
-        except RuntimeError as error:  # no thread can be started
-            raise KernelError(f"cannot read the rules: {error}; raise the limit on processes") from error
+        except NotBegun as error:
+            reader.close()
+            raise KernelError(f"cannot read the rules: {error}") from error
+        except (KeyError, TypeError, ValueError, struct.error) as error:
+            raise KernelError(f"the table has sets of another form than ours ({error!r})") from error
 
     async def change_elements(self, changes: Sequence[Batch]) -> None:
         """Carry out these changes as one transaction, without the program."""

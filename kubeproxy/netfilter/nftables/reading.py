@@ -4,11 +4,14 @@ For 125,000 slots `nft -j list map` took 4.6 s of processor time and 346 MiB. Th
 (linux/netfilter/nf_tables.h).
 
 The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) when anything in any table has changed meanwhile, as the
-rescue's sets do each second. That mark is not looked at: the large sets have one writer, which waits for the dump.
+rescue's sets do each second. It finds where to go on among chains, rules and sets by their number, over the tables of
+all programs, so one of ours may be missing then: these dumps are made again. Elements are found within their own set.
+For them the mark is not looked at: the large sets have one writer, which waits for the dump.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import struct
@@ -68,6 +71,8 @@ _PROTOCOLS: Final = {
     socket.IPPROTO_SCTP: Protocol.SCTP,
 }
 _TIMEOUT_S: Final = 10.0
+_DUMPS: Final = 3
+"""How often a list is asked for at most. The last answer is taken as it is."""
 
 
 class TableReader:
@@ -114,10 +119,15 @@ class TableReader:
 
     def _dump(self, kind: int, filtered: Iterable[tuple[int, bytes]]) -> list[bytes]:
         """Return the attributes of all that are asked for, one by one."""
-        self._sequence += 1
         body = nfgen(INET) + encode(filtered)
-        self._socket.send(frame(SUBSYSTEM | kind, body, flags=NLM_F_DUMP, sequence=self._sequence))
-        return [message.body[4:] for message in answers(self._socket, self._sequence)]
+        left = 1 if kind == _GET_ELEMENT else _DUMPS
+        while True:
+            left -= 1
+            self._sequence += 1
+            self._socket.send(frame(SUBSYSTEM | kind, body, flags=NLM_F_DUMP, sequence=self._sequence))
+            with contextlib.suppress(InterruptedError):
+                found = answers(self._socket, self._sequence, unchanged=left > 0)
+                return [message.body[4:] for message in found]
 
     def _declarations(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         """Yield the maps and sets, each with its type, values and flags as `Kind.listed` has them."""
