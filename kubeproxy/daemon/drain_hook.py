@@ -94,7 +94,7 @@ class DrainHook:
         self._accept_from_now()
 
     def _accept_from_now(self) -> None:
-        self._pause = None
+        self._end_pause()
         for listener in self._sockets:
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
@@ -116,11 +116,15 @@ class DrainHook:
         self.port = 0
 
     def _pause_accepting(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
+        self._end_pause()
         for listener in self._sockets:
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop().remove_reader(listener.fileno())
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     async def end(self) -> None:
         """Accept no more clients, and let hooks that wait continue at the next kubeproxy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 import sys
@@ -15,7 +16,8 @@ import pytest
 from kubeproxy.daemon import drain_hook
 from kubeproxy.daemon.drain_hook import DrainHook, response, timeout_of
 from kubeproxy.daemon.pod_drains import End, Outcome, PodDrains
-from kubeproxy.model import Address, Family
+from kubeproxy.model import Address, Family, Target
+from kubeproxy.netfilter.conntrack.sock_diag import user_of
 from kubeproxy.proxier.local_pods import LocalPods
 from tests.support.lab import Host
 
@@ -142,6 +144,37 @@ async def test_without_a_descriptor_it_accepts_after_a_pause(monkeypatch: pytest
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b"", "it was accepted"
     finally:
         await hook.end()
+
+
+async def test_a_pause_ends_with_the_sockets_that_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        def accept(self) -> None:
+            raise OSError
+
+    monkeypatch.setattr(drain_hook, "FULL_PAUSE_S", 0.01)
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    hook = DrainHook(Asked())
+    hook.bind([Family.IPV4])
+    hook.listen()
+    try:
+        hook._accept(Exhausted())  # type: ignore[arg-type]
+        hook.listen()
+        hook.close()
+        hook.bind([Family.IPV4])
+        loop.call_later(2 * drain_hook.FULL_PAUSE_S, over.set)
+        await over.wait()
+        assert not loop.remove_reader(hook._sockets[0].fileno())
+    finally:
+        await hook.end()
+
+
+def test_a_socket_that_was_closed_is_nobodys() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        here, there = (Target(Address(host), port) for host, port in (client.getsockname(), server.getsockname()))
+        with server.accept()[0]:
+            assert user_of(here, there) == os.geteuid()
+            client.close()
+        assert user_of(here, there) is None, "the kernel says user 0"
 
 
 async def test_it_listens_only_once_it_is_told() -> None:

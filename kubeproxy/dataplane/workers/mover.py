@@ -30,6 +30,8 @@ ANSWER_S = 5.0
 here."""
 DESCRIPTORS_MAX = 6
 """The most descriptors that a connection has: two sockets, and a pipe for each direction."""
+FIRST_S = 1.0
+"""For how long connections are kept for a receiver that has not reported its room so far."""
 FULL_S = 1.0
 """How often a receiver without room is asked again."""
 REFUSED_S = 5.0
@@ -74,7 +76,9 @@ class Way:
 
     @property
     def full(self) -> bool:
-        """Return whether the receiver has said that it has no room for a connection."""
+        """Return whether the receiver has no room for a connection, or takes long to report its room at all."""
+        if self._waits and not self._sent:
+            return self._reactor.now >= self.asked_at + FIRST_S
         return self.free and self.room < DESCRIPTORS_MAX
 
     @property

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import socket
 import struct
-import sys
 from typing import NamedTuple
 
 from kubeproxy.model import Address, Target
@@ -31,8 +30,8 @@ _NOT_LISTENING = _ALL_STATES & ~(1 << _LISTENING)
 _ENDS = struct.Struct("!xB2x2H16s16s")
 """The begin of struct inet_diag_msg: state; local port, peer's port; local address, peer's address."""
 
-_USER_AT = 64
-"""The place of idiag_uid in it."""
+_OWNER = struct.Struct("=64xII")
+"""idiag_uid and idiag_inode, which end it. A socket that its process has closed has no inode, and may have user 0."""
 
 
 class Connection(NamedTuple):
@@ -63,8 +62,8 @@ def tcp_connections() -> frozenset[Connection]:
 
 
 def user_of(local: Target, peer: Target) -> int | None:
-    """Return the user of a TCP socket of this network namespace, by its two ends, or None if there is none. Raise
-    OSError when the kernel refuses."""
+    """Return the user of a TCP socket of this network namespace, by its two ends, or None if no process has it open.
+    Raise OSError when the kernel refuses."""
     family = socket.AF_INET6 if ":" in local.address else socket.AF_INET
     addresses = [ipaddress.ip_address(end.address).packed.ljust(16, b"\0") for end in (local, peer)]
     ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # whatever its cookie
@@ -72,8 +71,9 @@ def user_of(local: Target, peer: Target) -> int | None:
     with open_netlink(NETLINK_SOCK_DIAG) as netlink:
         netlink.send(frame(SOCK_DIAG_BY_FAMILY, question, flags=0, sequence=1))
         for message in parse(netlink.recv(1 << 13)):
-            if message.kind == SOCK_DIAG_BY_FAMILY and len(message.body) >= _USER_AT + 4:
-                return int.from_bytes(message.body[_USER_AT : _USER_AT + 4], sys.byteorder)
+            if message.kind == SOCK_DIAG_BY_FAMILY and len(message.body) >= _OWNER.size:
+                user, inode = _OWNER.unpack_from(message.body)
+                return int(user) if inode else None
             if message.kind == NLMSG_ERROR and message.error not in (0, errno.ENOENT):
                 raise OSError(message.error, os.strerror(message.error))
     return None

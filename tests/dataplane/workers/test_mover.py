@@ -222,6 +222,19 @@ def test_what_begins_later_follows(make: Callable[..., Move]) -> None:
     assert move.all_talk()
 
 
+def test_nothing_is_kept_for_a_receiver_that_hangs_from_the_begin(
+    make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "FIRST_S", 0.1)
+    move = make(10)
+    (one, taken), (other, hung) = socket.socketpair(), socket.socketpair()
+    with hung:
+        move.new[0].adopt(taken)
+        move.old.move_to(one, other)
+        move.until(lambda: move.opens == [0, 10], within_s=4)  # before ANSWER_S
+    assert move.all_talk()
+
+
 def test_a_receiver_without_room_leaves_the_rest_where_it_is(make: Callable[..., Move]) -> None:
     move = make(50, limit=40)
     move.begin()
