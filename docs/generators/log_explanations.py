@@ -208,9 +208,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`kubeproxy.dataPath` asks for the kernel path, and the packet filter refuses its rules; `reason` says why.",
         "Take `--netfilter nftables` and an nft that [data-paths.md](data-paths.md) names; or `--data-path userspace`.",
     ),
-    "kube-proxy runs, kube-ipvs0 stays": (
-        "`cleanup` found what looks like left of kube-proxy's ipvs mode, and the process `pid` that uses it.",
-        "Stop kube-proxy, then `kubeproxy cleanup --ipvs`.",
+    "kube-ipvs0 stays": (
+        "`cleanup` found what looks like left of kube-proxy's ipvs mode, but a process may still use it: see `reason`.",
+        "Stop kube-proxy, then `kubeproxy cleanup --ipvs`; with `--force` if processes cannot be seen.",
     ),
     "leadership lost": (
         "The controller manager could not renew its Lease in time, and stops its controllers.",

@@ -1,8 +1,8 @@
 """A start with tens of thousands of Services, and what it costs at rest.
 
 ``python -m tests.tools.bench.many_services [--services 50000] [--endpoints 2] [--files 20000] [--data-path kernel]``,
-as root. It prints the time and CPU time until all is in force, how many of a sample of 401 Services answer, descriptors,
-memory, and what 30 s at rest cost. The Services come from the test API server.
+as root. It prints the time and CPU time until all is in force, how many of a sample of 401 Services answer,
+descriptors, memory, and what 30 s at rest cost. The Services come from the test API server.
 """
 
 from __future__ import annotations
