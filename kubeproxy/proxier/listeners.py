@@ -130,6 +130,8 @@ class Listeners:
             self._waiting.pop(name, None)
             self._portless.pop(name, None)
             self.faults.pop(name, None)
+            if name not in self._wanted:
+                self._without_own.discard(name)
         moves = plan(names, self._wanted, self.existing, bind=self._settings.bind, applied=self._applied)
         for name in moves.of(Move.ADD_RULE):
             self._update_rules(name, self._wanted[name])
@@ -263,10 +265,11 @@ class Listeners:
         self._in_flight = ()
         for port in step.opened:
             port.listens = port.listen.frontend not in failures
+        without_refusal = self._without_refusal(step)
         for name in step.listen + step.update:
             listener = self.existing[name]
             if name not in failures:
-                listener.confirmed, listener.sent = True, endpoints_of(self._wanted[name])
+                listener.confirmed, listener.sent = name not in without_refusal, endpoints_of(self._wanted[name])
             elif listener.sent is None:
                 self._drop(name)  # It never listened, so no rule redirects there.
                 self._without_own.add(name)
@@ -275,12 +278,26 @@ class Listeners:
         closed = [name for name in step.close if name not in failures]
         for name in closed:
             self._drop(name)
+        failures = {**without_refusal, **failures}
         for name in step.names:
             if name in failures:
                 self.faults[name] = failures[name]
             else:
                 self._unsettled[name] = None
         return bool(closed)
+
+    def _without_refusal(self, step: Step) -> dict[FrontendName, str]:
+        """Return a failure for each frontend whose clients could not be refused, because that port does not listen.
+        Its next attempt opens the port."""
+        failed = {port.listen.frontend for port in step.opened if not port.listens}
+        if not failed:
+            return {}
+        shared = ((name, self.existing[name].shared) for name in step.listen)
+        return {
+            name: "cannot listen: the shared port that refuses is not open"
+            for name, port in shared
+            if port and failed & {it.listen.frontend for it in self._shared_ports.refusing(port.listen).values()}
+        }
 
     def applied(self, generation: int) -> None:
         """Note that rules of this generation are in force."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -33,6 +35,9 @@ from kubeproxy.proxier.node import Preserve
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.slot_budget import SlotBudget
 
+NO_REFUSALS: Final[Mapping[Verdict, int]] = MappingProxyType({})
+"""Of a frontend whose own proxy port refuses its clients."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -42,6 +47,10 @@ class _Entry:
     proxy_port: ProxyPort
     verdict: Verdict | None
     """What happens to clients that the kernel does not lead to an endpoint, or None if a worker serves them."""
+    own_port: int
+    """The proxy port of its listener, which `proxy_port` is, too, unless one of `refusals` is."""
+    refusals: Mapping[Verdict, int]
+    """See `RuleSetBuilder.put`."""
     affinity_timeout_s: int | None = None
     """The timeout of its spread, or None without affinity and without a spread."""
 
@@ -93,24 +102,24 @@ class RuleSetBuilder:
         self._ever_transparent = False
         self._ever_kernel = False
 
-    def put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] | None = None) -> None:
+    def put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] = NO_REFUSALS) -> None:
         """Add or change a frontend that serves on a proxy port. `refusals`: the ports that refuse its clients and drop
         them, where others share its port; otherwise its own port does it."""
         self._put(frontend, port, refusals)
         self._lead_refused()
 
-    def _put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] | None = None) -> None:
+    def _put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int]) -> None:
         name = frontend.name
         before, spread_before = self._entries.get(name), self._spread_of.get(name)
         self._set_spread(frontend)
         self._set_hairpins(frontend)
         spread, verdict = self._spread_of.get(name), self._verdict(frontend)
-        if verdict is not None and refusals:
-            port = refusals[verdict]
         entry = self._entries[name] = _Entry(
             frontend=frontend,
-            proxy_port=ProxyPort(frontend.protocol, port),
+            proxy_port=ProxyPort(frontend.protocol, port if verdict is None else refusals.get(verdict, port)),
             verdict=verdict,
+            own_port=port,
+            refusals=refusals,
             affinity_timeout_s=spread.affinity_timeout_s if spread else None,
         )
         if before is not None and entry.has_rules_of(before) and (spread is None) is (spread_before is None):
@@ -163,7 +172,7 @@ class RuleSetBuilder:
         """Have the kernel lead frontends for whose slots there is room again."""
         for name in self._budget.admissible():
             if (entry := self._entries.get(name)) is not None:
-                self._put(entry.frontend, entry.proxy_port.port)
+                self._put(entry.frontend, entry.own_port, entry.refusals)
 
     def use(self, settings: ProxierSettings) -> None:
         """Use these settings from now on. `generation` grows if the kernel has to learn of the difference."""
@@ -303,7 +312,7 @@ class RuleSetBuilder:
     def _choose_paths(self) -> None:
         """Decide the data path of every frontend again."""
         for entry in list(self._entries.values()):
-            self.put(entry.frontend, entry.proxy_port.port)
+            self.put(entry.frontend, entry.own_port, entry.refusals)
         for destination in self.claims:
             self._set_masquerade(destination)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kubeproxy.dataplane.messages import Join, Listen, Message
-from kubeproxy.model import Address, FrontendName, Protocol, Service, ServicePort
+from kubeproxy.dataplane.messages import Join, Listen, Message, Tune
+from kubeproxy.model import Address, Family, FrontendName, Protocol, Service, ServicePort, ServicePortName
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange
@@ -23,6 +23,10 @@ from tests.support.doubles.data_plane import FakePortReserver
 SETTINGS = ProxierSettings(protocols=frozenset({Protocol.TCP}), facts=NodeFacts(), own_ports=1)
 
 
+def _names(messages: Sequence[Message]) -> set[FrontendName]:
+    return {it.frontend for it in messages if not isinstance(it, Tune)}
+
+
 class Shared:
     """A proxier's state with one port for one frontend, and what it has told the data plane."""
 
@@ -31,6 +35,8 @@ class Shared:
         self.state = ProxierState(PortSystemCalls(self.reserver), SETTINGS)
         self.sent: list[Message] = []
         self.known: dict[str, View] = {}
+        self.refuse: dict[FrontendName, str] = {}
+        """What the data plane fails at, each with its error."""
         self.put("first", "10.96.0.9")
 
     def put(
@@ -51,10 +57,12 @@ class Shared:
 
     def settle(self, failures: Mapping[FrontendName, str] | None = None) -> None:
         """Make the moves, with a kernel that never refuses, and a data plane that refuses these."""
+        failures = {**(failures or {}), **self.refuse}
         for _ in range(20):
             while (step := self.state.next_step(256)) is not None:
                 self.sent += step.messages
-                self.state.done(step, {key: it for key, it in (failures or {}).items() if key in step.names})
+                self.state.done(step, {key: it for key, it in failures.items() if key in _names(step.messages)})
+            self.state.rules.ruleset()  # the kernel takes it
             self.state.applied(self.state.rules.generation)
             if self.state.settled:
                 return
@@ -168,6 +176,39 @@ def test_what_the_data_plane_cannot_open_shares_at_the_next_attempt() -> None:
     shared.settle()
     assert not shared.state.unavailable
     assert shared.joins("big") == [{"10.96.0.3"}]
+    shared.refuse[frontend_name("gone")] = "all descriptors are in use"
+    shared.put("gone", "10.96.0.4")
+    shared.remove("gone")
+    shared.refuse.clear()
+    before = len(shared.sent)
+    shared.put("gone", "10.96.0.4")  # another Service of the name
+    assert [it.shared for it in shared.sent[before:] if isinstance(it, Listen)] == [False]
+
+
+def test_a_frontend_whose_clients_could_not_be_refused_is_tried_again(shared: Shared) -> None:
+    refusing = FrontendName(ServicePortName("", "shared", "1"), Family.IPV4)
+    shared.refuse[refusing] = "all descriptors are in use"
+    shared.put("a", "10.96.0.1")
+    assert shared.state.unavailable == {frontend_name("a")}
+    shared.refuse.clear()
+    shared.state.retry()
+    shared.settle()
+    assert not shared.state.unavailable
+    assert [it.frontend for it in shared.sent if isinstance(it, Listen)].count(refusing) == 2
+    shared.put("a", "10.96.0.1", endpoints="")
+    assert shared.fate("10.96.0.1:80") is Fate.REFUSED
+
+
+def test_a_new_data_path_keeps_the_port_and_those_that_refuse(shared: Shared) -> None:
+    shared.put("a", "10.96.0.1")
+    before = shared.port("10.96.0.1:80")
+    strict = replace(SETTINGS, data_path=replace(SETTINGS.data_path, fallback=False))
+    for settings, fate in ((strict, Fate.REFUSED), (SETTINGS, Fate.PROXIED)):
+        shared.state.use(settings)
+        shared.settle()
+        assert shared.fate("10.96.0.1:80") is fate
+        assert before not in {it.port for it in shared.state.rules.ruleset().refused}
+    assert shared.port("10.96.0.1:80") == before
 
 
 def test_an_update_that_the_data_plane_has_not_got_is_sent_again(shared: Shared) -> None:

@@ -13,7 +13,7 @@ from kubeproxy.dataplane.context import Context, FrontendCounters
 from kubeproxy.dataplane.loop.reactor import LEVEL, Timer
 from kubeproxy.dataplane.messages import SetEndpoints
 from kubeproxy.dataplane.sockets.connect import set_stream_options
-from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, keep_alive, reset_on_close
+from kubeproxy.dataplane.sockets.fd_calls import BACKLOG, keep_alive
 from kubeproxy.dataplane.sockets.loop_prevention import hops_left, hops_of, save_syns
 from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
@@ -136,13 +136,11 @@ class Listener:
         self._context.touched.add(self.counters)
         return dial
 
-    def refuse(self, fd: int) -> None:
-        """Reset an accepted client for whom the frontend has no share of the descriptors left."""
+    def count_refused(self) -> None:
+        """Count a client that is reset because the frontend has no share of the descriptors left."""
         self.counters.accepted += 1
         self.counters.unable += 1
         self._context.touched.add(self.counters)
-        reset_on_close(fd)
-        os.close(fd)
 
     def _entry_of(self, address: tuple[str, int]) -> Entry | None:
         name = self.counters.frontend

@@ -82,17 +82,27 @@ class SharedListener(Listener):
         return client is not None
 
     def _serve(self, fd: int, address: tuple[str, int], then: Callable[[Dial], None]) -> None:
+        listener = None
+        try:
+            listener = self._admit(fd)
+        finally:
+            if listener is None:
+                os.close(fd)
+        if listener is None:
+            return
+        try:
+            then(listener.begin(fd, address))
+        except BaseException:
+            self._context.budget.give(DESCRIPTORS_PER_CLIENT, listener.counters.share)
+            raise
+
+    def _admit(self, fd: int) -> Listener | None:
+        """Return the frontend of a client, for whom descriptors are claimed there; None if its close is to reset it."""
         asked = self._asked_for(fd)
         listener = self._of.get(asked) or self._of.get(asked[:2])
-        budget = self._context.budget
-        if listener is None:
-            reset_on_close(fd)
-            os.close(fd)
-        elif not budget.take(DESCRIPTORS_PER_CLIENT, listener.counters.share):
-            listener.refuse(fd)
-        else:
-            try:
-                then(listener.begin(fd, address))
-            except BaseException:
-                budget.give(DESCRIPTORS_PER_CLIENT, listener.counters.share)
-                raise
+        if listener is not None:
+            if self._context.budget.take(DESCRIPTORS_PER_CLIENT, listener.counters.share):
+                return listener
+            listener.count_refused()
+        reset_on_close(fd)
+        return None

@@ -120,6 +120,23 @@ async def test_all_queued_clients_are_served_at_the_end(bench: Bench, asked: lis
                 assert await asyncio.get_running_loop().sock_recv(client, 9) == b"shop"
 
 
+async def test_a_client_for_whom_there_is_no_memory_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [MemoryError]
+
+    def read(fd: int) -> bytes:
+        if left:
+            raise left.pop()
+        return key_of(to(1))
+
+    monkeypatch.setattr(shared_listener, "reader", lambda family: read)
+    async with endpoint(sends("web")) as web:
+        place = await share(bench, web=(web, (to(1),)))
+        reader, writer = await asyncio.open_connection(*place)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        assert await ask(place) == "web"
+
+
 async def test_a_flooded_frontend_leaves_its_neighbor_its_part(bench: Bench, asked: list[Destination]) -> None:
     budget, name = bench.plane.engine._context.budget, frontend("web")
     async with endpoint(echo) as web, endpoint(sends("shop")) as shop:
