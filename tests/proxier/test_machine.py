@@ -8,6 +8,7 @@ from scratch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import PortRange
+from kubeproxy.proxier.port_allocator import NoPort
 from tests.proxier.fake_node import Node
 from tests.proxier.state_machine import NodeMachine
 
@@ -140,6 +142,12 @@ class Model:
         return found
 
 
+def no_shared_port(frontend: Frontend, address: Address) -> NoReturn:
+    """In place of `SharedPorts.of`: which frontends share after which refusals is no part of the model. A shared port
+    also takes those that refuse, and so most of the few ports here. See test_shared_ports.py."""
+    raise NoPort(f"no port for {frontend.name} at {address}")
+
+
 class ProxierMachine(NodeMachine):
     """Gives the same objects to a Node and to the Model."""
 
@@ -150,6 +158,7 @@ class ProxierMachine(NodeMachine):
             families=tuple(Family),
             protocols=(Protocol.TCP, Protocol.UDP),
         )
+        node.proxier._state.listeners._shared_ports.of = no_shared_port  # type: ignore[method-assign]
         super().__init__(node)
         self.model = Model()
         self.stood: dict[FrontendName, tuple[Protocol, int]] = {}
