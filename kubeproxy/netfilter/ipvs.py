@@ -100,16 +100,16 @@ def look(*, node_ports: bool = False) -> Leftovers | None:
 
 
 def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
-    """Remove the virtual servers and the interface; what was removed, one line each. `dry_run`: remove nothing.
+    """Remove the virtual servers and the interface. Return what was removed, one line each. With `dry_run` nothing is.
 
     While a kube-proxy runs in this network namespace, they are in use and stay; so they do where this process cannot
-    see whether one runs. `force`: remove them all the same. The interface goes last, as it tells whose the virtual
-    servers are. Raise KernelError when the kernel refuses."""
+    see whether one runs. With `force` they are removed all the same. The interface goes last, as it
+    tells whose the virtual servers are. Raise KernelError when the kernel refuses."""
     found = look(node_ports=True)
     if found is None:
         return []
     if not force and (reason := _in_use()) is not None:
-        log.warning("kube-ipvs0 stays", reason=reason, remedy="stop kube-proxy, then --force if this is seen still")
+        log.warning("kube-ipvs0 stays", reason=reason, remedy="stop kube-proxy; if this message stays, give --force")
         return []
     if not dry_run:
         try:
@@ -182,5 +182,5 @@ def _in_use() -> str | None:
         except OSError:  # it has ended meanwhile
             continue
     if os.stat(_PROC / "self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
-        return "the host's processes are not to be seen from this container (hostPID), and kube-proxy may be one"
+        return "this container cannot see the host's processes (set hostPID), and one of them may be kube-proxy"
     return None

@@ -66,9 +66,9 @@ class Adopter:
             return None
 
     def _commits(self, receipt: Receipt) -> bool:
-        """Send a receipt, and return whether this process is the one that continues. It is if the receipt is in the
-        kernel, or if the sender has died. A sender that gives up does not read any more, and leaves a byte after the
-        load."""
+        """Send a receipt, and return whether this process is the one that continues. It continues if the receipt is in
+        the kernel, or if the sender has died. A sender that gives up does not read any more, and leaves a byte after
+        the load."""
         try:
             self._channel.send(receipt)
         except OSError:

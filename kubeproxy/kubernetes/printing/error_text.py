@@ -1,4 +1,4 @@
-"""Words errors as kubectl prints them on standard error."""
+"""Formats errors as kubectl prints them on standard error."""
 
 from __future__ import annotations
 
