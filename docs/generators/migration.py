@@ -18,7 +18,7 @@ from kubeproxy.config.flags import ACTIONS, Flag, flags
 
 BEGIN: Final = "<!-- settings: begin -->\n"
 END: Final = "<!-- settings: end -->\n"
-"""The markers around the tables."""
+"""The markers around the generated tables."""
 
 
 class Verdict(StrEnum):
@@ -30,16 +30,16 @@ class Verdict(StrEnum):
 
 
 DIFFERENT: Final[Mapping[str, str]] = {
-    "mode": "Selects only the packet filter that is tried first (`iptables` or `nftables`); the data path is"
-    " `kubeproxy.dataPath` in every mode. `ipvs` and `kernelspace` are accepted. A mode without kernel support is no"
-    " error.",
-    "bindAddress": "Address of the proxy ports, as in the userspace mode. It does not set the node's own address, which"
-    " is that of the default route.",
+    "mode": "Selects only the packet filter that is tried first (`iptables` or `nftables`); `kubeproxy.dataPath`"
+    " chooses the data path in every mode. `ipvs` and `kernelspace` are accepted, and a mode that the kernel does not"
+    " support is no error.",
+    "bindAddress": "Address of the proxy ports, as in the userspace mode. The node's own address is not taken from it,"
+    " but from the default route.",
     "portRange": "Has an effect, as in the userspace mode (kube-proxy ignores it since 1.26). A port of another"
     " process is skipped.",
-    "udpIdleTimeout": "Default 1m0s instead of 250ms, which loses every slower answer. Many files that were made for"
-    " another mode have 250ms, those of EKS among them: remove it.",
-    "enableProfiling": "Python's: `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
+    "udpIdleTimeout": "The default is 1m0s instead of 250ms, with which every slower answer is lost. Many files made"
+    " for another mode have 250ms, among them those of EKS: remove it.",
+    "enableProfiling": "Adds Python's `/debug/tasks` and `/debug/stacks` instead of `/debug/pprof`.",
     "clusterCIDR": "Distinguishes [pods of this node](netfilter.md#pods-of-this-node) from other clients for"
     " `externalTrafficPolicy: Local`. On the kernel path clients of cluster IPs that are no pods are masqueraded, as by"
     " kube-proxy.",
@@ -47,8 +47,8 @@ DIFFERENT: Final[Mapping[str, str]] = {
     " also in mode `nftables`, where kube-proxy takes the primary ones.",
     "iptables.localhostNodePorts": "Applies in every mode, and to ::1 as well as 127.0.0.1.",
     "iptables.syncPeriod": "Applies to both packet filters, unless mode is `nftables`.",
-    "iptables.minSyncPeriod": "As above. Does not delay changes of endpoints, which need no rules. On the command line"
-    " 0 means no wait; in a file that is `1ns`, because there 0 means the default.",
+    "iptables.minSyncPeriod": "As iptables.syncPeriod. Does not delay changes of endpoints, which need no rules. On the"
+    " command line 0 means no wait; in a file that is `1ns`, because there 0 means the default.",
     "nftables.minSyncPeriod": "As iptables.minSyncPeriod, for mode `nftables`.",
     "conntrack.maxPerCore": "Makes the kernel's table larger, never smaller.",
     "conntrack.min": "Makes the kernel's table larger, never smaller.",
@@ -56,9 +56,9 @@ DIFFERENT: Final[Mapping[str, str]] = {
     " `/proxyMode` only, unless `kubeproxy.publicStatus` is set; loopback gets every page, and always listens.",
     "healthzBindAddress": "Port 0 turns the server off, in the file as well. Clients by loopback get more than"
     " kube-proxy's fields.",
-    "logging.verbosity": "0: messages for the operator; 2: also of libraries; 4: debugging; 8: everything.",
+    "logging.verbosity": "0 logs messages for the operator, 2 also those of libraries, 4 debugging, 8 everything.",
 }
-"""Fields with another or a further meaning than in kube-proxy."""
+"""Fields whose meaning differs from kube-proxy's, or goes beyond it."""
 
 _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
     "config": "The file is read again at SIGHUP; kube-proxy ends when it changes. More flags override it:"
@@ -66,11 +66,12 @@ _DIFFERENT_FLAGS: Final[Mapping[str, str]] = {
     "cleanup": "Removes our rules, those of kube-proxy's userspace mode, and the interface and virtual servers of its"
     " ipvs mode; not the rules of its other modes.",
     "healthz-port": "Applies if the address has no port or is not given; 0 turns the server off.",
-    "metrics-port": "As above; in kube-proxy 0 does not turn this server off.",
-    "init-only": "Sizes connection tracking, and nothing else. What the kernel refuses is logged, and no error.",
+    "metrics-port": "As --healthz-port; in kube-proxy 0 does not turn this server off.",
+    "init-only": "Sets the sizes of connection tracking and does nothing else. What the kernel refuses is logged"
+    " and is no error.",
 }
 _OURS_BY_GROUP_ONLY: Final = "kubeproxy.master"
-"""The field for a flag of kube-proxy's without a field in its file."""
+"""The field for a flag of kube-proxy that has no field in kube-proxy's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Every setting of kube-proxy, fields first, in the order of the schema. Pure."""
+    """Return every setting of kube-proxy, fields first, in the order of the schema."""
     of_fields = [_of_field(field) for field in fields().values() if not field.ours or field.path == _OURS_BY_GROUP_ONLY]
     with_field = {field.flag for field in fields().values()}
     return of_fields + [_of_flag(flag) for flag in flags().values() if flag.name not in with_field]
@@ -110,7 +111,7 @@ _TABLES: Final[Mapping[Verdict, str]] = {
     Verdict.DIFFERENT: """\
 ## Settings that are different
 
-Accepted, with an effect that differs from kube-proxy's.
+These settings are accepted, and their effect differs from kube-proxy's.
 """,
     Verdict.SAME: """\
 ## Settings that are the same
@@ -120,18 +121,18 @@ Accepted, with an effect that differs from kube-proxy's.
     Verdict.NOT_APPLICABLE: """\
 ## Settings that are not applicable
 
-Accepted so that files and command lines work unchanged; one line at start lists those that are set.
+These settings are accepted so that files and command lines work unchanged. One line at start lists those that are set.
 """,
 }
 
 
 def tables() -> str:
-    """The tables of the document."""
+    """Return the tables of the document."""
     return "\n".join(line for verdict in _TABLES for line in _table(verdict))
 
 
 def insert(document: str) -> str:
-    """The document with new tables. ValueError if the markers are missing."""
+    """Return the document with new tables. Raise ValueError if the markers are missing."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
