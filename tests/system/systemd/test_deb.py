@@ -1,21 +1,15 @@
-"""The Debian package: its contents, what it needs, and what its scripts do not do.
-
-`bash tests/system/systemd/try.sh deb` installs, upgrades, rolls back, removes and purges it under a real systemd.
-"""
+"""What the scripts of the Debian package do not do. test_install.py has the package itself."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from kubeproxy.model.version import __version__
 from tests.system.deploy.manifests import DEPLOY, ROOT
-from tests.system.deploy.registry import index_answers
 
 SCRIPTS = [DEPLOY / "deb" / name for name in ("postinst", "prerm", "postrm")]
 
@@ -27,34 +21,6 @@ def run(*command: str | Path, timeout: float = 60) -> str:
     done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, built with the Python of this host."""
-    if not index_answers():
-        pytest.skip("the package index cannot be reached from here")
-    if not Path("/usr/bin/python3").exists():
-        pytest.skip("there is no Python of the distribution")
-    directory = tmp_path_factory.mktemp("deb")
-    tools = tmp_path_factory.mktemp("tools")
-    (tools / "dpkg-deb").write_text(f'#!/bin/sh\n{shutil.which("dpkg-deb")} "$@" && ls {directory} >>{tools}/built\n')
-    (tools / "dpkg-deb").chmod(0o755)
-    # What is built here is never downloaded: most of the time would be for packing.
-    variables = (f"PATH={tools}:{os.environ['PATH']}", "DPKG_DEB_COMPRESSOR_LEVEL=0")
-    run("env", *variables, "bash", DEPLOY / "build-deb.sh", directory, timeout=220)
-    (found,) = directory.iterdir()
-    assert found.suffix == ".deb"
-    assert (tools / "built").read_text() == f"{found.name}.new\n", "nobody meets half a package"
-    return found
-
-
-@pytest.fixture(scope="module")
-def unpacked(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the package, its control files in ``DEBIAN``."""
-    directory = tmp_path_factory.mktemp("unpacked") / "root"
-    run("dpkg-deb", "-R", package, directory)
-    return directory
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -100,47 +66,3 @@ def test_removal_and_purge_leave_what_others_use() -> None:
     _, before, after = SCRIPTS
     done = run("unshare", "--mount", "--net", "bash", "-c", SHADOW, "shadow", before, after)
     assert done.splitlines()[-1] == "xtables.lock", done
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_what_is_in_it(package: Path, unpacked: Path) -> None:
-    fields = run("dpkg-deb", "-f", package, "Package", "Version", "Architecture", "Depends")
-    assert f"Version: {__version__}-1\n" in fields
-    assert f"Architecture: {run('dpkg', '--print-architecture')}" in fields
-    assert "nftables | iptables" in fields
-    assert "python3 (>= 3." in fields
-    assert (unpacked / "DEBIAN/conffiles").read_text().split() == [
-        "/etc/kubeproxy/config.yaml",
-        "/etc/kubeproxy/environment",
-        "/etc/kubeproxy/manifests/example.yaml.disabled",
-    ]
-    assert (unpacked / "usr/lib/systemd/system/kubeproxy.service").is_file()
-    assert (unpacked / "usr/share/man/man8/kubeproxy.8.gz").is_file()
-    (iptc,) = unpacked.glob("usr/lib/kubeproxy/lib/python3.*/site-packages/iptc")
-    assert iptc.is_dir(), "the legacy tables work in every installation of ours"
-
-
-@pytest.mark.long
-def test_it_replaces_no_program_of_others(unpacked: Path) -> None:
-    assert [path.name for path in (unpacked / "usr/bin").iterdir()] == ["kubeproxy"]
-    assert not (unpacked / "usr/local").exists()
-    control = (unpacked / "DEBIAN/control").read_text()
-    for relation in ("Replaces", "Conflicts", "Provides"):
-        assert f"{relation}:" not in control
-
-
-@pytest.mark.long
-def test_all_files_are_roots_and_only_root_may_write_them(package: Path, unpacked: Path) -> None:
-    listing = run("dpkg-deb", "-c", package).splitlines()
-    assert all(line.split()[1] == "root/root" for line in listing)
-    for path in unpacked.rglob("*"):
-        if not path.is_symlink():
-            assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
-
-
-@pytest.mark.long
-def test_the_program_runs_from_where_it_is_unpacked(unpacked: Path) -> None:
-    python = unpacked / "usr/lib/kubeproxy/bin/python"
-    said = run(python, unpacked / "usr/lib/kubeproxy/bin/kubeproxy", "version")
-    assert said == f"kubeproxy {__version__}\n"

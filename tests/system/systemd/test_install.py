@@ -1,9 +1,15 @@
-"""`make install` into a directory of its own, and `make uninstall`."""
+"""`make install` into a directory of its own, `make uninstall`, and the Debian package of the same files.
+
+The environment is built once: all other installations here, and the package, get a copy of it.
+`bash tests/system/systemd/try.sh deb` installs, upgrades, rolls back, removes and purges the package under a real
+systemd.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -20,11 +26,20 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]
 
 
+def run(*command: str | Path, timeout: float = 60) -> str:
+    """The output of a command that must succeed."""
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A directory that stands for a whole host."""
 
     directory: Path
+    sources: Path
+    """The tree whose make targets are called."""
 
     def make(self, what: str, *variables: str) -> str:
         done = self.try_to_make(what, *variables)
@@ -34,11 +49,11 @@ class Target:
     def try_to_make(self, what: str, *variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", "--no-print-directory", what, f"DESTDIR={self.directory}", "PREFIX=/usr", *variables],
-            cwd=ROOT,
+            cwd=self.sources,
             capture_output=True,
             text=True,
             check=False,
-            timeout=110,
+            timeout=220,
         )
 
     @property
@@ -53,11 +68,26 @@ class Target:
         }
 
 
+def sources_with(environment: Path, directory: Path) -> Path:
+    """Make a tree of sources in `directory` whose installations get a copy of `environment`, and return it."""
+    deploy = directory / "deploy"
+    deploy.mkdir(parents=True)
+    for here in (ROOT, ROOT / "deploy"):
+        for path in here.iterdir():
+            link = directory / path.relative_to(ROOT)
+            if not link.exists():
+                link.symlink_to(path)
+    (deploy / "venv.sh").unlink()
+    (deploy / "venv.sh").write_text(f'rm -rf "$2" && cp -a {environment} "$2"\n')
+    return directory
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if not index_answers():
         pytest.skip("the package index cannot be reached from here")
-    built = Target(tmp_path_factory.mktemp("built") / "root")
+    directory = tmp_path_factory.mktemp("built")
+    built = Target(directory / "root", ROOT)
     (built.directory / "etc/kubeproxy").mkdir(parents=True)
     (built.directory / "etc/kubeproxy/config.yaml").write_text("mine\n")
     built.kube_proxy.parent.mkdir(parents=True)
@@ -66,10 +96,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     assert f"kept: {built.directory}/etc/kubeproxy/config.yaml\n" in printed
     assert f"kept: {built.kube_proxy}, which is not kubeproxy's\n" in printed
     # What a package carries elsewhere must not remember where it was made.
-    moved = Target(built.directory.with_name("elsewhere"))
-    built.directory.rename(moved.directory)
-    yield moved
-    shutil.rmtree(moved.directory)
+    moved = directory / "elsewhere"
+    built.directory.rename(moved)
+    environment = directory / "environment"
+    shutil.copytree(moved / "usr/lib/kubeproxy", environment, symlinks=True)
+    yield Target(moved, sources_with(environment, directory / "sources"))
+    shutil.rmtree(directory)
 
 
 FOREIGN = "kube-proxy's own program\n"
@@ -89,7 +121,7 @@ FILES = {
 }
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 def test_what_is_installed(installed: Target) -> None:
     man = {"usr/share/man/man8/kubeproxy.8"} if (ROOT / "docs/kubeproxy.8").exists() else set()
     assert installed.files() == FILES | man
@@ -125,6 +157,73 @@ def test_nothing_for_building_is_left_and_everything_is_compiled(installed: Targ
     assert not (site / "setuptools").exists()
     for source in (site / "kubeproxy").rglob("*.py"):
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
+
+
+@pytest.fixture(scope="module")
+def package(installed: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, built with the Python of this host."""
+    if shutil.which("dpkg-shlibdeps") is None:
+        pytest.skip("dpkg-dev is not here")
+    if not Path("/usr/bin/python3").exists():
+        pytest.skip("there is no Python of the distribution")
+    directory = tmp_path_factory.mktemp("deb")
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "dpkg-deb").write_text(f'#!/bin/sh\n{shutil.which("dpkg-deb")} "$@" && ls {directory} >>{tools}/built\n')
+    (tools / "dpkg-deb").chmod(0o755)
+    # What is built here is never downloaded: most of the time would be for packing.
+    variables = (f"PATH={tools}:{os.environ['PATH']}", "DPKG_DEB_COMPRESSOR_LEVEL=0")
+    run("env", *variables, "bash", installed.sources / "deploy/build-deb.sh", directory)
+    (found,) = directory.iterdir()
+    assert found.suffix == ".deb"
+    assert (tools / "built").read_text() == f"{found.name}.new\n", "nobody meets half a package"
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the package, its control files in ``DEBIAN``."""
+    directory = tmp_path_factory.mktemp("unpacked") / "root"
+    run("dpkg-deb", "-R", package, directory)
+    return directory
+
+
+def test_what_is_in_the_package(package: Path, unpacked: Path) -> None:
+    fields = run("dpkg-deb", "-f", package, "Package", "Version", "Architecture", "Depends")
+    assert f"Version: {__version__}-1\n" in fields
+    assert f"Architecture: {run('dpkg', '--print-architecture')}" in fields
+    assert "nftables | iptables" in fields
+    assert "python3 (>= 3." in fields
+    assert (unpacked / "DEBIAN/conffiles").read_text().split() == [
+        "/etc/kubeproxy/config.yaml",
+        "/etc/kubeproxy/environment",
+        "/etc/kubeproxy/manifests/example.yaml.disabled",
+    ]
+    assert (unpacked / "usr/lib/systemd/system/kubeproxy.service").is_file()
+    assert (unpacked / "usr/share/man/man8/kubeproxy.8.gz").is_file()
+    (iptc,) = unpacked.glob("usr/lib/kubeproxy/lib/python3.*/site-packages/iptc")
+    assert iptc.is_dir(), "the legacy tables work in every installation of ours"
+
+
+def test_the_package_replaces_no_program_of_others(unpacked: Path) -> None:
+    assert [path.name for path in (unpacked / "usr/bin").iterdir()] == ["kubeproxy"]
+    assert not (unpacked / "usr/local").exists()
+    control = (unpacked / "DEBIAN/control").read_text()
+    for relation in ("Replaces", "Conflicts", "Provides"):
+        assert f"{relation}:" not in control
+
+
+def test_all_files_of_the_package_are_roots_and_only_root_may_write_them(package: Path, unpacked: Path) -> None:
+    listing = run("dpkg-deb", "-c", package).splitlines()
+    assert all(line.split()[1] == "root/root" for line in listing)
+    for path in unpacked.rglob("*"):
+        if not path.is_symlink():
+            assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
+
+
+def test_the_program_of_the_package_runs_from_where_it_is_unpacked(unpacked: Path) -> None:
+    python = unpacked / "usr/lib/kubeproxy/bin/python"
+    said = run(python, unpacked / "usr/lib/kubeproxy/bin/kubeproxy", "version")
+    assert said == f"kubeproxy {__version__}\n"
 
 
 def test_another_program_of_the_same_name_stays(installed: Target) -> None:
