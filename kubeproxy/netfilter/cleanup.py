@@ -24,11 +24,11 @@ _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: bool = False) -> list[str]:
     """Remove the rules of every adapter, and return what was removed, one line each.
 
-    Nothing to remove is no error, and neither is a missing program, because its rules cannot be there. `keep` is the
-    adapter in use. Its rules stay, and with them the routing rules and what is left of the ipvs mode. Rules that
-    another adapter left in an earlier run go, because they would drop or divert packets. Raise KernelError with all
-    that could not be removed; the rest is removed all the same. With `dry_run` nothing is removed, and the list is the
-    same. With `force` what is left of the ipvs mode goes though kube-proxy may use it.
+    Finding nothing to remove is no error. Neither is a missing program, because its rules cannot be there. `keep` names
+    the adapter in use: its rules stay, and so do the routing rules and what is left of the ipvs mode. Rules that
+    another adapter left in an earlier run are removed, because they would drop or divert packets. Remove everything
+    that can be removed, and then raise KernelError with what could not. With `dry_run` nothing is removed, and the list
+    is the same. With `force` what is left of the ipvs mode is removed even if kube-proxy may use it.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -68,10 +68,11 @@ async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
     """Pause the stale rules of an earlier run (see `Netfilter.pause`), of any adapter, and return the adapters that had
     redirects.
 
-    Stale rules redirect to proxy ports that this process does not own. This is to be called at start, before the first
-    listener opens, if no other instance serves by these rules. Raise KernelError if it fails. Then the rules redirect
-    until the first apply. Clients that wait at a proxy port already are asked to begin anew: before the pause, which
-    ends the guard of these ports, and after it, for clients that came in between and will not send again at once.
+    Stale rules redirect to proxy ports that this process does not own. Call this at start, before the first listener
+    opens, if no other instance serves by these rules. Raise KernelError if it fails; then the rules redirect until the
+    first apply. Unanswered flows of clients that already wait at a proxy port are deleted, so that these clients begin
+    again. That is done before the pause, which ends the guard of these ports, and once more after it, for clients that
+    came in between.
     """
     waiting: list[str] = []
     failures: list[str] = []

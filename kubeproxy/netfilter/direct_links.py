@@ -1,9 +1,9 @@
-"""Finds links on which hosts reach one another without this node: a bridge with pods, a network with clients and
+"""Finds links on which hosts reach one another without this node: a bridge with pods, or a network with clients and
 endpoints.
 
-If the kernel leads a client on such a link to an endpoint there, or behind another host there, the client gets the
-answer directly, and not through this node, which has to translate it back. So such a client is masqueraded. Netfilter
-can see the frames that a bridge passes on (bridge-nf-call-iptables). Then the answer is translated there.
+If the kernel leads a client on such a link to an endpoint there, or to one behind another host there, the answer goes
+directly to the client, and not through this node, which has to translate it back. So such a client is masqueraded. Some
+bridges show their frames to netfilter (bridge-nf-call-iptables); there netfilter translates the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of packet filter adapters. The proxier uses nothing else of them."""
+"""The interface of packet filter adapters, which is all that the proxier uses of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ first attempt."""
 
 
 class Feature(Enum):
-    """What a rule set may ask for beyond redirects, and a kernel or an adapter may lack."""
+    """A feature that a rule set may ask for beyond redirects, and that a kernel or an adapter may lack."""
 
     SPREADS = auto()
     """The feature of `RuleSet.spreads`: the kernel leads clients to endpoints."""
@@ -44,12 +44,12 @@ class Netfilter(Protocol):
         """
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """Make this change at once, in the rules last applied. Of spreads only targets and endpoints may differ. The
+        """Make this change at once, in the rules last applied. Only targets and endpoints of spreads may differ. The
         cost grows with the change, not with the rules.
 
-        Return False if nothing was changed because that is not possible: the rules in the kernel are unknown, or the
-        change takes an `apply`. After True the caller enters the change in the rule set that it applied last
-        (`RuleSet.rebalance`). Applying that rule set again then finds nothing to do.
+        Return False if nothing was changed, because the rules in the kernel are unknown or because the change takes an
+        `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`);
+        applying that rule set again then finds nothing to do.
         """
 
     async def why_not(self, feature: Feature) -> str | None:
@@ -64,15 +64,15 @@ class Netfilter(Protocol):
 
         Redirects of other instances are replaced, too. Running connections are left alone. The kernel still leads
         clients to the endpoints of spreads, because that needs no process. The pause ends by itself after that time, or
-        in the next `apply`, by the transaction that adds redirects.
+        with the next `apply`, whose transaction adds redirects.
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """Call this function whenever another process has, or may have, changed our rules. The calls come from the
-        event loop, at once or within a second. There are none if the adapter cannot find out."""
+        """Call this function whenever another process has changed our rules, or may have. The calls come from the event
+        loop, at once or within a second. There are none if the adapter cannot notice changes."""
 
     async def cleanup(self) -> bool:
-        """Remove everything of ours. Return True if there was anything."""
+        """Remove all rules of ours. Return True if there were any."""
 
     async def close(self) -> None:
         """Release threads and files. The rules stay."""

@@ -1,11 +1,12 @@
-"""What kube-proxy's ipvs mode leaves on a node: an interface with service addresses, and virtual servers of IPVS.
+"""Finds and removes what kube-proxy's ipvs mode leaves on a node: an interface with service addresses, and virtual
+servers of IPVS.
 
-The node takes the addresses of that interface for its own as long as it is there, with virtual servers or without.
-Virtual servers are listed and removed by the kernel's generic netlink (linux/ip_vs.h), one at a time: kube-proxy's own
-cleanup flushes all of them, but others may use IPVS on this node, too. kube-proxy's are those at an address of that
-interface, and those at an address of the node, at a port of the range of node ports, that lead to nothing but endpoints
-of the former. The range is the default of --service-node-port-range: at another port may be a virtual server for the
-API servers, which are endpoints of a Service, too.
+As long as the interface exists, the node takes its addresses for its own, with virtual servers or without. Virtual
+servers are listed and removed by the kernel's generic netlink (linux/ip_vs.h), one at a time. kube-proxy's own cleanup
+flushes all of them, but other programs may use IPVS on this node, too. A virtual server is kube-proxy's if it has an
+address of that interface, or if it has an address of the node and a port of the range of node ports, and leads only to
+endpoints of the former. The range is the default of --service-node-port-range, because at another port there may be a
+virtual server for the API servers, which are endpoints of a Service, too.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_
 log = structlog.get_logger(__name__)
 
 INTERFACE: Final = "kube-ipvs0"
-"""The interface of kube-proxy (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
+"""The interface that kube-proxy makes (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
 
 NODE_PORTS: Final = range(30000, 32768)
 
 _PROC = Path("/proc")
 _RUNS_KUBE_PROXY: Final = {"kube-proxy", "hyperkube", "k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"}
-"""The names of processes that are or may contain a kube-proxy: also those of K3s, MicroK8s and RKE2."""
+"""The names of processes that are a kube-proxy or may contain one, such as those of K3s, MicroK8s and RKE2."""
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-"""PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the PID namespace in which all processes are to be seen."""
+"""PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the PID namespace in which all processes are visible."""
 _NETLINK_GENERIC: Final = 16
 """linux/netlink.h"""
 _CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2  # linux/genetlink.h
 _VERSION: Final = bytes([1, 0, 0])
-"""Of struct genlmsghdr what follows the command: the version, and two reserved bytes."""
+"""The part of struct genlmsghdr that follows the command: the version, and two reserved bytes."""
 _HEADER_BYTES: Final = 4
-# linux/ip_vs.h: commands; what they are about; the attributes of a virtual server and of a destination
+# linux/ip_vs.h: the commands, the objects that they are about, and the attributes of a virtual server and of a
+# destination
 _DEL_SERVICE, _GET_SERVICE, _GET_DEST = 3, 4, 8
 _SERVICE, _DEST = 1, 2
 _AF, _PROTOCOL, _ADDR, _PORT = 1, 2, 3, 4
@@ -53,19 +55,20 @@ _DEST_ADDR, _DEST_PORT = 1, 2
 
 
 class VirtualServer(NamedTuple):
-    """A virtual server of IPVS that has an address. Others match packets by a mark; kube-proxy makes none of them."""
+    """A virtual server of IPVS that has an address. Others match packets by a mark, and kube-proxy makes none of
+    these."""
 
     address: Address
     port: int
     key: bytes
-    """The attributes by which the kernel knows it: family, protocol, address and port."""
+    """The attributes by which the kernel identifies the virtual server: family, protocol, address and port."""
 
 
 class Leftovers(NamedTuple):
     """What kube-proxy's ipvs mode has left."""
 
     addresses: frozenset[Address]
-    """Those of its interface."""
+    """The addresses of the interface."""
     servers: tuple[VirtualServer, ...]
 
     def __str__(self) -> str:
@@ -75,10 +78,12 @@ class Leftovers(NamedTuple):
 
 
 def look(*, node_ports: bool = False) -> Leftovers | None:
-    """Return what is left, or None if the interface is not there. Raise KernelError when the kernel cannot list it.
+    """Return what is left, or None if the interface does not exist. Raise KernelError when the kernel cannot list it.
 
-    `node_ports`: with the virtual servers of node ports, for which all destinations are read. Where this process may
-    not list virtual servers, or the kernel has no IPVS, there are none. The kernel makes and loads nothing for it."""
+    With `node_ports` include the virtual servers of node ports, for which all destinations are read. If this process
+    may not list virtual servers, or the kernel has no IPVS, there are none. The kernel creates and loads nothing for
+    it.
+    """
     if INTERFACE not in (name for _, name in socket.if_nameindex()):
         return None
     known = local_addresses()
@@ -100,11 +105,13 @@ def look(*, node_ports: bool = False) -> Leftovers | None:
 
 
 def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
-    """Remove the virtual servers and the interface. Return what was removed, one line each. With `dry_run` nothing is.
+    """Remove the virtual servers and the interface. Return what was removed, one line each. With `dry_run` remove
+    nothing.
 
-    While a kube-proxy runs in this network namespace, they are in use and stay; so they do where this process cannot
-    see whether one runs. With `force` they are removed all the same. The interface goes last, as it
-    tells whose the virtual servers are. Raise KernelError when the kernel refuses."""
+    While a kube-proxy runs in this network namespace, they are in use and stay. They also stay if this process cannot
+    see whether one runs. With `force` they are removed all the same. The interface is removed last, because it shows
+    whose the virtual servers are. Raise KernelError when the kernel refuses.
+    """
     found = look(node_ports=True)
     if found is None:
         return []
@@ -127,8 +134,9 @@ def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
 def _family(netlink: socket.socket) -> int | None:
     """Return the number of IPVS's family of messages, or None if the kernel has not loaded IPVS.
 
-    All families are listed, as a question for one by its name would load its module. The list is read to its end,
-    because the kernel refuses the next one until then."""
+    All families are listed, because asking for one by name would load its module. The list is read to its end, because
+    the kernel refuses the next request until then.
+    """
     numbers = {}
     for payload in dump(netlink, _CONTROLLER, _GET_FAMILY, rest=_VERSION):
         found = dict(attributes(payload[_HEADER_BYTES:]))
@@ -146,7 +154,7 @@ def _servers(payloads: Iterable[bytes]) -> Iterator[VirtualServer]:
 def _node_ports(
     netlink: socket.socket, family: int, services: list[VirtualServer], candidates: list[VirtualServer]
 ) -> list[VirtualServer]:
-    """Return the candidates with destinations that are all destinations of services, too."""
+    """Return the candidates whose destinations are all destinations of service addresses, too."""
 
     def destinations(server: VirtualServer) -> set[tuple[bytes, bytes]]:
         payloads = dump(netlink, family, _GET_DEST, rest=_VERSION + encode([(_SERVICE, server.key)]))
@@ -175,11 +183,11 @@ def _in_use() -> str | None:
         try:
             if (name := path.read_text().strip()) not in _RUNS_KUBE_PROXY:
                 continue
-            with contextlib.suppress(PermissionError):  # then it may be here
+            with contextlib.suppress(PermissionError):  # Then it may run here.
                 if os.stat(path.parent / "ns/net").st_ino != here:
                     continue
             return f"process {path.parent.name} ({name}) may be a kube-proxy that uses it"
-        except OSError:  # it has ended meanwhile
+        except OSError:  # The process has ended meanwhile.
             continue
     if os.stat(_PROC / "self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
         return "this container cannot see the host's processes (set hostPID), and one of them may be kube-proxy"

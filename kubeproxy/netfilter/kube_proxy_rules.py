@@ -1,8 +1,8 @@
 """Finds rules of kube-proxy's kernel modes on this node. A daemon reports them and never removes any.
 
-They are there if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or
-lead clients to endpoints that are gone. The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go).
-Neither its userspace mode nor the kubelet makes any of them. Rules that the userspace mode left are taken over
+They exist if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or lead
+clients to endpoints that are gone. The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither
+its userspace mode nor the kubelet makes any of them. Rules that the userspace mode left are taken over
 (`kubeproxy.netfilter.iptables.chains`).
 """
 
@@ -26,9 +26,10 @@ _ENTERED = re.compile(r"^-A (?:PREROUTING|OUTPUT) (?:.* )?-[jg] KUBE-SERVICES$",
 
 
 async def look() -> list[str]:
-    """Return the foreign rules in force, each by the name under which an operator finds it.
+    """Return the foreign rules in force, each by the name with which an operator finds it.
 
-    A missing program or permission counts as no rules. The kernel makes and loads nothing for it."""
+    A missing program or permission counts as no rules. The kernel creates and loads nothing for it.
+    """
     tables = _tables()
     found = [f"nftables: table {table}" for table in map("{} kube-proxy".format, _FAMILIES) if table in tables]
     for family in _FAMILIES:

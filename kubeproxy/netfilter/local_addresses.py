@@ -44,12 +44,13 @@ class LocalAddress:
     usable: bool
     """Whether its interface is up, and the kernel would choose the address for new connections."""
     network: str | None = None
-    """The prefix that hosts on its link have in common, as a CIDR. None if the link has only two ends."""
+    """The prefix that the hosts on the address's link have in common, as a CIDR. It is None if the link has only two
+    ends."""
     number: int = 0
-    """The number of its interface."""
+    """The number of the address's interface."""
     bridge: frozenset[Family] | None = None
-    """The families whose frames netfilter sees on the bridge that is its interface. None if the interface is not a
-    bridge."""
+    """The families whose frames netfilter sees on the bridge that is the address's interface. It is None if the
+    interface is not a bridge."""
 
     @property
     def family(self) -> Family:
@@ -68,8 +69,8 @@ def local_addresses() -> tuple[LocalAddress, ...]:
 
 
 def landing_addresses() -> Mapping[Family, Address]:
-    """Return the node address of each family for `RuleSet.landing`. It is the source address of the default route, or
-    else the first global address in use. A family without any is missing."""
+    """Return the node address of each family for `RuleSet.landing`: the source address of the default route, or else
+    the first global address in use. A family without any is missing."""
     found = {family: _source_of_default_route(family) for family in Family}
     if None in found.values():
         addresses = local_addresses()
@@ -88,7 +89,7 @@ def _source_of_default_route(family: Family) -> Address | None:
             # Connecting a datagram socket asks the routing table and sends nothing.
             probe.connect((_ELSEWHERE[family], 9))
             address = parse_address(probe.getsockname()[0].partition("%")[0])
-    except OSError:  # There is no such route, or it prohibits, or there is no such family.
+    except OSError:  # There is no such route, it prohibits the destination, or the family does not exist.
         return None
     return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
 
@@ -99,7 +100,7 @@ class _Link(NamedTuple):
     name: str
     is_up: bool
     has_hosts: bool
-    """Whether there may be more than two hosts on it."""
+    """Whether there may be more than two hosts on the link."""
     bridge: frozenset[Family] | None
 
 

@@ -43,22 +43,22 @@ class DirectLink(NamedTuple):
 
     @property
     def family(self) -> Family:
-        """IPv4 or IPv6."""
+        """Return IPv4 or IPv6."""
         return Family.IPV6 if ":" in self.cidr else Family.IPV4
 
 
 class Reach(NamedTuple):
-    """The number of redirects that belong to a rule set, and of others."""
+    """How many redirects belong to a rule set, and how many do not."""
 
     ours: int
     others: int
 
 
 class ClientHash(NamedTuple):
-    """The hash by which a client has its slot: the kernel's jhash."""
+    """The hash that gives a client its slot: the kernel's jhash."""
 
     by_port: bool
-    """Whether the client's port counts in addition to its address."""
+    """Whether the hash includes the client's port, in addition to its address."""
     seed: int
 
 
@@ -67,33 +67,33 @@ class Spread:
     """Endpoints among which the kernel spreads new connections by DNAT. All traffic of a frontend shares one value."""
 
     service_port: str
-    """Its name, for comments and for the names of maps."""
+    """The name of the service port, for comments and for the names of maps."""
     targets: tuple[Target, ...]
-    """The endpoints for new connections. Each gets the same share, unless `slots` says otherwise. If it is empty,
-    the traffic is treated as if it had no spread."""
+    """The endpoints for new connections. Each gets the same share, unless `slots` says otherwise. If it is empty, the
+    traffic is treated as if it had no spread."""
     endpoints: tuple[Target, ...]
-    """The endpoints at which UDP flows that lead there already may stay: `targets`, and endpoints that get no new flows
-    from the kernel."""
+    """The endpoints at which existing UDP flows may stay: `targets`, and endpoints that get no new flows from the
+    kernel."""
     affinity_timeout_s: int | None = None
     """For how many seconds a client stays with its target after its last connection, or None without affinity."""
     scope: Scope = Scope.CLUSTER
-    """The scope of the frontend. Clients are remembered for each scope by itself, because another scope has other
+    """The scope of the frontend. Clients are remembered separately for each scope, because another scope has other
     endpoints."""
     slots: tuple[Target, ...] = ()
-    """The target in each slot if their shares differ. Empty if each target has one slot."""
+    """The target in each slot if their shares differ. It is empty if each target has one slot."""
     client_hash: ClientHash | None = None
-    """The hash by which a client has its slot, or None if the slot is drawn at random. With a hash the slots have this
+    """The hash that gives a client its slot, or None if the slot is drawn at random. With a hash the slots have this
     order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A change of the endpoints to which traffic is led, and of nothing else."""
+    """A change of nothing but the endpoints to which traffic is led."""
 
     spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
     """The spreads of `RuleSet.spreads` that change, with None for one that goes."""
     hairpins: Mapping[Address, bool] = field(default_factory=dict)
-    """The addresses that are in `RuleSet.hairpins` from now on (true), or no longer (false)."""
+    """The addresses that are added to `RuleSet.hairpins` (true) or removed from it (false)."""
 
     def __bool__(self) -> bool:
         return bool(self.spreads or self.hairpins)
@@ -107,7 +107,8 @@ class Masquerade(StrEnum):
     OUTSIDE = "outside"
     """Clients that are not in `internal_sources`, as with kube-proxy's clusterCIDR."""
     NODE = "node"
-    """Clients on this node itself. The answer to one might otherwise go to an address that several nodes have."""
+    """Clients on this node itself. The answer to such a client might otherwise go to an address that several nodes
+    have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,9 @@ class RuleSet:
     """Whether endpoints are dialed from clients' addresses, so that their answers need routing to our sockets."""
 
     guard_sockets: bool = False
-    """Whether our listening sockets have IP_TRANSPARENT, by which the kernel knows them: then a redirected first packet
-    is dropped where the socket that would get it lacks the flag, or where there is no socket. So rules that outlive
-    this process never lead a client to another program's socket. (Without the flag on the sockets nothing is
-    served!)"""
+    """Whether our listening sockets have IP_TRANSPARENT, by which the kernel recognizes them. A redirected first packet
+    is then dropped if the socket that would get it lacks the flag, or if there is no socket. So rules that outlive this
+    process never lead a client to another program's socket. (If the sockets lack the flag, nothing is served!)"""
 
     proxy_ports: frozenset[ProxyPort] = frozenset()
     """The guarded ports. A packet that reaches one without a redirect is dropped."""
@@ -156,53 +156,54 @@ class RuleSet:
     """The proxy ports that drop redirected clients, because the policy is Local and there is no local endpoint."""
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
-    """Node address to which traffic from other hosts is redirected. A family without one uses the address of the
-    incoming interface, which fails where that has none (as pods' interfaces under Calico, Cilium and the cloud
-    CNIs): give one wherever the node has an address."""
+    """The node address to which traffic from other hosts is redirected. A family without one uses the address of the
+    incoming interface, which fails if that has none (as pods' interfaces under Calico, Cilium and the cloud CNIs). So
+    set it whenever the node has an address."""
 
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    """Where the proxy ports listen, if not on the wildcard address. Both hooks redirect to this address."""
+    """The address on which the proxy ports listen, if it is not the wildcard address. Both hooks redirect to this
+    address."""
 
     spreads: dict[Traffic, Spread] = field(default_factory=dict)
-    """Redirected traffic that the kernel leads to endpoints. The redirect of a loopback address applies all the same,
-    because the kernel does not forward from there. For each origin the spread comes before the redirect. (`rebalance`
-    changes spreads.)"""
+    """The redirected traffic that the kernel leads to endpoints. The redirect of a loopback address applies all the
+    same, because the kernel does not forward from there. For each origin the spread comes before the redirect.
+    (`rebalance` changes spreads.)"""
 
     masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
-    """Spread destinations, each with the clients that do not keep their address."""
+    """The destinations of spreads, each with the clients that do not keep their address."""
 
     rescue: int | None = None
     """The NFLOG group to which failures of spread connections are reported, together with copies of their first
     packets. With None nothing is reported, and clients see failures as they are."""
 
     tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
-    """For how long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of its state.
-    Of states without one nft sets its own default, whatever the host's settings are."""
+    """How long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of the
+    connection's state. For missing states nft sets its own default, whatever the host's settings are."""
 
     direct_links: frozenset[DirectLink] = frozenset()
-    """If a client is on such a link, and the route to its endpoint begins on the same link, the client is masqueraded.
-    Otherwise the answer would not come through this node."""
+    """The links on which hosts reach one another without this node. A client on such a link is masqueraded if the route
+    to its endpoint begins on the same link, because otherwise the answer would not come through this node."""
 
     hairpins: set[Address] = field(default_factory=set)
     """Endpoints that may be clients on this node. An endpoint that reaches itself is masqueraded, because its answer
     would not leave it otherwise."""
 
     hooks: frozenset[Destination] = frozenset()
-    """Ports of this node's pods at which preStop hooks are answered: what this node itself sends there is redirected to
-    `hook_port` on loopback. Nothing of other hosts and pods is."""
+    """The ports of this node's pods at which preStop hooks are answered. What this node itself sends there is
+    redirected to `hook_port` on loopback. Packets of other hosts and pods are not."""
 
     hook_port: int = 0
-    """The guarded port of that socket."""
+    """The guarded port of the socket that answers preStop hooks."""
 
     def spreads_to(self, destination: Destination) -> bool:
-        """Return whether a destination, as a client names it, is led to endpoints."""
+        """Return whether a destination that a client names is led to endpoints."""
         node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
         places = (destination, node_port) if destination.address in self.node_addresses else (destination,)
         return any(Traffic(place, origin) in self.spreads for place in places for origin in Origin)
 
     def rebalance(self, change: Rebalance) -> None:
-        """Enter a change that is in force. In place: a copy would cost more than the change, with thousands of
-        Services."""
+        """Enter a change that is in force, in place. With thousands of Services a copy would cost more than the
+        change."""
         for traffic, spread in change.spreads.items():
             if spread is None:
                 self.spreads.pop(traffic, None)
@@ -213,9 +214,9 @@ class RuleSet:
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:
-        """`allowed_sources`, as disjoint ranges of the destination's family. If they admit an address of the node, they
-        also admit the destination itself: a load balancer's address is often given to the node, which then connects to
-        it from that very address. (kube-proxy does the same.)"""
+        """Return `allowed_sources` as disjoint ranges of the destination's family. If they admit an address of the
+        node, they also admit the destination itself, because a load balancer's address is often given to the node,
+        which then connects to it from that very address. (kube-proxy does the same.)"""
         own = frozenset((*self.landing.values(), *self.node_addresses))
         return {key: _admitted(key.address, cidrs, own) for key, cidrs in self.allowed_sources.items()}
 
@@ -234,7 +235,7 @@ class RuleSet:
 
     @property
     def guarded(self) -> frozenset[ProxyPort]:
-        """Return every proxy port with a check, including those only in `refused` or `dropped`."""
+        """Return every proxy port that has a guard, including those only in `refused` or `dropped`."""
         hook = {ProxyPort(Protocol.TCP, self.hook_port)} if self.hooks else frozenset()
         return self.proxy_ports | self.refused | self.dropped | hook
 

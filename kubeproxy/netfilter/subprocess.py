@@ -11,8 +11,8 @@ from kubeproxy.model.errors import KernelError
 
 
 class CommandFailed(KernelError):
-    """A program ended with another exit status than 0. `command_line` is how it was called, `stderr` what it wrote
-    to stderr."""
+    """Raised when a program ends with another exit status than 0. `command_line` has the call, and `stderr` what the
+    program wrote to stderr."""
 
     def __init__(self, command_line: str, stderr: str) -> None:
         super().__init__(f"`{command_line}`: {stderr[:500]}")
@@ -21,17 +21,17 @@ class CommandFailed(KernelError):
 
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
-    """Run a program with `commands` as its input, and return its output. Raise CommandFailed when it fails, and another
-    KernelError when it cannot be started or does not end in time. In the latter case it is killed, and also when this
-    call is cancelled."""
+    """Run a program with `commands` as its input, and return its output. Raise CommandFailed if it fails, and another
+    KernelError if it cannot be started or does not end in time. If it does not end in time, or if this call is
+    cancelled, the program is killed."""
     program = _Program(command)
-    # In a thread: uvloop's pipes raise when a program ends before it has read its input.
+    # The program runs in a thread, because uvloop's pipes raise when a program ends before it has read its input.
     try:
         return await asyncio.to_thread(program.run, commands.encode(), timeout_s)
     except asyncio.CancelledError:
         program.kill()
         raise
-    except RuntimeError as error:  # no thread can be started
+    except RuntimeError as error:  # No thread can be started.
         program.kill()
         raise KernelError(f"cannot run {command[0]}: {error}; raise the limit on processes") from error
 
@@ -59,7 +59,7 @@ class _Program:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # its messages are compared
+                env={**os.environ, "LC_ALL": "C"},  # The program's messages are compared, so they must be in English.
             )
         except FileNotFoundError as error:
             name = self._command[0]

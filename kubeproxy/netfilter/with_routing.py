@@ -52,7 +52,7 @@ class WithRouting:
         return await self._filter.rebalance(change)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. Marked packets need routing: its rules are added first and removed last."""
+        """See `Netfilter.apply`. Marked packets need routing, so its rules are added first and removed last."""
         changed = self._route(wanted=True, verify=verify) if wanted.transparent else False
         changed |= await self._filter.apply(wanted, verify=verify)
         return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
@@ -93,7 +93,7 @@ class WithRouting:
         await self._filter.close()
 
     def _notice(self) -> None:
-        # Rules that we removed ourselves are not believed to be there.
+        # Do not believe that rules exist which we have removed ourselves.
         if self._watch is not None and self._watch.look() and self._believed:
             self._believed = None
             self._on_foreign_change()

@@ -1,7 +1,7 @@
 """Decides which service port gets a destination that several service ports claim.
 
-It is the one with the lowest `Place`, in whichever scope, and when that one leaves, the next. So after a restart the
-same service port has the destination.
+The one with the lowest `Place` gets it, in whichever scope, and when that one leaves, the next one does. So after a
+restart the same service port has the destination.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Contest(NamedTuple):
     destination: Destination
     holder: FrontendName
     claim: Claim
-    """The kind of the holder's claim."""
+    """The kind of the claim that has the destination."""
     others: Mapping[FrontendName, Claim]
-    """One frontend of each other service port, and the kind of its claim."""
+    """One frontend of each other service port, with the kind of its claim."""
 
 
 class AddressClaims:
@@ -69,7 +69,7 @@ class AddressClaims:
         return iter(self._of)
 
     def put(self, destination: Destination, claimant: Claimant) -> None:
-        """Add a frontend's claim, in place of the one that it has."""
+        """Add a frontend's claim, or replace the claim that it has."""
         claims = self._of.get(destination, ())
         if any(known.name == claimant.name for known in claims):
             claims = tuple(claimant if known.name == claimant.name else known for known in claims)
@@ -78,7 +78,7 @@ class AddressClaims:
         self._set(destination, tuple(sorted(claims, key=_place_of)))
 
     def withdraw(self, destination: Destination, name: FrontendName) -> None:
-        """Take a frontend's claim away."""
+        """Withdraw a frontend's claim."""
         self._set(destination, tuple(claim for claim in self._of[destination] if claim.name != name))
 
     def holder(self, traffic: Traffic) -> FrontendName | None:

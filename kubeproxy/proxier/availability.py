@@ -1,5 +1,5 @@
-"""Decides which of the resolved frontends are served. Left out are destinations whose ports other processes of this
-host have, and endpoints that lead back to this proxy."""
+"""Decides which of the resolved frontends are served. It leaves out destinations whose ports belong to other processes
+of this host, and endpoints that lead back to this proxy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Availability:
         self.claims = claims
         self.wanted: dict[FrontendName, Frontend] = {}
         self.changed: dict[FrontendName, None] = {}
-        """The frontends whose value in `wanted` has changed or gone. The caller removes those that it has seen."""
+        """The frontends whose value in `wanted` has changed or gone. The caller removes those that it has processed."""
         self.left_out: dict[FrontendName, dict[Target, str]] = {}
-        """The endpoints that lead back to this proxy, each with the destination that it is."""
+        """The endpoints that lead back to this proxy, each with the destination that it equals."""
         self._loops = Loops(is_proxy_port=is_proxy_port)
         self._resolved: dict[FrontendName, Frontend] = {}
-        """The frontends as resolved. Most are the same object as in `wanted`."""
+        """The frontends as resolved. Most are the same objects as in `wanted`."""
         self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
         self._settings = DEFAULTS
 
@@ -46,7 +46,7 @@ class Availability:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether endpoints have begun or ceased to lead back since `leave_out`."""
+        """Return whether endpoints have begun or ceased to lead back since the last `leave_out`."""
         return bool(self._loops.affected)
 
     def put(self, resolution: Resolution) -> None:
@@ -83,7 +83,7 @@ class Availability:
     # These changes may make other destinations available.
 
     def reserve_for_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Withhold the health check node ports of these Services from all others."""
+        """Withhold the health check node ports of these Services from all other Services."""
         self._decide_for(self.claims.reserve_for_health({port: service for service, (port, _) in health.items()}))
 
     def retry(self) -> None:
@@ -99,10 +99,10 @@ class Availability:
         back."""
         self._loops.proxy_port_changed(protocol, port)
 
-    # Decisions.
+    # The decisions follow.
 
     def leave_out(self) -> None:
-        """Decide again about frontends with endpoints that have begun or ceased to lead back here."""
+        """Decide again about frontends with endpoints that have begun or ceased to lead back to this proxy."""
         affected = self._loops.affected
         while affected:
             name = next(iter(affected))
@@ -137,9 +137,9 @@ class Availability:
 
 
 def _allocated(frontend: Frontend) -> Set[Destination]:
-    """Return the destinations that the cluster allocated: cluster IPs and node ports. Others do not count, because an
-    external address may name another tenant's pod, and that endpoint must stay. A dial to such an address is marked, so
-    this node does not redirect it, and the hop limit ends a loop over several nodes."""
+    """Return the destinations that the cluster allocated: cluster IPs and node ports. External addresses do not count,
+    because one may name another tenant's pod, and that endpoint must stay. A dial to such an address is marked, so this
+    node does not redirect it, and the hop limit ends a loop over several nodes."""
     if not frontend.claims:
         return frontend.destinations.keys()
     return {d for d in frontend.destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED}

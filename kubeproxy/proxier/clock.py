@@ -1,4 +1,4 @@
-"""The clock of the proxier; tests replace it so that they need not wait."""
+"""The clock of the proxier, which tests replace so that they need not wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic clock that can be waited with. Tests move a clock of their own."""
+    """A monotonic clock with which tasks wait. Tests move a clock of their own."""
 
     def now(self) -> float:
         """Return the seconds since a fixed moment."""
@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Return the Unix time, by which drain requests expire."""
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait until the event is set, or until that time. Infinity means to wait for the event alone."""
+        """Wait until the event is set, or until that time. With infinity wait for the event alone."""
 
 
 class LoopClock:

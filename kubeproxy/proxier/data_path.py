@@ -1,8 +1,8 @@
-"""The choice of a data path for each frontend: through this proxy, or straight to endpoints by the kernel.
+"""Chooses the data path of each frontend: through this proxy, or straight to endpoints by the kernel.
 
 The userspace path serves every frontend. The kernel path comes before it, so a frontend changes its path by its spread
-alone, and its listener stays. Without the fallback to user space (strict kernel path) the rules reject clients where a
-listener would serve them. ``docs/data-paths.md`` has the rules for operators.
+alone, and its listener stays. Without the fallback to user space (strict kernel path) the rules reject clients that a
+listener would otherwise serve. ``docs/data-paths.md`` has the rules for operators.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kubeproxy.proxier.slot_budget import SLOTS_MAX
 
 Ejected = Mapping[tuple[Protocol, Target], bool]
 """The endpoints to which the kernel leads no new connections. The value is true for a *silent* endpoint, which keeps
-its slots if its Service has no other: a network policy may make it silent to one client or to this node, and not to
-other clients."""
+its slots if its Service has no other endpoint: a network policy may make it silent to one client or to this node, but
+not to other clients."""
 
 
 class Wanted(StrEnum):
@@ -27,12 +27,12 @@ class Wanted(StrEnum):
     USERSPACE = "userspace"
     KERNEL = "kernel"
     AUTO = "auto"
-    """The kernel path, while failed connections are rescued on it."""
+    """The kernel path, as long as failed connections are rescued on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataPathPolicy:
-    """The settings that decide the data path of all frontends. The default makes no use of the kernel path."""
+    """The settings that decide the data path of all frontends. By default the kernel path is not used."""
 
     wanted: Wanted = Wanted.USERSPACE
     refusal: str = ""
@@ -40,10 +40,10 @@ class DataPathPolicy:
     rescue: bool = False
     """Whether failed connections of the kernel path are led to another endpoint at present."""
     rescue_starts: bool = False
-    """Whether the kernel path, which was just asked for, still waits for the rescue. So no client meets a dead endpoint
-    before the rescue works."""
+    """Whether the kernel path was just asked for and still waits for the rescue, so that no client meets a dead
+    endpoint before the rescue works."""
     fallback: bool = True
-    """Whether a worker serves clients that the kernel cannot lead. Otherwise these are rejected. This never changes."""
+    """Whether a worker serves clients that the kernel cannot lead. Otherwise they are rejected. This never changes."""
     masquerade_all: bool = False
     """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
     slots: int = SLOTS_MAX

@@ -1,4 +1,4 @@
-"""The drain requests of all Services: which of them count now, and which were last in effect.
+"""The drain requests of all Services: which requests count now, and which were last in effect.
 
 `ProxierState` owns this. A Service's endpoints are drained once, when the Service is resolved, and all other parts read
 that.
@@ -17,8 +17,8 @@ from kubeproxy.proxier.drained_endpoints import drain_state, drained
 from kubeproxy.proxier.expiries import Expiries
 
 EXPIRY_STEP_S: Final = 10.0
-"""Requests expire at multiples of this time. A thousand requests that end one after the other must not resolve their
-Service a thousand times. Clients of the protocol withdraw requests that they no longer need at once."""
+"""Requests expire at multiples of this time, so that a thousand requests that end one after the other do not resolve
+their Service a thousand times. Clients of the protocol withdraw at once a request that they no longer need."""
 
 
 class Drains:
@@ -38,7 +38,7 @@ class Drains:
         self._expiries = Expiries()
 
     def use(self, on: bool) -> None:
-        """Set whether requests count. The caller resolves the Services with requests again."""
+        """Set whether requests count. The caller has to resolve the Services with requests again."""
         self._on = on
 
     def expire(self, now: float) -> list[ServiceName]:
@@ -52,7 +52,7 @@ class Drains:
         return self._expiries.next
 
     def note(self, name: ServiceName, service: Service | None) -> None:
-        """Take note of the requests of a Service that is resolved. With None the Service is gone."""
+        """Note the requests of a Service that is resolved. None means that the Service is gone."""
         requests = None if service is None or not self._on else service.drain
         change = None if requests is None else requests.next_change(self._now)
         self._expiries.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)

@@ -1,12 +1,12 @@
 """Applies the drain requests of a Service to its endpoints, and reports which of them are in effect. It also takes out
-the endpoints that an operator, or a pod's own preStop hook, has asked for.
+the endpoints for which an operator, or a pod's own preStop hook, has asked that.
 
-An endpoint that is to drain counts as one that terminates and still serves, as a pod that is being deleted does. It
-gets no new connections, unless no other endpoint is ready (under a Local policy, no other one on this node). In that
-case it keeps getting them, as with kube-proxy, because refusing clients would not help the rollout.
+An endpoint that is to drain counts as one that terminates and still serves, like a pod that is being deleted. It gets
+no new connections, unless no other endpoint is ready (under a Local policy, no other endpoint on this node). Then it
+keeps getting connections, as with kube-proxy, because refusing clients would not help the rollout.
 
-A request applies to the endpoint of its pod. Connections are counted by address all the same, because those to a pod
-that is gone and those to its successor look alike. To count too many only makes a rollout wait until its time-out.
+A request applies to the endpoint of its pod. Connections are counted by address, because those to a pod that is gone
+look like those to its successor. Counting too many only makes a rollout wait until its time-out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float
 
 def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
     """Return the names and UIDs of the pods that are to drain, by address. None stands for any pod that has the
-    address. So each endpoint costs one look-up, however many requests name its address."""
+    address. With this mapping each endpoint takes one look-up, however many requests name its address."""
     pods: dict[Address, set[str]] = {}
     whichever: dict[Address, None] = {}
     for request in requests.active(now):
@@ -55,7 +55,7 @@ def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozens
 
 
 def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> tuple[EndpointSlice, ...]:
-    """Return the slices in which the endpoints that an operator has taken out serve only if there is no other. An
+    """Return the slices, in which endpoints that an operator has taken out serve only if there is no other endpoint. An
     endpoint is taken out with all ports of its slice."""
     if not targets:
         return slices
@@ -123,7 +123,8 @@ def drain_state(
 def _unused(requests: DrainRequests, now: float, endpoints: Iterable[Endpoint]) -> frozenset[Address]:
     """Return the addresses in requests to use a pod at which this proxy has no ready endpoint yet.
 
-    If several requests name an address, the newest one counts: the older ones are about pods that are gone."""
+    If several requests name an address, the newest one counts, because the older ones are about pods that are gone.
+    """
     to_use = sorted((it for it in requests.active(now) if it.want is Want.USE), key=lambda it: it.since)
     newest = {address: request for request in to_use for address in request.addresses}
     used = {

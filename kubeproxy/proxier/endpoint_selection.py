@@ -21,9 +21,9 @@ from kubeproxy.model import Endpoint, EndpointSlice, Family, ServicePort, Target
 from kubeproxy.proxier.node import NodeFacts
 
 MOST = 4096
-"""How many endpoints of one frontend a node uses, four times as many as an Endpoints object may name. A worker does
-nothing else while it applies a change. 100,000 endpoints of one tenant would stop the clients of all others for half a
-second at each change, and this number stops them for some milliseconds."""
+"""How many endpoints of one frontend a node uses: four times as many as an Endpoints object may name. A worker does
+nothing else while it applies a change. With 100,000 endpoints of one tenant each change would stop the clients of all
+other tenants for half a second, and with this number it stops them for some milliseconds."""
 
 
 class Candidate(NamedTuple):
@@ -90,8 +90,9 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
 
 
 def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
-    """Return those `MOST` of these targets that a node uses, sorted. Different nodes use different ones, so that each
-    endpoint is used by about as many nodes. When one target comes or goes, at most one other changes at a node."""
+    """Return those `MOST` of these targets that a node uses, sorted. Different nodes use different targets, so that
+    each endpoint is used by about as many nodes as any other. When one target comes or goes, at most one other target
+    changes on a node."""
     seed = node.encode()
 
     def rank(target: Target) -> bytes:
@@ -106,9 +107,10 @@ def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
 
 
 def _usable(some: Sequence[Candidate]) -> tuple[Target, ...]:
-    """Return the ready endpoints, or, if there is none, terminating ones that still serve.
+    """Return the ready endpoints, or, if there are none, terminating endpoints that still serve.
 
-    So a rollout that removes the last endpoint does not refuse clients that could be served."""
+    So a rollout that removes the last ready endpoint does not refuse clients that could be served.
+    """
     ready = [target for target, endpoint in some if endpoint.ready]
     return tuple(sorted(ready or [target for target, endpoint in some if _serves_while_terminating(endpoint)]))
 

@@ -1,4 +1,4 @@
-"""The times at which Services have to be looked at again: a heap with one time for each."""
+"""The times at which Services have to be resolved again: a heap with one time for each Service."""
 
 from __future__ import annotations
 

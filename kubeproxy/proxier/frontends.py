@@ -63,7 +63,8 @@ def resolve(
     facts: NodeFacts = UNKNOWN_NODE,
     scheduler: Scheduler = Scheduler.ROUND_ROBIN,
 ) -> Resolved:
-    """Resolve a Service and its slices on this node. `scheduler` is for Services that do not ask for another."""
+    """Resolve a Service and its slices on this node. `scheduler` is used by Services that do not ask for another
+    one."""
     spreading = _spreading(service, scheduler)
     frontends = tuple(
         frontend
@@ -81,7 +82,7 @@ def _spreading(service: Service, scheduler: Scheduler) -> Balancing:
 
 
 def _weighed(spreading: Balancing, endpoints: Sequence[Target], weights: Mapping[Target, int]) -> Balancing:
-    """Return the same value with the weights of these endpoints, unless all have the same weight."""
+    """Return the spreading with the weights of these endpoints, or the same value if all have the same weight."""
     found = tuple(weights.get(target, 1) for target in endpoints) if weights else ()
     return spreading._replace(weights=found) if len(set(found)) > 1 else spreading
 
@@ -145,8 +146,8 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
 
 
 def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
-    """Return by which field the Service has its external addresses. If it has one by several fields, the best of them
-    counts."""
+    """Return the fields that give the Service each of its external addresses. If several fields give an address, the
+    strongest one counts."""
     allocated = _destinations(service.cluster_ips, port, family)
     claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
     claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
@@ -183,9 +184,9 @@ def _neighbors(endpoints: tuple[Target, ...], choice: Choice) -> tuple[Target, .
 
 def _without_source_range(service: Service) -> tuple[Address, ...]:
     """Return the load balancer addresses that no client may reach, because loadBalancerSourceRanges has no range of
-    their family. kube-proxy treats each family alone and takes this for "no restriction". But an author that lists the
-    admitted clients does not mean to admit all clients of another family. So the address is not served, and that is
-    reported."""
+    their family. kube-proxy treats each family separately and takes this for "no restriction". But an author who lists
+    the admitted clients does not mean to admit all clients of another family. So such an address is not served, and
+    that is reported."""
     ranges = service.load_balancer_source_ranges
     if not ranges:
         return ()
@@ -193,8 +194,8 @@ def _without_source_range(service: Service) -> tuple[Address, ...]:
 
 
 def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """Return the value of `Resolved.health`. As in kube-proxy, addresses are counted and not ports, and terminating
-    endpoints do not count although they may still serve. Each family is counted by itself and the greater number taken,
+    """Return the value of `Resolved.health`. As in kube-proxy, it counts addresses and not ports, and leaves out
+    terminating endpoints although they may still serve. Each family is counted separately and the greater number taken,
     so that a dual-stack pod is one endpoint."""
     if not service.health_check_node_port:
         return None

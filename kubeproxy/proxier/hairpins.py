@@ -1,4 +1,5 @@
-"""The endpoints that the kernel may lead to themselves. The answers to their own packets must come back."""
+"""The endpoints that the kernel may lead to themselves. Such connections are masqueraded, so that their answers come
+back through this node."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ class Hairpins:
     def __init__(self) -> None:
         self._of: dict[FrontendName, frozenset[Address]] = {}
         self._frontends: Counter[Address] = Counter()
-        """How many frontends have an address."""
+        """The number of frontends that have each address."""
         self._moved: dict[Address, None] = {}
 
     def put(self, name: FrontendName, addresses: Iterable[Address]) -> None:
-        """Set the hairpin addresses of a frontend. With none, it has no such endpoint any more."""
+        """Set the hairpin addresses of a frontend. An empty set removes the frontend."""
         before, now = self._of.get(name, _NONE), frozenset(addresses)
         if now == before:
             return
@@ -43,11 +44,12 @@ class Hairpins:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether an address may have come or gone since `settle`."""
+        """Return whether an address may have come or gone since the last `settle`."""
         return bool(self._moved)
 
     def moved(self, in_force: Set[Address]) -> dict[Address, bool]:
-        """Return the addresses that came (true) or went (false) since `settle`, as far as `in_force` differs."""
+        """Return the addresses that came (true) or went (false) since the last `settle`, as far as `in_force`
+        differs."""
         return {
             address: address in self._frontends
             for address in self._moved
@@ -55,5 +57,5 @@ class Hairpins:
         }
 
     def settle(self) -> None:
-        """Note that the kernel gets the present addresses now."""
+        """Note that the kernel now gets the present addresses."""
         self._moved.clear()

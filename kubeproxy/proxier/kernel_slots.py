@@ -1,4 +1,4 @@
-"""The slots of a frontend on the kernel path: how many each endpoint has, and which slot each client has."""
+"""Computes the slots of a frontend on the kernel path: how many each endpoint has, and which slot each client has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def slot_count(frontend: Frontend) -> int:
 
 
 def client_hash(frontend: Frontend) -> ClientHash | None:
-    """Return the hash by which a client has its slot, or None if the slot is drawn."""
+    """Return the hash that gives a client its slot, or None if the slot is drawn at random."""
     balancing = frontend.balancing
     if not balancing.scheduler.hashes:
         return None
@@ -26,7 +26,7 @@ def client_hash(frontend: Frontend) -> ClientHash | None:
 
 
 def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Return the endpoint in each slot, one of `targets`. An empty result means one slot for each of them."""
+    """Return the endpoint in each slot, which is one of `targets`. An empty result means one slot for each endpoint."""
     balancing = frontend.balancing
     if not targets:
         return ()

@@ -1,6 +1,6 @@
-"""Keeps the kernel equal to the rules of the serving frontends: netfilter, then its conntrack entries.
+"""Keeps the kernel equal to the rules of the serving frontends: first netfilter, then its conntrack entries.
 
-Every call is made by one round at a time; `Proxier` holds the lock.
+Only one round at a time calls this; `Proxier` holds the lock.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Rivals(Interface):
     """The other proxies of this node that do not speak our takeover protocol."""
 
     def rival_lives(self) -> bool:
-        """Return whether a younger proxy lives."""
+        """Return whether a younger proxy is alive."""
 
     def yield_to_rival(self) -> None:
-        """Leave the rules to a younger proxy, because they lead to it."""
+        """Leave the rules to a younger proxy, because the rules lead to it."""
 
 
 class NoRivals:
-    """The case that there is no other proxy."""
+    """Used if there is no other proxy."""
 
     def rival_lives(self) -> bool:
         """Return false."""
@@ -99,20 +99,20 @@ class KernelSync:
         if self._held:
             return math.inf
         if self.programmed_at is None and Part.DATA_PLANE in self._reports.failing:
-            return math.inf  # The rules of an earlier run may still serve, and there are none to replace them yet.
+            return math.inf  # The rules of an earlier run may still serve, and there are no rules to replace them yet.
         generation = self._rules.generation
         return self._schedule.next_at(pending=generation != self.generation, new=generation != self._requested)
 
     def hold(self, on: bool) -> None:
-        """Begin no further transaction. With `on` false, begin again with a full sync."""
+        """Begin no further transaction. With `on` false resume transactions, beginning with a full sync."""
         self._held = on
         if not on:
             self._schedule.require_full_sync()
 
     def note_foreign_change(self) -> bool:
-        """Take note that another process may have changed our rules, and return whether that is to be undone."""
+        """Note that another process may have changed our rules, and return whether that change is to be undone."""
         self._foreign_changes += 1
-        self._reconciled = None  # Flows may have begun by the other process's rules, or without any.
+        self._reconciled = None  # Flows may have begun under the other process's rules, or without any.
         if self._held or self._stopped:
             return False  # A new instance is taking over the rules.
         log.warning("rules changed by another process, restoring")
@@ -154,8 +154,8 @@ class KernelSync:
         return self._rules.ruleset()
 
     async def _has_lost_to_rival(self) -> bool:
-        """Return whether the rules redirect to a younger proxy. The two cannot speak with each other. If the older one
-        restored its rules, the younger would do the same, so the older one yields."""
+        """Return whether the rules redirect to a younger proxy. The two proxies cannot speak with each other. If the
+        older one restored its rules, the younger one would do the same, so the older one yields."""
         if self.in_force is None:
             return False
         try:
@@ -222,10 +222,10 @@ class KernelSync:
             self._reports.conntrack_failed(error)
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses the question."""
+        """Return whether the kernel still has redirects of ours. Raise KernelError if it refuses to answer."""
         return self.in_force is not None and (await self._netfilter.reach(self.in_force)).ours > 0
 
-    # The end.
+    # The end of the process.
 
     def stop(self) -> None:
         """Make no further change, except for `cleanup` and `pause`."""
@@ -249,7 +249,8 @@ class KernelSync:
     async def forget_ended(self, *, ours: bool) -> None:
         """Delete the conntrack entries of ended connections to our proxy ports, or to those of an earlier process.
 
-        Otherwise a client that uses its port again would be led there, and rejected. A failure is logged."""
+        Otherwise a client that uses its port again would follow such an entry, and be rejected. A failure is logged.
+        """
         if self.in_force is None:
             return
         try:

@@ -1,6 +1,6 @@
 """Opens, updates and closes the listeners of the wanted frontends, and keeps the rules in step with them.
 
-`plan` has the table of moves. If a step gets no answer, because the task was cancelled or the data plane broke, the
+`plan` has the table of moves. If a step gets no answer, because the task was cancelled or the data plane broke, its
 moves are decided again. Every message states a wanted condition, so repeating one is harmless.
 """
 
@@ -26,7 +26,7 @@ from kubeproxy.proxier.shared_ports import SharedPort, SharedPorts
 log = structlog.get_logger(__name__)
 
 UDP_SHARE: Final = 2
-"""How many times `own_ports` UDP listeners may have: they cannot share."""
+"""The maximum number of UDP listeners, as a multiple of `own_ports`. They cannot share ports."""
 _REMEDY: Final = "raise the limit on open files, and widen net.ipv4.ip_local_port_range or --proxy-port-range"
 
 
@@ -39,7 +39,7 @@ class Step:
     close: tuple[FrontendName, ...]
     messages: tuple[Message, ...]
     opened: tuple[SharedPort, ...] = ()
-    """The shared ports that they open."""
+    """The shared ports that the messages open."""
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
@@ -57,9 +57,9 @@ class Listeners:
         self._ports = ports
         self._shared_ports = SharedPorts(ports)
         self._own: Counter[Protocol] = Counter()
-        """Listeners with a port of their own."""
+        """The listeners that have a port of their own."""
         self._without_own: set[FrontendName] = set()
-        """Frontends that the data plane could not serve at a port of their own."""
+        """The frontends that the data plane could not serve at a port of their own."""
         self._availability = availability
         self._wanted = availability.wanted
         self._rules = rules
@@ -71,7 +71,7 @@ class Listeners:
         self._waiting: dict[FrontendName, None] = {}
         """The frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
-        """Those of `faults` that have no port. They may have a move once a port is released."""
+        """The frontends in `faults` that have no port. They may have a move once a port is released."""
         self._applied = 0
         """The generation of the rules in force."""
 
@@ -107,7 +107,7 @@ class Listeners:
         in_force = listener.in_rules == wanted and self._applied >= listener.rules_generation
         return in_force and listener.confirmed and listener.sent == endpoints_of(wanted)
 
-    # Moves.
+    # The moves follow.
 
     def next_step(self, limit: int) -> Step | None:
         """Return the next messages for the data plane, for about `limit` frontends at most. Return None if there are
@@ -159,7 +159,7 @@ class Listeners:
                     if not port.listens and port not in opened:
                         opened[port] = None
                         messages.append(port.listen)
-                listener.confirmed = False  # until it is known that the data plane has got it
+                listener.confirmed = False  # Until the data plane is known to have it.
                 messages.append(Join(name, listener.shared.listen.frontend, tuple(sorted(listener.joined))))
             messages.append(endpoints_of(self._wanted[name]))
         messages += [endpoints_of(self._wanted[name]) for name in update]
@@ -167,7 +167,7 @@ class Listeners:
         return Step(listen, update, close, tuple(messages), tuple(opened))
 
     def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
-        """Put a frontend into the rules, or take it out of them with None."""
+        """Put a frontend into the rules. None takes it out of the rules."""
         listener, before = self.existing[name], self._rules.generation
         if frontend is None:
             self._rules.remove(name)
@@ -194,8 +194,8 @@ class Listeners:
         return True
 
     def _reserve(self, frontend: Frontend, address: Address) -> ListenerState:
-        """Reserve a port of its own for a frontend, or a shared one beyond the number that have their own; where there
-        is none of that kind, the other. Raise NoPort if there is neither."""
+        """Reserve a port for a frontend: one of its own, or a shared one if enough frontends have their own. If there
+        is no port of that kind, reserve one of the other kind. Raise NoPort if there is neither."""
         protocol, most = frontend.protocol, self._settings.own_ports
         if protocol is not Protocol.TCP:
             if self._own[protocol] >= UDP_SHARE * most:
@@ -222,11 +222,12 @@ class Listeners:
         return ListenerState(frontend.protocol, address, shared.reservation, shared=shared)
 
     def _take_destinations(self, name: FrontendName) -> bool:
-        """Note the destinations that a shared listener is to know; return whether the frontend may have them there."""
+        """Note the destinations that a shared listener has to know, and return whether the frontend may have them at
+        its port."""
         listener, wanted = self.existing[name], self._wanted[name]
         if listener.shared is None:
             return True
-        if not listener.shared.suits(wanted):  # another frontend has just got one of them
+        if not listener.shared.suits(wanted):  # Another frontend has just got one of the destinations.
             self._unsettled[name] = None
             return False
         settled = listener.in_rules == wanted and self._applied >= listener.rules_generation
@@ -249,19 +250,20 @@ class Listeners:
         self._availability.proxy_port_changed(listener.protocol, port)
 
     def _offer_port(self, protocol: Protocol) -> None:
-        """Let one frontend try again that waits for a port. All of them would be too many for one port."""
+        """Let one of the frontends that wait for a port try again. Only one port has become free."""
         wanted = self._wanted
         waiting = next((it for it in self._portless if it in wanted and wanted[it].protocol is protocol), None)
         if waiting is not None:
             del self._portless[waiting]
             self._unsettled[waiting] = None
 
-    # Results.
+    # The results follow.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> bool:
         """Note that the data plane has carried out a step, except for these frontends.
 
-        Return whether it has closed a listener, so that ports may be free."""
+        Return whether a listener was closed, so that ports may be free.
+        """
         self._in_flight = ()
         for port in step.opened:
             port.listens = port.listen.frontend not in failures
@@ -274,7 +276,8 @@ class Listeners:
                 self._drop(name)  # It never listened, so no rule redirects there.
                 self._without_own.add(name)
             else:
-                listener.confirmed = False  # The data plane may have lost it, so the next step begins with Listen.
+                # The data plane may have lost the listener, so the next step begins with Listen.
+                listener.confirmed = False
         closed = [name for name in step.close if name not in failures]
         for name in closed:
             self._drop(name)

@@ -1,4 +1,4 @@
-"""The pods of this node that are endpoints, and those of them that leave."""
+"""The pods of this node that are endpoints, and which of them leave."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class LocalPods:
     def __init__(self) -> None:
         self._of: dict[ServiceName, tuple[Endpoint, ...]] = {}
         self._ports: dict[ServiceName, frozenset[int]] = {}
-        """The TCP ports of their slices."""
+        """The TCP ports of the Services' slices."""
         self._at: dict[Address, dict[ServiceName, Endpoint]] = {}
         self.changes = 0
         """A number that grows with every change of `ports`."""
         self.on_first: Callable[[], None] = lambda: None
-        """Called when there is a pod, and was none."""
+        """A callback that is called when the first pod appears."""
 
     def put(self, name: ServiceName, slices: Iterable[EndpointSlice], facts: NodeFacts) -> None:
-        """Set the endpoints of a Service on this node. With none, it has no such endpoint any more."""
+        """Set the endpoints of a Service on this node. An empty set removes the Service."""
         found = [
             (endpoint, it.ports)
             for it in slices
@@ -67,7 +67,7 @@ class LocalPods:
 
     @property
     def ports(self) -> dict[Address, frozenset[int]]:
-        """Return the addresses of all of them, each with the TCP ports of its Services' endpoints."""
+        """Return the addresses of all pods, each with the TCP ports of its Services' endpoints."""
         ports, none = self._ports, frozenset[int]()
         return {address: none.union(*(ports.get(it, none) for it in names)) for address, names in self._at.items()}
 
@@ -80,9 +80,9 @@ class LocalPods:
         return {name for address in addresses for name in self._at.get(address, {})}
 
     def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
-        """Return what leaves with the pods that ask, at all their addresses. The kubelet asks at one address, and a pod
-        may have one of each family. An endpoint that names no pod leaves by its address. `asking` has the addresses,
-        each with the answer of `identity` when its pod first asked."""
+        """Return what leaves with the pods that ask, at all addresses of these pods. The kubelet asks at one address,
+        and a pod may have one of each family. An endpoint that names no pod leaves by its address. `asking` has the
+        addresses, each with the answer of `identity` when its pod first asked."""
         pods = {pod for pod in asking.values() if pod}
         return frozenset(
             Leaving(address, endpoint.pod)
@@ -92,7 +92,7 @@ class LocalPods:
         )
 
     def addresses_of(self, pods: Collection[str]) -> dict[str, set[Address]]:
-        """Return the addresses of each of these pods, by `identity`."""
+        """Return the addresses of each of these pods, which are named as by `identity`."""
         found: dict[str, set[Address]] = {}
         for address, services in self._at.items():
             for pod in {_identity(name, endpoint) for name, endpoint in services.items()}.intersection(pods):
@@ -100,11 +100,11 @@ class LocalPods:
         return found
 
     def identity(self, address: Address) -> str:
-        """Return the pod that has an address, such as "shop/UID", or an empty text if it is not known."""
+        """Return the pod that has an address, such as "shop/UID", or an empty text if the pod is not known."""
         services = self._at.get(address, {}).items()
         return next((pod for name, endpoint in services if (pod := _identity(name, endpoint))), "")
 
 
 def _identity(service: ServiceName, endpoint: Endpoint) -> str:
-    """Return an endpoint's pod with its namespace, because slices made by hand may have no UID but a name."""
+    """Return an endpoint's pod with its namespace. Slices made by hand may have a name but no UID."""
     return f"{service.namespace}/{endpoint.pod}" if endpoint.pod else ""

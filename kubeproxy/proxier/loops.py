@@ -1,7 +1,7 @@
 """Finds endpoints that lead back to this proxy, because they are addresses and ports at which it accepts connections.
 
 The proxy would accept a connection to such an endpoint and dial the endpoint again. It accepts connections at Services'
-addresses, and at this node's own addresses with a node port or a proxy port. The index is updated with each change. So
+addresses, and at this node's own addresses with a node port or a proxy port. The index is updated with each change, so
 a change of one destination, or of one frontend's endpoints, costs the same however many there are.
 """
 
@@ -30,7 +30,7 @@ class Loops:
         processed."""
 
     def leading_back(self, frontend: Frontend) -> dict[Target, str]:
-        """Return the endpoints of a frontend that lead back here, each with the destination that it is."""
+        """Return the endpoints of a frontend that lead back to this proxy, each with the destination that it equals."""
         taken, facts, protocol = self._taken, self._facts, frontend.protocol
         found: dict[Target, str] = {}
         for target in frontend.endpoints:

@@ -1,5 +1,5 @@
-"""The events of the proxier, for metrics, health, and parts that depend on what is in effect. The state is not an
-event: metrics and the status read it from `ProxierView.snapshot`."""
+"""The events of the proxier, for metrics, health, and parts that depend on what is in effect. State is not an event:
+metrics and the status read it from `ProxierView.snapshot`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ProxierObserver:
         """Note that a change waits for a sync. It is called once until the next `settled`."""
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Note that every known change is in effect. This is called after each round of which that is true.
+        """Note that every known change is in effect. This is called after each round after which that is true.
         `trigger_times` are annotations (RFC 3339) of the slices that came into effect since the last call, for the
         network programming latency."""
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """Note that a netfilter transaction succeeded. `full` tells that the rules in the kernel were read, and
-        `changed` that the rules had to be changed."""
+        """Note that a netfilter transaction succeeded. `full` is true if the rules in the kernel were read, and
+        `changed` if the rules had to be changed."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
         """Note that after a transaction the kernel's UDP flows agree with the rules. `deleted` is the number of stale
@@ -40,7 +40,7 @@ class ProxierObserver:
         """Note that a netfilter transaction, or an update of the data plane, failed. The proxier tries again."""
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Note the Services that are not served, or only in part, and why. It is called when they change."""
+        """Note the Services that are not served, or only in part, and why. This is called when they change."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Note the health check node port of each Service that has one, and its number of ready endpoints on this node.

@@ -71,9 +71,9 @@ class ListenerState:
     rules_generation: int = 0
     """The generation of the rules in which `in_rules` was last changed."""
     shared: SharedPort | None = None
-    """The shared port, or None if it has one of its own."""
+    """The shared port, or None if the listener has a port of its own."""
     joined: Set[Destination] = frozenset()
-    """The destinations that its shared listener knows, or has been sent."""
+    """The destinations that its shared listener knows, or that were sent to it."""
 
     def suits(self, wanted: Frontend, address: Address) -> bool:
         """Return whether this listener can serve a frontend at this address."""
@@ -100,8 +100,8 @@ def plan(
     bind: Mapping[Family, Address],
     applied: int,
 ) -> Plan:
-    """Return the next moves of the named frontends alone, so that an unchanged frontend costs nothing. `bind` is where
-    listeners listen, if not on the wildcard address. `applied` is the generation of the rules in force."""
+    """Return the next moves of the named frontends only, so that an unchanged frontend costs nothing. `bind` is the
+    address of listeners, if it is not the wildcard address. `applied` is the generation of the rules in force."""
     moves: dict[Move, list[FrontendName]] = {}
     for name in names:
         address = bind_address(bind, name.family)

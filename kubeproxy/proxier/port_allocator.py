@@ -11,14 +11,14 @@ from kubeproxy.model import Address, Protocol
 from kubeproxy.model.errors import KernelError
 
 _RECENT = 512
-"""How many returned ports the kernel's choice avoids. These are far fewer than its ephemeral range has (28,232 by
-default)."""
+"""How many returned ports are avoided when the kernel chooses. They are far fewer than the kernel's ephemeral range has
+(28,232 by default)."""
 
 _ATTEMPTS = 16
 """How many times the kernel is asked for a port before a recent one is accepted."""
 
 _PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
-"""The errors by which one port is taken by another process, and not all ports."""
+"""The errors that mean that one port is taken by another process, and not all ports."""
 
 
 class PortRange(NamedTuple):
@@ -32,11 +32,11 @@ class PortRange(NamedTuple):
 
 
 class NoPort(KernelError):
-    """No proxy port is available now."""
+    """Raised if no proxy port is available."""
 
 
 class Ports:
-    """The allocator of proxy ports, which are reservations.
+    """Allocates proxy ports by reserving them.
 
     A port number is used once per protocol, also across address families, because the rules know ports by protocol and
     number. A released number is used again as late as possible, because connections that the kernel still tracks must
@@ -91,7 +91,8 @@ class Ports:
         skipped: list[int] = []
         try:
             while (port := pool.take()) is not None:
-                if (protocol, port) in self._held:  # It was allocated before the range was set; `release` puts it back.
+                # The port was allocated before the range was set; `release` puts it back.
+                if (protocol, port) in self._held:
                     continue
                 try:
                     return self._reserver.reserve(protocol, address, port)

@@ -53,20 +53,20 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Holding:
-    """The sockets held at a place, and the frontends that claim it."""
+    """The sockets held at a place, and the frontends that claim the place."""
 
     claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
     """The addresses that are not available, each with the reason."""
     final: set[Address] = field(default_factory=set)
-    """Those of `faults` for which a retry is of no use."""
+    """The addresses in `faults` for which a retry is of no use."""
     notes: dict[Address, str] = field(default_factory=dict)
-    """The addresses that are served although they are not held, each with the reason."""
+    """The addresses that are served although their port is not held, each with the reason."""
 
     @property
     def idle(self) -> set[Address]:
-        """Return the addresses that are held without a claimant."""
+        """Return the addresses that are held but not claimed."""
         return self.held.keys() - (self.claimants.keys() - self.faults.keys())
 
     @property
@@ -137,7 +137,7 @@ class NodePortClaims:
         return self._places[_place(destination)].claimants[destination.address]
 
     def unavailable(self, name: FrontendName) -> frozenset[Destination]:
-        """Return the destinations that a frontend claims and does not have."""
+        """Return the destinations that a frontend claims but does not have."""
         return frozenset(
             destination
             for destination in self._claimed.get(name, ())
@@ -161,7 +161,8 @@ class NodePortClaims:
     def claim(
         self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
     ) -> set[FrontendName]:
-        """Have a frontend claim these destinations and no others. It claims those in `external` by spec.externalIPs."""
+        """Have a frontend claim these destinations and no others. `external` has those that it claims by
+        spec.externalIPs."""
         before = self._claimed.get(name, frozenset())
         external_before = self._external.get(name, frozenset())
         by_externals = destinations & external
@@ -221,7 +222,8 @@ class NodePortClaims:
         return changed
 
     def _hold(self, place: _Place, holding: _Holding) -> None:
-        """Bind claimed ports that are not held. The wildcard replaces single addresses, as it includes them."""
+        """Bind claimed ports that are not held. The wildcard address replaces single addresses, because it includes
+        them."""
         wildcard = NODE_PORTS[place.family]
         holding.faults.clear()
         holding.final.clear()
@@ -297,8 +299,8 @@ class NodePortClaims:
             holding.final.add(address)
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
-        """Return whether a node port is redirected although these processes have it. Processes that have the port and
-        do not listen are not among them, because a redirect takes no client from those."""
+        """Return whether a node port is redirected although these processes have it. Processes that have the port but
+        do not listen are left out, because a redirect takes no client from them."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)

@@ -1,7 +1,7 @@
 """The system calls by which the proxier takes ports of this host.
 
-`port_allocator` and `port_claims` make them at once, in the middle of decisions that are otherwise pure, because a port
-is known to be free only when it is bound. Tests replace both calls.
+`port_allocator` and `port_claims` make these calls immediately, in the middle of decisions that are otherwise pure,
+because only binding a port shows whether it is free. Tests replace both calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kubeproxy.model import Address, Protocol
 from kubeproxy.netfilter.port_holders import Holder
 
 FindHolders = Callable[[Protocol, Address, int], Sequence[Holder]]
-"""Returns the processes that have a port at an address. Raises OSError when the kernel refuses."""
+"""A function that returns the processes that have a port at an address. It raises OSError when the kernel refuses."""
 
 
 def no_holders(protocol: Protocol, address: Address, port: int) -> Sequence[Holder]:

@@ -1,4 +1,4 @@
-"""The texts about Services that are not served, or only in part."""
+"""Writes the texts about Services that are not served, or only in part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REASONS = {
     Claim.ALLOCATED: "to which it is allocated",
     Claim.LOAD_BALANCER: "which has it as load balancer address",
 }
-"""Why a destination belongs to its holder and not to a Service with a lesser claim."""
+"""The reasons why a destination belongs to its holder and not to a Service with a weaker claim."""
 
 
 def problems(
@@ -21,8 +21,8 @@ def problems(
     availability: Availability,
     rules: RuleSetBuilder,
 ) -> dict[ServiceName, tuple[str, ...]]:
-    """Return the Services with problems, each with its texts, those of the resolver (`remarks`) first. `faults` has the
-    frontends whose listener failed, each with the reason."""
+    """Return the Services with problems, each with its texts. Those of the resolver (`remarks`) come first. `faults`
+    has the frontends whose listener failed, each with the reason."""
     texts = dict(remarks)
     for service, text in (*_of_frontends(faults, availability, rules), *_of_destinations(availability, rules)):
         texts[service] = (*texts.get(service, ()), text)

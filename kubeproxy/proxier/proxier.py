@@ -40,7 +40,8 @@ log = structlog.get_logger(__name__)
 
 BATCH = 16
 """How many Services and frontends are processed before the event loop runs other tasks. This is two or three
-milliseconds of work. So ten thousand Services at once do not stop the connections that this process serves itself."""
+milliseconds of work, so that ten thousand Services at once do not stop the connections that this process serves
+itself."""
 
 
 class Proxier:
@@ -72,7 +73,7 @@ class Proxier:
         self._reports = Reports(observer or ProxierObserver())
         self.kernel = KernelSync(kernel, self._state.rules, self._schedule, self._clock, self._reports)
         self._round_lock = asyncio.Lock()
-        """Allows one round at a time."""
+        """A lock that allows one round at a time."""
         self.view = ProxierView(
             tracker,
             self._state,
@@ -91,10 +92,10 @@ class Proxier:
         self._stopped = False
         tracker.notify(self._changed)
 
-    # Requests of other components follow.
+    # The requests of other components follow.
 
     async def run(self) -> None:
-        """Make rounds until `stop` (or until cancelled, at any time)."""
+        """Make rounds until `stop` is called. The task may be cancelled at any time."""
         self._netfilter.on_foreign_change(self._on_foreign_change)
         while not self._stopped:
             self._wake.clear()
@@ -103,20 +104,20 @@ class Proxier:
             await self._clock.wait(self._wake, self._next_at())
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on; the next round puts them into effect."""
+        """Use these settings from now on. The next round puts them into effect."""
         self.settings = settings
         self._schedule.periods = settings.periods
         self._state.use(settings)
         self._changed()
 
     def set_ejected(self, ejected: Ejected) -> None:
-        """Have the kernel lead no new connections to these endpoints. The next round does it, and begins at once."""
+        """Have the kernel lead no new connections to these endpoints. The next round does that, and begins at once."""
         self._ejected = ejected
         self._wake.set()
 
     async def eject(self, ejected: Ejected) -> None:
-        """Call `set_ejected`, and wait until that is in force. If the kernel refuses the change, the next round tries
-        again."""
+        """Call `set_ejected`, and wait until the change is in force. If the kernel refuses the change, the next round
+        tries again."""
         self.set_ejected(ejected)
         async with self._round_lock:
             self.view.frontends_changed()
@@ -130,17 +131,18 @@ class Proxier:
             self._wake.set()
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours. Raise KernelError when it refuses to answer. This is
-        asked when a new instance claims that it has taken over the rules."""
+        """Return whether the kernel still has redirects of ours. Raise KernelError if it refuses to answer. This is
+        called when a new instance claims that it has taken over the rules."""
         async with self._round_lock:
             return await self.kernel.leads_here()
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
-        """End `run` after its present round. Raise KernelError if the kernel refuses what follows.
+        """End `run` after its present round, and then do what the arguments say. Raise KernelError if the kernel
+        refuses that.
 
         With `cleanup` the rules are removed. With `pause` clients' first packets are dropped until a new instance
         serves (`Netfilter.pause`). With neither the rules stay, for a new instance that has taken them over. Open
-        connections continue. A new connection comes only if it is already on its way.
+        connections continue. The only new connections are those already on their way.
         """
         self._stopped = True
         self.kernel.stop()
@@ -157,11 +159,11 @@ class Proxier:
         self._state.availability.claims.close()
 
     def close(self) -> None:
-        """Release the reserved ports. This is to be called when the data plane has ended."""
+        """Release the reserved ports. Call this when the data plane has ended."""
         self._state.close()
         self.view.frontends_changed()
 
-    # One round.
+    # The parts of one round follow.
 
     async def _round(self) -> None:
         self.view.frontends_changed()
@@ -184,7 +186,7 @@ class Proxier:
         self._report()
 
     async def _update_data_plane(self) -> bool:
-        """Send the data plane all updates that are possible now, and return whether it took them."""
+        """Send the data plane all updates that are possible now, and return whether it accepted them."""
         untaken = self._tracker.untaken  # Later changes are for the next round, because netfilter must have its turn.
         while True:
             changes = self._tracker.take(min(BATCH, untaken))
@@ -201,11 +203,11 @@ class Proxier:
             elif not (changes or self._state.resolver.has_stale):
                 self._reports.recovered(Part.DATA_PLANE)
                 return True
-            await asyncio.sleep(0)  # A data plane in this process does not wait for anything in `send`.
+            await asyncio.sleep(0)  # A data plane in this process never waits in `send`.
 
     async def _carry_out(self, step: Step) -> Mapping[FrontendName, str] | None:
-        """Send the data plane a step, and return its failures, or None if it took nothing. The kernel gets the
-        endpoints of the kernel path at the same time."""
+        """Send the data plane a step, and return its failures, or None if it accepted nothing. At the same time the
+        kernel gets the endpoints of the kernel path."""
         if self._state.rules.is_balanced:
             return await self._send(step)
         async with asyncio.TaskGroup() as group:
@@ -244,7 +246,7 @@ class Proxier:
             self.serving.set()
             self._reports.settled()
 
-    # When the next round is.
+    # The scheduling of the next round follows.
 
     def _changed(self) -> None:
         """Wake the proxier, because there may be a change."""
@@ -268,7 +270,8 @@ class Proxier:
     def _schedule_retry(
         self, *, updated: bool, retrying: bool, unavailable_before: set[FrontendName | Destination]
     ) -> None:
-        """Set one timer for everything that is unavailable. New failures restart it, and each retry lengthens it."""
+        """Set one timer for everything that is unavailable. New failures restart the timer, and each retry lengthens
+        it."""
         unavailable = self._state.unavailable
         if updated and not unavailable:
             self._retry.reset()

@@ -1,4 +1,4 @@
-"""What the proxier reports: log lines and calls of the observer, each when something has changed."""
+"""Reports what the proxier does, by log lines and calls of the observer, whenever something has changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Reports:
         self.observer = observer
         self.problems: Problems = {}
         self.health: Mapping[ServiceName, tuple[int, int]] = {}
-        """Health check node ports, and the number of ready endpoints on this node."""
+        """The health check node ports, each with its number of ready endpoints on this node."""
         self.failing: dict[Part, str] = {}
         """The parts that fail, each with its last error."""
         self.pending_since: float | None = None
@@ -69,7 +69,7 @@ class Reports:
 
     @property
     def failure(self) -> str | None:
-        """Return why a part cannot be brought up to date, or None if all can."""
+        """Return why a part cannot be brought up to date, or None if all parts can."""
         return "; ".join(f"{part}: {reason}" for part, reason in self.failing.items()) or None
 
     def failed(self, part: Part, error: KubeproxyError) -> None:
@@ -89,7 +89,7 @@ class Reports:
         self.failing[part] = reason
 
     def recovered(self, part: Part) -> None:
-        """Report that a part is up to date again, if it was not."""
+        """Report that a part is up to date again, if it was not before."""
         if self.failing.pop(part, None) is not None:
             log.info("update succeeded again", part=part.value)
 

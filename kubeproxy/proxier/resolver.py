@@ -57,9 +57,9 @@ class Resolver:
         self.owners: dict[ServiceName, str] = {}
         """The source of each Service."""
         self.health: dict[ServiceName, tuple[int, int]] = {}
-        """Health check node ports, and the number of ready endpoints on this node."""
+        """The health check node ports, each with its number of ready endpoints on this node."""
         self.remarks: dict[ServiceName, tuple[str, ...]] = {}
-        """What is not served of a Service, with the reasons."""
+        """What is not served of each Service, with the reasons."""
         self.drains = Drains()
         self.slow_starts = SlowStarts()
         self.local_pods = LocalPods()
@@ -78,19 +78,19 @@ class Resolver:
 
     def set_time(self, unix_now: float, now: float) -> None:
         """Set the time. Services become stale if their drain requests have expired, or if a slow start continues. `now`
-        is of a clock that nobody sets, unlike the Unix time, because a slow start must not go backwards."""
+        is read from a clock that nobody sets, unlike the Unix time, because a slow start must not go backwards."""
         self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(now))))
 
     def next_time(self, unix_now: float, now: float) -> float:
-        """Return when a Service will become stale by the time alone, by the clock of `now`, or infinity if none
-        will."""
+        """Return when a Service will become stale only because time passes, by the clock of `now`. Return infinity if
+        none will."""
         expiry, step = self.drains.next_expiry, self.slow_starts.next_step
         expires_at = math.inf if expiry is None else now + max(0.0, expiry - unix_now)
         return expires_at if step is None else min(expires_at, max(now, step))
 
     @property
     def has_stale(self) -> bool:
-        """Return whether a Service has to be resolved again."""
+        """Return whether any Service has to be resolved again."""
         return bool(self._stale)
 
     def is_stale(self, name: ServiceName) -> bool:
@@ -111,7 +111,7 @@ class Resolver:
         for name in list(islice(self._stale, limit)):
             yield self._resolve(name, self._views[name])
 
-    # Reading.
+    # The methods that only read follow.
 
     def service(self, name: ServiceName) -> Service | None:
         """Return a Service as its owner defines it."""
@@ -134,13 +134,13 @@ class Resolver:
         return {candidate.target: candidate.endpoint for candidate in candidates(slices, port, name.family)}
 
     def known_targets(self) -> Iterator[Target]:
-        """Yield every endpoint of every Service, with each port of its slice, whether it gets clients or not."""
+        """Yield every endpoint of every Service, with each port of its slice, whether or not it gets clients."""
         for view in self._views.values():
             for each in view.slices if view.service is not None else ():
                 for port in each.ports:
                     yield from (Target(endpoint.address, port.port) for endpoint in each.endpoints)
 
-    # Resolving.
+    # The steps of resolving follow.
 
     def _resolve(self, name: ServiceName, view: View) -> Resolution:
         self._stale.pop(name, None)
@@ -174,8 +174,8 @@ class Resolver:
         return Resolution(name, weighted, host_addresses, health_port_changed=port != port_before)
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        """Return what restrictions leave of a Service. Endpoints that an operator has taken out, or that leave, are set
-        aside."""
+        """Return what restrictions leave of a Service. Endpoints that an operator has taken out, or whose pods leave,
+        are set aside."""
         settings = self._settings
         admitted = admit(
             service, view.slices, source=view.owner, restrictions=settings.restrictions, facts=settings.facts
@@ -198,12 +198,12 @@ class Resolver:
             )
 
     def _host_addresses(self, service: Service) -> frozenset[Address]:
-        """Return the value of `Resolution.host_addresses`. Cluster IPs are never among them. If this host has one, as
+        """Return the value of `Resolution.host_addresses`. Cluster IPs are never among them: if this host has one, as
         with a node-local DNS cache, its process is meant to have the port beside us."""
         external = service.external_ips + service.load_balancer_ips
         return frozenset({*NODE_PORTS.values(), *filter(self._settings.facts.is_own, external)})
 
-    # Dependencies.
+    # The dependencies on settings follow.
 
     def _depends(self, name: ServiceName, before: ProxierSettings) -> bool:
         """Return whether the frontends of a Service may differ from those with the previous settings."""

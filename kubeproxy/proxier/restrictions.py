@@ -29,19 +29,19 @@ _SHOWN = 3
 """How many addresses one remark names. It counts the others."""
 
 _API_SERVER = ServiceName("default", "kubernetes")
-"""The Service of the API server. Its EndpointSlice, or Endpoints of the same name, is written by the API server itself
-and names no node. On a control plane node its address is this node's."""
+"""The Service of the API server. The API server itself writes the Service's EndpointSlice, or Endpoints of the same
+name, and they name no node. On a control plane node the endpoint's address is this node's."""
 
 
 class NodePortConflict(StrEnum):
     """The treatment of a node port at which another process listens."""
 
     TAKE_UNPRIVILEGED = "take-unprivileged"
-    """It is redirected unless the process belongs to root or to this daemon's user."""
+    """The port is redirected unless the process belongs to root or to this daemon's user."""
     TAKE = "take"
-    """It is redirected, as by kube-proxy."""
+    """The port is redirected, as by kube-proxy."""
     KEEP = "keep"
-    """The process keeps it."""
+    """The process keeps the port."""
 
 
 class PortSpan(NamedTuple):
@@ -56,22 +56,22 @@ class Restrictions:
     """The configured restrictions. The default restricts nothing, and leaves node ports to processes that have them."""
 
     denied_endpoints: CidrSet = NO_BLOCKS
-    """Blocks that are never dialed for `trusted` sources."""
+    """The blocks whose addresses are never dialed for `trusted` sources."""
     denied_foreign_endpoints: CidrSet = NO_BLOCKS
-    """Blocks that are never dialed for other sources."""
+    """The blocks whose addresses are never dialed for other sources."""
     deny_node: bool = False
-    """Whether this node's addresses are endpoints only if they are on this node (nodeName), for sources that are not
-    `trusted`."""
+    """Whether this node's addresses may be endpoints only if the endpoint is on this node (nodeName). This is for
+    sources that are not `trusted`."""
     trusted: frozenset[str] | None = None
-    """The sources that the operator of this node writes, or None for all."""
+    """The sources that the operator of this node writes, or None if all are."""
     external: CidrSet | None = None
-    """Where external and load balancer addresses may lie, or None for anywhere."""
+    """The blocks in which external and load balancer addresses may lie, or None if they may lie anywhere."""
     external_ports: tuple[PortSpan, ...] | None = None
     """The ports that spec.externalIPs may have at this node's own addresses, or None for any."""
     own_ports: Mapping[int, str] = field(default_factory=dict)
     """The TCP ports of this daemon's own servers, each with the setting that names it."""
     reserved_ports: tuple[PortSpan, ...] = ()
-    """Ports of this node that no Service gets."""
+    """The ports of this node that no Service gets."""
     node_port_conflict: NodePortConflict = NodePortConflict.KEEP
 
     def reserved(self, protocol: Protocol, port: int) -> str:

@@ -36,7 +36,7 @@ from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.slot_budget import SlotBudget
 
 NO_REFUSALS: Final[Mapping[Verdict, int]] = MappingProxyType({})
-"""Of a frontend whose own proxy port refuses its clients."""
+"""The value for a frontend whose own proxy port refuses its clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class _Entry:
     verdict: Verdict | None
     """What happens to clients that the kernel does not lead to an endpoint, or None if a worker serves them."""
     own_port: int
-    """The proxy port of its listener, which `proxy_port` is, too, unless one of `refusals` is."""
+    """The proxy port of the listener. `proxy_port` is the same port, unless it is one of `refusals`."""
     refusals: Mapping[Verdict, int]
     """See `RuleSetBuilder.put`."""
     affinity_timeout_s: int | None = None
     """The timeout of its spread, or None without affinity and without a spread."""
 
     def has_rules_of(self, other: _Entry) -> bool:
-        """Return whether the rules differ from those of the other entry at most by the spread."""
+        """Return whether the rules of the two entries differ in nothing but the spread."""
         mine, its = self.frontend, other.frontend
         return (
             (self.proxy_port, self.verdict, self.affinity_timeout_s)
@@ -67,16 +67,16 @@ class _Entry:
 
 
 class RuleSetBuilder:
-    """The rules of all serving frontends. If several service ports claim a destination, the one that `claims` names
-    gets it."""
+    """Builds the rules of all serving frontends. If several service ports claim a destination, the one that `claims`
+    names gets it."""
 
     def __init__(self) -> None:
         self.generation = 0
-        """A number that grows with every change that the kernel has to learn of."""
+        """A number that grows with every change that the kernel has to get."""
         self.claims = AddressClaims()
         self.unled: dict[FrontendName, str] = {}
-        """The frontends with endpoints to which the kernel cannot lead, each with the reason. It has only frontends
-        that no worker serves."""
+        """The frontends with endpoints to which the kernel cannot lead, each with the reason. It contains only
+        frontends that no worker serves."""
         self._settings = DEFAULTS
         self._ejected: Ejected = {}
         self._budget = SlotBudget()
@@ -94,17 +94,18 @@ class RuleSetBuilder:
         self._masquerades: dict[Destination, Masquerade] = {}
         # By proxy port.
         self._proxy_ports: Counter[ProxyPort] = Counter()
-        """With the number of its frontends."""
+        """The proxy ports, each with the number of its frontends."""
         self._pods: Mapping[Address, frozenset[int]] = {}
         self._hooks: frozenset[Destination] = frozenset()
         self._without_endpoints: dict[Verdict, Counter[ProxyPort]] = {verdict: Counter() for verdict in Verdict}
-        # Once true, these stay: running connections outlive the settings and frontends that they began with.
+        # Once true, these stay true, because running connections outlive the settings and frontends with which they
+        # began.
         self._ever_transparent = False
         self._ever_kernel = False
 
     def put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] = NO_REFUSALS) -> None:
-        """Add or change a frontend that serves on a proxy port. `refusals`: the ports that refuse its clients and drop
-        them, where others share its port; otherwise its own port does it."""
+        """Add or change a frontend that serves on a proxy port. If others share its port, `refusals` has the ports that
+        refuse its clients and that drop them; otherwise its own port does that."""
         self._put(frontend, port, refusals)
         self._lead_refused()
 
@@ -169,13 +170,13 @@ class RuleSetBuilder:
             self._lead_refused()
 
     def _lead_refused(self) -> None:
-        """Have the kernel lead frontends for whose slots there is room again."""
+        """Have the kernel lead frontends that got no slots before and for which there is room again."""
         for name in self._budget.admissible():
             if (entry := self._entries.get(name)) is not None:
                 self._put(entry.frontend, entry.own_port, entry.refusals)
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. `generation` grows if the kernel has to learn of the difference."""
+        """Use these settings from now on. `generation` grows if the kernel has to get the difference."""
         before, self._settings = self._settings, settings
         self._budget.limit = settings.data_path.slots
         self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
@@ -206,7 +207,7 @@ class RuleSetBuilder:
                 self._respread(name)
 
     def proxy_port_of(self, name: FrontendName, otherwise: int) -> int:
-        """Return the port to which rules redirect a frontend's clients, or `otherwise` while there are none."""
+        """Return the port to which rules redirect a frontend's clients, or `otherwise` if there are no rules for it."""
         entry = self._entries.get(name)
         return otherwise if entry is None else entry.proxy_port.port
 
@@ -216,8 +217,8 @@ class RuleSetBuilder:
         return self._ejected
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
-        """Return the path of a frontend's new connections, why it is not the kernel path, and the endpoints of the
-        kernel path."""
+        """Return the path of a frontend's new connections, the reason if it is not the kernel path, and the endpoints
+        of the kernel path."""
         otherwise = DataPath.USERSPACE if self._settings.data_path.fallback else DataPath.REFUSED
         reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
             frontend.name
@@ -231,7 +232,7 @@ class RuleSetBuilder:
 
     @property
     def slots(self) -> SlotUse:
-        """The slots of the kernel path in use, and their limit."""
+        """Return how many slots of the kernel path are in use, and their limit."""
         return self._budget.use
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
@@ -250,11 +251,11 @@ class RuleSetBuilder:
 
     @property
     def is_balanced(self) -> bool:
-        """Return whether nothing is left for `take_unbalanced`."""
+        """Return whether `take_unbalanced` has nothing left to return."""
         return not (self._unbalanced or self._hairpins.has_moved)
 
     def require_rules(self) -> None:
-        """Have the kernel get the rules as a whole, because it refused what `take_unbalanced` returned."""
+        """Have the kernel get the complete rules, because it refused what `take_unbalanced` returned."""
         self.generation += 1
 
     def ruleset(self) -> RuleSet:
@@ -286,12 +287,13 @@ class RuleSetBuilder:
         )
 
     def use_pods(self, pods: Mapping[Address, frozenset[int]]) -> None:
-        """Lead preStop hooks of these pods of this node to their socket. `pods` has the TCP ports of each."""
+        """Lead preStop hooks of these pods of this node to their socket. `pods` has the TCP ports of each address."""
         self._pods = pods
         self._set_hooks()
 
     def _set_hooks(self) -> None:
-        """Set the hooks of pods that are no endpoints at the hooks' port themselves: probes of it are about the pod."""
+        """Set the hooks of the pods. A pod that is itself an endpoint at the hooks' port gets none, because probes of
+        that port are meant for the pod."""
         port = self._settings.drain_hook_port if self._settings.drain_hook else 0
         asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
         hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
@@ -300,9 +302,9 @@ class RuleSetBuilder:
             self.generation += 1
 
     def _transparent(self) -> bool:
-        """Return whether a frontend may dial from clients' addresses, or ever could. Whether it does now is not enough.
-        The data plane gets endpoints before the kernel gets rules, and by then answers must find their way back. And
-        running connections, which outlive their frontend, need that way until they end."""
+        """Return whether a frontend may dial from clients' addresses now, or could at any time before. The data plane
+        gets endpoints before the kernel gets rules, and by then answers must find their way back. Running connections
+        outlive their frontend and need that way until they end."""
         if self._settings.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
@@ -349,10 +351,10 @@ class RuleSetBuilder:
             return frontend.endpoints, ""
         targets = tuple(it for it in frontend.endpoints if (frontend.protocol, it) not in self._ejected)
         if not targets:
-            # Silent endpoints stay if there is no other, because a network policy may make them silent to one client
-            # alone.
+            # Silent endpoints stay if there are no others, because a network policy may make them silent to one client
+            # only.
             targets = tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
-        # The same tuple is used if no endpoint is left out, because most spreads share it with their frontend.
+        # If no endpoint is left out the same tuple is used, because most spreads then share it with their frontend.
         return (frontend.endpoints if len(targets) == len(frontend.endpoints) else targets), ""
 
     def _verdict(self, frontend: Frontend) -> Verdict | None:
@@ -387,7 +389,7 @@ class RuleSetBuilder:
             self._masquerades[destination] = masquerade
 
     def _masquerade(self, destination: Destination) -> Masquerade | None:
-        """Return which clients of a destination do not keep their address, as with kube-proxy, or None if all keep
+        """Return which clients of a destination do not keep their address, as with kube-proxy. Return None if all keep
         it."""
         if Traffic(destination, Origin.NODE) in self._spreads:
             return Masquerade.NODE
@@ -397,7 +399,7 @@ class RuleSetBuilder:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].frontend.claims
         if is_external or self._settings.data_path.masquerade_all:
-            # The client may come by way of another node, and the endpoint's answer would not take that way.
+            # The client may have come through another node, and the endpoint's answer would not go back that way.
             return Masquerade.ALWAYS
         is_v6 = ":" in destination.address
         return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self._settings.facts.internal_sources) else None
@@ -411,7 +413,8 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def _settle(self, destination: Destination) -> None:
-        """Give the traffic to a destination to the frontend that has it, for each origin of the traffic."""
+        """Give the traffic to a destination to the frontend that has the destination, for each origin of the
+        traffic."""
         ranges: frozenset[str] = frozenset()
         for traffic in (Traffic(destination, origin) for origin in Origin):
             name = self.claims.holder(traffic)

@@ -31,7 +31,7 @@ class ProxierSettings:
     port_range: PortRange | None = None
     """The range of new proxy ports, or None if the kernel chooses. Ports in use stay as they are."""
     own_ports: int = 1 << 30
-    """How many frontends have a proxy port of their own. The others share some. It never changes."""
+    """How many frontends have a proxy port of their own. The other frontends share ports. This never changes."""
     periods: Periods = Periods()  # noqa: RUF009 - frozen
     landing: Mapping[Family, Address] = field(default_factory=dict)
     """The addresses to which clients are redirected (see `RuleSet`). A change costs one transaction."""

@@ -1,8 +1,8 @@
-"""How many slots of the kernel path each namespace may have.
+"""Decides how many slots of the kernel path each namespace may have.
 
-A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of them: 40
-external addresses, 20 ports and 1,000 endpoints are 800,000. They take the kernel's memory, and time at each start.
-Beyond its part, a namespace's frontends stay in user space, where they cost one element for an address.
+A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of slots: 40
+external addresses, 20 ports and 1,000 endpoints need 800,000. They take the kernel's memory, and time at each start.
+Frontends for which their namespace has no slots left stay in user space, where they cost one element for each address.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kubeproxy.model.snapshot import SlotUse
 from kubeproxy.proxier.kernel_slots import slot_count
 
 SLOT_BYTES: Final = 128
-"""Memory of the kernel for one slot. Measured for IPv6: an element of 96 bytes, and its part of the map's hash table.
-IPv4 takes 64 instead of 96."""
+"""The kernel's memory for one slot, measured for IPv6: an element of 96 bytes, and its part of the map's hash table.
+With IPv4 the element has 64 bytes."""
 SLOTS_MAX: Final = (128 << 20) // SLOT_BYTES
-"""Slots of all namespaces by default. A namespace may have half of what the others have left: alone 524,288, which are
-5,000 Services with 50 endpoints in both families. So some are always left."""
+"""The number of slots of all namespaces by default. A namespace may have half of what the others have left, so that
+some are always left. Alone it may have 524,288, enough for 5,000 Services with 50 endpoints in both families."""
 
 _LOOKED_AT = 16
 
 
 class _Refused(NamedTuple):
-    """What a frontend without slots has asked for, and why it got nothing."""
+    """The slots that a frontend has asked for and not got, and the reason."""
 
     wanted: int
     reason: str
@@ -37,20 +37,20 @@ class SlotBudget:
 
     def __init__(self) -> None:
         self.limit = SLOTS_MAX
-        """Another limit counts for what asks from then on."""
+        """The number of slots. A changed number counts for later requests only."""
         self._of: dict[FrontendName, int] = {}
         self._of_namespace: Counter[str] = Counter()
         self._total = 0
         self._refused: dict[FrontendName, _Refused] = {}
-        """The frontends without slots. Those come first that have waited longest for a look."""
+        """The frontends without slots. The one that has waited longest comes first."""
 
     @property
     def use(self) -> SlotUse:
-        """Return how many slots there are, and how many frontends got none."""
+        """Return how many slots are in use, and how many frontends got none."""
         return SlotUse(self._total, self.limit, len(self._refused))
 
     def reserve(self, frontend: Frontend) -> str:
-        """Count a frontend's slots. Return why it gets none if they are too many, and otherwise an empty text."""
+        """Reserve slots for a frontend. Return why it gets none if they are too many, and otherwise an empty text."""
         name = frontend.name
         namespace = name.service_port.namespace
         self.release(name)
@@ -74,19 +74,20 @@ class SlotBudget:
     def admissible(self) -> list[FrontendName]:
         """Return frontends that were refused and would get slots now. There may be room for only one of them.
 
-        Each call looks at some of the refused frontends, in turn, because a namespace may have very many."""
+        Each call checks some of the refused frontends, in turn, because a namespace may have very many.
+        """
         looked_at = list(islice(self._refused.items(), _LOOKED_AT))
         for name, _ in looked_at:
-            self._refused[name] = self._refused.pop(name)  # behind the others
+            self._refused[name] = self._refused.pop(name)  # This frontend goes to the end of the queue.
         return [it for it, refused in looked_at if self._has_room(it.service_port.namespace, refused.wanted)]
 
     def release(self, name: FrontendName) -> None:
-        """Stop counting the slots of a frontend, because it leaves the kernel path."""
+        """Release the slots of a frontend, because it leaves the kernel path."""
         self._refused.pop(name, None)
         self._count(name, name.service_port.namespace, -self._of.pop(name, 0))
 
     def why_refused(self, name: FrontendName) -> str:
-        """Return why a frontend has no slots, or an empty text if it has some or has not asked."""
+        """Return why a frontend has no slots, or an empty text if it has some or has not asked for any."""
         refused = self._refused.get(name)
         return refused.reason if refused is not None else ""
 

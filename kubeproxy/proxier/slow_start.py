@@ -16,18 +16,18 @@ from kubeproxy.model import Frontend, FrontendName, ServiceName, Target
 from kubeproxy.proxier.expiries import Expiries
 
 STEPS: Final = 10
-"""The number of steps until the whole share. The first step is made at once."""
+"""The number of steps until an endpoint has its whole share. The first step is made at once."""
 MOST_LOAD: Final = 2
-"""The most that another endpoint may get, as a multiple of its share with all endpoints."""
+"""The highest load of another endpoint, as a multiple of its share with all endpoints."""
 
 
 class SlowStarts:
-    """The endpoints whose share grows. Times are by a clock that nobody sets."""
+    """The endpoints whose share grows. Times are read from a clock that nobody sets."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._began: dict[ServiceName, dict[FrontendName, dict[Target, float | None]]] = {}
-        """When each endpoint of a Service with slow start was new, or None if it has its whole share."""
+        """When each endpoint of a Service with slow start became ready, or None if it has its whole share."""
         self._steps = Expiries()
 
     def advance(self, now: float) -> list[ServiceName]:
@@ -41,8 +41,8 @@ class SlowStarts:
         return self._steps.next
 
     def applied(self, service: ServiceName, slow_start_s: int, frontends: Iterable[Frontend]) -> tuple[Frontend, ...]:
-        """Return the frontends of a Service that is resolved, with the shares of the moment. A `slow_start_s` of 0
-        means no slow start."""
+        """Return the frontends of a Service that is resolved, with the present shares. A `slow_start_s` of 0 means no
+        slow start."""
         before, found = self._began.pop(service, {}), tuple(frontends)
         if not slow_start_s or not found:
             self._steps.set(service, None)

@@ -31,7 +31,7 @@ from kubeproxy.proxier.tracker import Change
 
 
 class ProxierState:
-    """The four parts, and what passes between them. It is not for two tasks at once."""
+    """The four parts, and what passes between them. Two tasks must not use it at once."""
 
     def __init__(self, ports: PortSystemCalls, settings: ProxierSettings = DEFAULTS) -> None:
         proxy_ports = Ports(ports.reserver, settings.port_range)
@@ -42,7 +42,7 @@ class ProxierState:
         self.listeners = Listeners(proxy_ports, self.availability, self.rules)
         self._facts = settings.facts
         self._pods_seen = 0
-        """The number of changes of local pods that the rules have."""
+        """The number of changes of local pods that the rules contain."""
         self.use(settings)
 
     @property
@@ -98,7 +98,7 @@ class ProxierState:
         if resolution.health_port_changed:
             self.availability.reserve_for_health(self.resolver.health)
 
-    # Results.
+    # The results of messages.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> None:
         """Note that the data plane has carried out a step, except for these frontends."""
@@ -125,7 +125,7 @@ class ProxierState:
         self.listeners.close()
         self.availability.claims.close()
 
-    # Reading.
+    # The methods that only read follow.
 
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """Return the frontends of this protocol that have an endpoint."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from kubeproxy.runtime.backoff import DoublingBackoff
 
 QUICK_ROUNDS = 4
-"""How many transactions need not wait for one another after a time of rest. A new Service is two to four changes some
-milliseconds apart: the Service, a slice of each family, and its first ready endpoint. kube-proxy had a burst of two,
-and its newer versions have none."""
+"""How many transactions need not wait for one another after a time of rest. A new Service causes two to four changes
+some milliseconds apart: the Service, a slice of each family, and its first ready endpoint. kube-proxy had a burst of
+two, and its newer versions have none."""
 RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
 FOREIGN_CHANGE_LIMIT_S = 2.0
@@ -34,14 +34,14 @@ class Periods:
 
 
 class Backoff:
-    """The time of the next try after failures in a row. Delays double from RETRY_FIRST_S to RETRY_LIMIT_S."""
+    """Computes the time of the next try after failures in a row. Delays double from RETRY_FIRST_S to RETRY_LIMIT_S."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
         self._delays = DoublingBackoff(first_s=RETRY_FIRST_S, limit_s=RETRY_LIMIT_S)
         self.failures = 0
         self.retry_at = math.inf
-        """When to try again, or infinity when nothing failed."""
+        """When to try again, or infinity if nothing has failed."""
 
     def failed(self, now: float) -> None:
         """Count a failure and set the time of the next attempt."""
@@ -85,7 +85,7 @@ class Schedule:
         return self._backoff.failures
 
     def next_at(self, *, pending: bool, new: bool) -> float:
-        """Return when the next transaction is due. `pending` tells that the kernel lacks a change, and `new` that this
+        """Return when the next transaction is due. `pending` is true if the kernel lacks a change, and `new` if this
         change has not been tried yet."""
         due = [self._check_at, self._backoff.retry_at if self.failures else self._full_at + self.periods.sync_s]
         if new or ((pending or not self._certain) and not self.failures):
@@ -97,7 +97,7 @@ class Schedule:
         return not self._certain or now >= min(self._full_at + self.periods.sync_s, self._check_at)
 
     def require_full_sync(self) -> None:
-        """Have a full sync made, whatever failed before, because the state of the kernel is unknown."""
+        """Require a full sync, whatever failed before, because the state of the kernel is unknown."""
         self._check_at = -math.inf
 
     def foreign_change(self, now: float) -> None:

@@ -21,8 +21,8 @@ from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.drain_request import DrainRequests
 
 START_GRACE_S = 5.0
-"""For how long the complete sources wait for the others at start. The wait is bounded. On a host where manifests define
-the address of the API server itself, the Kubernetes source completes only once the manifests are served."""
+"""For how long the complete sources wait for the others at start. The wait is bounded because a manifest may define the
+address of the API server itself; then the Kubernetes source completes only once the manifests are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Change:
     after: View
 
     def trigger_times(self) -> list[str]:
-        """Return the trigger times of the new slices, as far as they have one."""
+        """Return the trigger times of the new slices that have one."""
         return [s.trigger_time for s in self.after.slices if s.trigger_time and s not in self.before.slices]
 
 
@@ -96,9 +96,9 @@ class Tracker:
         self._on_change: Callable[[], None] = _ignore
         self._on_node: Callable[[], None] = _ignore
         self.node: Node | None = None
-        """The Node object. None if it is unknown, or (`node_known`) if there is no such node."""
+        """The Node object. It is None if it is unknown, or, with `node_known`, if there is no such node."""
         self.node_known = False
-        """Whether a source has reported whether there is such a node."""
+        """Whether a source has reported whether this node's Node object exists."""
         self.service_changes = ChangeCounter()
         self.slice_changes = ChangeCounter()
 
@@ -107,21 +107,21 @@ class Tracker:
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed, and when it becomes known. Then the proxier's `NodeFacts` have to
-        be made anew."""
+        """Call `on_node` whenever `node` has changed, and when it becomes known. The proxier's `NodeFacts` then have to
+        be made again."""
         self._on_node = on_node
 
-    # Calls of the sources.
+    # The calls of the sources follow.
 
     def set_node(self, node: Node | None) -> None:
-        """Set the Node object, or None if there is no such node."""
+        """Set the Node object, or None if it does not exist."""
         if node != self.node or not self.node_known:
             self.node = node
             self.node_known = True
             self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
-        """Set all Services of a source. Those that are not given are removed."""
+        """Set all Services of a source. Services that are not given are removed."""
         store, listed = self._stores[source], {service.name: service for service in services}
         for name in [name for name in store.services if name not in listed]:
             self._remove_service(source, name)
@@ -142,7 +142,7 @@ class Tracker:
         self._on_change()
 
     def replace_slices(self, source: str, slices: Iterable[EndpointSlice]) -> None:
-        """Set all EndpointSlices of a source. Those that are not given are removed."""
+        """Set all EndpointSlices of a source. Slices that are not given are removed."""
         store, listed = self._stores[source], {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         for name in [name for name in store.slices if name not in listed]:
             self._remove_slice(source, name)
@@ -206,9 +206,9 @@ class Tracker:
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """Return when serving may begin. That is at once when all sources are complete or recalled. Otherwise it is
-        after the start grace, which is counted from the first call of this with such a source. It is never (infinity)
-        while there is no such source."""
+        """Return when serving may begin. If all sources are complete or recalled, that is at once. Otherwise it is
+        after the start grace, which begins with the first call of this method at which one source is complete or
+        recalled. Return infinity while there is no such source."""
         complete = sum(store.complete or source in self._recalled for source, store in self._stores.items())
         if not complete:
             return math.inf
@@ -255,10 +255,10 @@ class Tracker:
             if service.drain is not None
         }
 
-    # Views.
+    # The views of Services.
 
     def owner_of(self, name: ServiceName) -> str | None:
-        """Return the source that owns a Service. Return None if no source defines it."""
+        """Return the source that owns a Service, or None if no source defines it."""
         return next(iter(self._claims.get(name, ())), None)
 
     def _view(self, name: ServiceName) -> View:
@@ -360,4 +360,4 @@ def _slice_name(endpoint_slice: EndpointSlice) -> SliceName:
 
 
 def _ignore() -> None:
-    """Do nothing; it is the callback before one is set."""
+    """Do nothing. This is the callback until one is set."""

@@ -16,7 +16,7 @@ from kubeproxy.proxier.tracker import Tracker
 
 
 class ProxierView:
-    """Reads the parts of the proxier and changes none."""
+    """Reads the parts of the proxier and changes nothing."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class ProxierView:
         self._frontends: tuple[FrontendState, ...] | None = None
         """The frontends as of the end of the last round, or None if they have not been collected since."""
 
-    # The whole.
+    # The methods for the whole state follow.
 
     def snapshot(self) -> Snapshot:
-        """Return the present state. During a round it has new problems beside the state of the round before."""
+        """Return the present state. During a round it has new problems, and otherwise the state of the round before."""
         state, tracker, reports, now = self._state, self._tracker, self._reports, self._now()
         return Snapshot(
             ready=tracker.ready_at(now) <= now,
@@ -80,11 +80,11 @@ class ProxierView:
         return self._state.rules.slots.complaint
 
     def frontends_changed(self) -> None:
-        """Have the next snapshot collect the frontends anew."""
+        """Have the next snapshot collect the frontends again."""
         self._frontends = None
 
     def _collected(self) -> tuple[FrontendState, ...]:
-        """Return the frontends. They are cached, because they change only in rounds, and collecting 20,000 takes 20
+        """Return the frontends. They are cached, because they change only in rounds and collecting 20,000 takes 20
         ms."""
         if self._frontends is not None:
             return self._frontends

@@ -1,8 +1,8 @@
-"""Tells which connections to some addresses are open, and whether there was any traffic a moment ago. It runs in a
+"""Counts the open connections to some addresses, and says whether there was any traffic a moment ago. It runs in a
 thread.
 
-UDP has no end of a connection. A datagram of the last second or two counts as recent, and so does the end of a
-connection.
+UDP has no end of a connection, so a datagram of the last second or two counts as recent traffic. The end of a
+connection does, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts, udp_t
 from kubeproxy.netfilter.local_addresses import local_addresses
 
 RECENT_S: Final = 2
-"""How recent traffic is. The kernel says only in whole seconds for how long it remembers a flow."""
+"""How long ago traffic may have been to count as recent. The kernel tells only in whole seconds for how long it
+remembers a flow."""
 
 _STATES: Final = {SYN_RECV: "syn_recv", TIME_WAIT: "time_wait", CLOSE: "close"}
-"""The states before and after a connection is open, each with its name among the timeouts."""
+"""The TCP states before and after a connection is open, each with the name of its timeout."""
 
 
 class Seen(NamedTuple):
@@ -37,7 +38,8 @@ class Seen(NamedTuple):
 
 
 def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
-    """Return what was found about each of these addresses. Raise KernelError when the kernel refuses."""
+    """Read the flows, and return what was found about each of these addresses. Raise KernelError when the kernel
+    refuses."""
     tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
     fresh: dict[int | None, Sequence[int]] = {None: udp, **{state: (tcp[name],) for state, name in _STATES.items()}}
     packed = {each: ipaddress.ip_address(each).packed for each in addresses}
@@ -57,5 +59,6 @@ def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTOR
 
 
 def _is_recent(left_s: int, timeouts: Sequence[int]) -> bool:
-    """Return whether the last packet has set one of these timeouts a moment ago."""
+    """Return whether the last packet of a flow came a moment ago, judged by how much of one of these timeouts is
+    left."""
     return any(timeout - RECENT_S < left_s <= timeout for timeout in timeouts)

@@ -14,13 +14,14 @@ from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, explained
 from kubeproxy.netfilter.conntrack.stale_flows import Flow
 
 FLOWS_MAX: Final = 1000
-"""The largest number of flows of an endpoint that are deleted at once. Under a flood the others expire by themselves,
+"""The largest number of flows of an endpoint that are deleted at once. In a flood the other flows expire by themselves,
 within a second."""
 ALL_FLOWS_MAX: Final = 4000
 """The largest number of flows of all endpoints together. Endpoints with few flows have all of theirs deleted."""
 WALKS_S, WALKS_MIN = 0.1, 4
-"""For how long the kernel may walk through its table for an endpoint, if each walk takes as long as the reading of the
-flows. In any case it may walk as many times as an endpoint has kinds of addresses (an IPv4 destination is one)."""
+"""How long the kernel may walk through its table for one endpoint, if each walk takes as long as the reading of the
+flows, and how many walks it may make in any case: one for each kind of address of the endpoint (an IPv4 destination is
+one)."""
 
 
 class Deleted(NamedTuple):
@@ -43,13 +44,13 @@ async def delete_flows_to(
     endpoints of a family.
 
     `is_ours` returns whether our rules translate a destination. Flows that other programs have translated are left
-    alone. Of TCP flows only those are deleted that the endpoint has not answered.
+    alone. A TCP flow is deleted only if the endpoint has not answered it.
 
     On a busy host the thread may be stopped between reading a flow and deleting it, and the answer may come in that
-    time. Without its flow that connection would hang. So the kernel looks again when it deletes. A flow that is
-    answered in between is among the results, and stays. A SYN that is sent again on it is a retransmission. Kernels
-    without filters of deletions delete such a flow, too, and so does every kernel with too many flows at once. The time
-    for that is only the delay of the thread.
+    time. Without its flow that connection would hang, so the kernel looks again when it deletes. A flow that is
+    answered in between is among the results, and stays. A SYN that is sent again on such a flow is a retransmission.
+    Kernels that cannot filter deletions delete such a flow, too, and so does every kernel if there are too many flows
+    at once. The time in which that can happen is only the delay of the thread.
     """
     try:
         return await asyncio.to_thread(_delete, endpoints, protocol, is_ours, timeout_s)

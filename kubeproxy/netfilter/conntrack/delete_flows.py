@@ -24,7 +24,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 log = structlog.get_logger(__name__)
 
 _BATCH = 64
-"""The number of deletions requested at once. Their answers fit in a socket's buffer of any size."""
+"""The number of deletions requested at once. Their answers fit in a socket's buffer, however small it is."""
 _BUFFER_BYTES = 1 << 17
 
 _ADVICE = {
@@ -75,9 +75,10 @@ class KernelConntrack:
         """Delete the unanswered TCP flows that were translated to this host's addresses, and return their number. Raise
         KernelError when the kernel refuses.
 
-        These flows lead to ports of a process that has ended. The client's next SYN then meets the rules that are in
-        force by then. For a packet of the host itself the kernel has confirmed the flow on the way out, before the
-        packet is dropped on its way in. So without the deletion the client's retransmissions would follow that flow.
+        These flows lead to ports of a process that has ended. After the deletion the client's next SYN meets the rules
+        that are in force by then. A flow of a client on the host itself is already confirmed when its packet is
+        dropped: the kernel confirms it on the packet's way out, before the packet comes in. Without the deletion the
+        client's retransmissions would follow that flow.
         """
         return await asyncio.to_thread(
             self._delete, "waiting TCP flows", Protocol.TCP, frozenset(Family), _waiting, unanswered=True
@@ -126,8 +127,8 @@ def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
 
 
 def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-    """Return the TCP flows that lead to this node and have no socket. A flow that has not begun may still get a socket
-    of another process. A socket of ours is closed to new ones when this is asked."""
+    """Return the TCP flows that lead to this node and have no socket. A flow whose handshake has not ended may still
+    get a socket of another process. A socket of ours no longer takes new flows when this is called."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
     if not found:
         return []
@@ -166,13 +167,14 @@ class Ctnetlink:
                 yield flow
 
     def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
-        """Delete these flows, and return the number deleted and the errors met. A flow that is gone already counts as
+        """Delete these flows, and return the number deleted and the errors. A flow that is already gone counts as
         neither."""
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
     def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> bool:
-        """Delete these flows of one target, as far as they have not been answered. Return False if nothing is deleted,
-        because this kernel cannot do so, or because it would take more than so many walks through its table."""
+        """Delete those of these flows of one target that have not been answered. Return False if nothing is deleted,
+        because this kernel cannot do so, or because it would take more walks through the kernel's table than
+        allowed."""
         requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
         if len(requests) > at_most:
             return False
@@ -198,6 +200,6 @@ class Ctnetlink:
 
 
 def explained(what: str, number: int | None, why: str) -> KernelError:
-    """Return a failure of ctnetlink, with the text of what to do about it."""
+    """Return an error of ctnetlink as a KernelError that says what to do about it."""
     advice = _ADVICE.get(number or 0)
     return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

@@ -1,10 +1,9 @@
 """A subscription to the ends of translated flows: conntrack's events of the group NFNLGRP_CONNTRACK_DESTROY.
 
-The kernel keeps events until they are taken, as far as the socket's buffer has room, and takes no notice of the reader.
-A filter in the kernel (BPF) leaves out flows without a translated destination: a flood of those costs nothing
-here.
+The kernel keeps events until they are read, as long as the socket's buffer has room, and does not wait for the reader.
+A filter in the kernel (BPF) leaves out flows without a translated destination, so a flood of those costs nothing here.
 
-A kernel from 5.19 on has events for those flows only that began while there was a subscription, of any process, unless
+From Linux 5.19 on a flow has events only if it began while some process had a subscription, unless
 net.netfilter.nf_conntrack_events is 1.
 """
 
@@ -35,7 +34,7 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 BUFFER_BYTES: Final = 8 << 20
-"""The room for events that is asked for: some 10,000 events. The kernel grants twice as much, for its own needs."""
+"""The room that is asked for: some 10,000 events. The kernel grants twice as much, for its own needs."""
 _GROUP: Final = 3
 """This is NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
 _SO_RCVBUFFORCE: Final = 33
@@ -58,9 +57,10 @@ class FlowEnds:
             raise
 
     def take(self, *, cpu_s: float) -> Iterator[FlowRecord]:
-        """Yield the flows that have ended, as far as known now.
+        """Yield the flows that have ended, as far as the kernel has reported them.
 
-        After `cpu_s` of processor time of this thread the rest stays in the kernel until the next call."""
+        After `cpu_s` of this thread's CPU time the rest stays in the kernel until the next call.
+        """
         ends_at = time.thread_time() + cpu_s
         for number, data in enumerate(received(self._socket)):
             if data is None:
@@ -90,7 +90,7 @@ def _attach(sock: socket.socket) -> None:
 
 
 def filter_program() -> bytes:
-    """Return the filter, which passes events with DST_NAT in their status, and events without a status."""
+    """Return the filter. It passes events with DST_NAT in their status, and events without a status."""
     next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
     steps = [
         (LD_IMM, 0, 0, HEADER.size + NFGEN.size),

@@ -1,7 +1,7 @@
-"""The way in which a flow of the kernel path has ended, and when.
+"""Finds out how a flow of the kernel path has ended, and when.
 
-The kernel forgets a connection some time after its end (nf_conntrack_tcp_timeout_time_wait, by default 120 s), and has
-its times only with net.netfilter.nf_conntrack_timestamp=1.
+The kernel forgets a connection some time after its end (nf_conntrack_tcp_timeout_time_wait, by default 120 s), and
+knows the times only with net.netfilter.nf_conntrack_timestamp=1.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from kubeproxy.netfilter.conntrack.flow_records import SEEN_REPLY, FlowRecord
 from kubeproxy.netfilter.conntrack.flow_totals import CLOSE, LAST_ACK, SYN_RECV, SYN_SENT, TIME_WAIT
 
 _LINGERING: Final = {LAST_ACK: "last_ack", TIME_WAIT: "time_wait", CLOSE: "close"}
-"""The states after the end of a connection, and their names among the timeouts."""
+"""The TCP states after the end of a connection, each with the name of its timeout."""
 
 
 def outcome(flow: FlowRecord) -> str:
-    """Return how a flow has ended: a word for the access log (`kubeproxy.dataplane.interface.Ended.reason`)."""
+    """Return how a flow has ended, as a word for the access log (`kubeproxy.dataplane.interface.Ended.reason`)."""
     answered, state = bool(flow.status & SEEN_REPLY), flow.tcp_state
     if state in (TIME_WAIT, LAST_ACK):
         return "closed"
@@ -35,15 +35,18 @@ def outcome(flow: FlowRecord) -> str:
 def lingering_s(timeouts: Mapping[str, int]) -> Mapping[int, int]:
     """Return for how long the kernel remembers a connection after its last packet, by TCP state.
 
-    `timeouts` are by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`)."""
+    `timeouts` has the timeouts by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`).
+    """
     return {state: timeouts[name] for state, name in _LINGERING.items()}
 
 
 def span(flow: FlowRecord, lingering: Mapping[int, int]) -> tuple[float, float] | None:
     """Return when a flow began and ended, in Unix seconds, or None if the kernel has no times.
 
-    A connection has ended with its last packet, so the time for which the kernel remembered it is taken off. Where the
-    kernel has forgotten it earlier, as for another one from the same port, it is less."""
+    A connection has ended with its last packet, so the time for which the kernel remembers it afterwards is subtracted.
+    The kernel may have forgotten a connection earlier, for example because another one came from the same port; then
+    less is subtracted.
+    """
     if flow.started_ns is None or flow.stopped_ns is None:
         return None
     began, ended = flow.started_ns / 1e9, flow.stopped_ns / 1e9

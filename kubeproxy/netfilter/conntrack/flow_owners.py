@@ -1,8 +1,7 @@
-"""Finds the frontend to which a translated flow belongs, if it is ours.
+"""Finds the frontend to which a translated flow belongs, if the flow is ours.
 
-A flow is one of the kernel path if its original destination has a spread, and if it leads to an endpoint of that
-spread. A flow to a proxy port of ours has taken the userspace path. Any other translated flow belongs to another
-program.
+A flow is on the kernel path if its original destination has a spread and if it leads to an endpoint of that spread. A
+flow to a proxy port of ours is on the userspace path. Any other translated flow belongs to another program.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord, Ro
 from kubeproxy.netfilter.ruleset import RuleSet
 
 ROUTES_MAX: Final = 1 << 16
-"""The largest number of routes that are remembered. Beyond it all of them are looked up again."""
+"""The largest number of routes that are remembered. When there are more, all of them are forgotten and looked up
+again."""
 
 Holder = Callable[[Traffic], FrontendName | None]
 """Returns the frontend that has traffic, or None if none has it."""
 
 
 class _Owners(NamedTuple):
-    """The frontends of a route by the origin of its client, with None where there is none."""
+    """The frontends of a route by the origin of its client. An origin without a frontend has None."""
 
     anywhere: FrontendName | None
     node: FrontendName | None
@@ -35,8 +35,8 @@ _NONE: Final = _Owners(None, None)
 
 
 class FlowOwners:
-    """The frontends of flows, by the rules that are in use. An endpoint that has left remains one for flows that lead
-    to it."""
+    """Finds the frontends of flows by the rules in use. An endpoint that has left its Service still counts for flows
+    that lead to it."""
 
     def __init__(self, holder: Holder, local: Callable[[], frozenset[Address]]) -> None:
         """`local` lists the addresses of this node. It is called when an answer depends on them."""
@@ -44,14 +44,15 @@ class FlowOwners:
         self._list_local = local
         self._rules: RuleSet | None = None
         self._local: frozenset[Address] | None = None
-        """The addresses, or None if they were not listed since the last `use`."""
+        """This node's addresses, or None if they were not listed since the last `use`."""
         self._found: dict[Route, _Owners] = {}
         """The frontends found by the rules in use."""
         self._before: dict[Route, _Owners] = {}
-        """The frontends found by earlier rules, because connections outlive their endpoint and their Service."""
+        """The frontends found by earlier rules. They are kept because connections outlive their endpoint and their
+        Service."""
 
     def use(self, rules: RuleSet) -> None:
-        """Use these rules, and this node's addresses as they are now."""
+        """Use these rules from now on. This node's addresses are listed again when they are needed."""
         self._local = None
         if rules is self._rules:
             return
@@ -62,8 +63,8 @@ class FlowOwners:
         self._found.clear()
 
     def forget_unused(self) -> None:
-        """Forget the routes of earlier rules that no flow has had since the present rules are in use. Call this after a
-        whole reading of the kernel's flows."""
+        """Forget the routes of earlier rules that no flow has had since the present rules came into use. Call this
+        after a complete reading of the kernel's flows."""
         self._before = {route: owners for route, owners in self._before.items() if route in self._found}
 
     def of(self, flow: FlowRecord) -> FrontendName | None:

@@ -1,9 +1,9 @@
-"""Translated flows as ctnetlink writes them, for counting and for the access log.
+"""Decodes translated flows as ctnetlink writes them, for counting and for the access log.
 
-A table may have hundreds of thousands of them, each is read again and again, and at every end there is an event. A
+A table may have hundreds of thousands of flows, each is read again and again, and at every end there is an event. A
 kernel writes the same attributes in the same order for most of them. So the first record of each kind is walked
-attribute by attribute, and its layout is kept, with which one call of `struct` reads all values of another. Addresses
-and ports stay bytes until somewhere a text is needed.
+attribute by attribute, and its layout is kept. With the layout one call of `struct` reads all values of another record.
+Addresses and ports stay bytes until a text is needed.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ _IP: Final[Mapping[int, tuple[int, int, int]]] = {socket.AF_INET: (1, 2, 4), soc
 _FAMILY: Final = {size: family for family, (_, _, size) in _IP.items()}
 
 PROTOCOLS: Final = {bytes([socket.IPPROTO_TCP]): Protocol.TCP, bytes([socket.IPPROTO_UDP]): Protocol.UDP}
-"""By the byte in a record. Flows of any other protocol are never ours."""
+"""The protocols by the byte in a record. Flows of any other protocol are never ours."""
 
 LAYOUTS: Final = 64
-"""The most layouts that are kept; records with yet another are walked."""
+"""The largest number of layouts that are kept. A record with any further layout is walked."""
 
 _Tree = Mapping[int, Union["_Tree", tuple[str, str]]]
-"""Attributes to be read, by type: those inside, or the name of the value and its form."""
+"""The attributes to be read, by type: a tree for an attribute that holds others, or else the name of the value and its
+format."""
 
 Route = tuple[bytes, bytes, bytes, bytes, bytes]
-"""What decides to which Service a flow belongs, as bytes of the network: protocol, destination and its port, the
-endpoint that it was translated to and its port."""
+"""The values that decide to which Service a flow belongs, as bytes of the network: protocol, destination and its port,
+the endpoint that the flow was translated to and its port."""
 
 
 class FlowRecord(NamedTuple):
@@ -65,25 +66,27 @@ class FlowRecord(NamedTuple):
     source: bytes
     source_port: bytes
     identity: bytes
-    """The kernel's number for it. Two flows may have the same, but not from the same source at a time."""
+    """The kernel's number for the flow. Two flows may have the same number, but not from the same source at the same
+    time."""
     status: int
-    """IPS_* bits."""
+    """The IPS_* bits."""
     tcp_state: int | None
-    """TCP_CONNTRACK_*, or None if the flow is not TCP or the kernel does not say."""
+    """The state (TCP_CONNTRACK_*), or None if the flow is not TCP or the kernel does not tell."""
     remaining_s: int
-    """Seconds until the kernel forgets it; 0 when it has expired, or the kernel does not say."""
+    """The seconds until the kernel forgets the flow. It is 0 if the flow has expired or the kernel does not tell."""
     bytes_in: int | None
-    """Bytes of the client's packets with IP headers, or None if not counted (net.netfilter.nf_conntrack_acct)."""
+    """The bytes of the client's packets with IP headers, or None if they are not counted
+    (net.netfilter.nf_conntrack_acct)."""
     bytes_out: int | None
-    """The same of the endpoint's packets."""
+    """The bytes of the endpoint's packets, counted in the same way."""
     started_ns: int | None
-    """Unix time, or None if it is not known (net.netfilter.nf_conntrack_timestamp)."""
+    """The Unix time at which the flow began, or None if it is not known (net.netfilter.nf_conntrack_timestamp)."""
     stopped_ns: int | None
-    """The same, of the moment at which it expired or was deleted; None also while it lives."""
+    """The Unix time at which the flow expired or was deleted, or None if it is not known or the flow still lives."""
 
     @property
     def key(self) -> bytes:
-        """What distinguishes it from all others of one moment."""
+        """Return what distinguishes this flow from all other flows that exist at the same time."""
         return self.identity + self.source + self.source_port
 
 
@@ -96,14 +99,15 @@ def dump_request(sequence: int) -> bytes:
 
 
 def dump_all_request(sequence: int, family: int) -> bytes:
-    """The request for all flows of a family."""
+    """Return the request for all flows of a family."""
     return frame(GET, NFGEN.pack(family, 0, 0), flags=NLM_F_DUMP, sequence=sequence)
 
 
 def dump_to_request(sequence: int, address: bytes) -> bytes:
     """Return the request for all flows that an IPv4 address answers, translated or not.
 
-    Kernels before 5.8 do not filter by address. They answer with all IPv4 flows."""
+    Kernels before 5.8 do not filter by address. They answer with all IPv4 flows.
+    """
     source, *_ = _IP[socket.AF_INET]
     answerer = encode([(_TUPLE_IP | NESTED, encode([(source, address)]))])
     wanted = [
@@ -116,8 +120,9 @@ def dump_to_request(sequence: int, address: bytes) -> bytes:
 def records(
     data: bytes, kind: int, *, status: int = DST_NAT, among: re.Pattern[bytes] | None = None
 ) -> Iterator[FlowRecord]:
-    """Yield the TCP and UDP flows in one read from a socket, of messages of this kind and with all of these IPS_* bits,
-    by default those with a translated destination. `among`: only messages in which it is found (`naming`)."""
+    """Yield the TCP and UDP flows in one read from a socket. Yield only flows in messages of this kind that have all of
+    these IPS_* bits, by default those with a translated destination. With `among`, skip messages in which that is not
+    found (see `naming`)."""
     at, head = 0, HEADER.size + NFGEN.size
     spots = None if among is None else iter([match.start() for match in among.finditer(data)])
     spot = -1 if spots is None else next(spots, len(data))
@@ -139,13 +144,15 @@ def records(
 
 
 def naming(addresses: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Return what is found in every message about flows from one of these addresses, or that one of them answers."""
+    """Return a pattern that is found in every message about a flow that comes from one of these addresses or is
+    answered by one."""
     attributes_of = sorted(ATTRIBUTE_HEADER.pack(4 + len(it), _IP[_FAMILY[len(it)]][0]) + it for it in addresses)
     return re.compile(b"|".join(map(re.escape, attributes_of)), re.DOTALL)
 
 
 def end_of_dump(data: bytes) -> int | None:
-    """Return the errno with which a dump ends in this read from a socket, 0 without an error, or None if it goes on."""
+    """Return the error number with which a dump ends in this read from a socket (0 without an error), or None if the
+    dump goes on."""
     at = 0
     while at + HEADER.size <= len(data):
         length, kind, *_ = HEADER.unpack_from(data, at)
@@ -173,8 +180,8 @@ def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
 
 
 def walked(body: bytes) -> FlowRecord | None:
-    """Return the flow in a message's body, whatever attributes it has, or None if it is not TCP or UDP, or is of a
-    zone."""
+    """Return the flow in a message's body, whatever attributes it has. Return None if it is not TCP or UDP, or belongs
+    to a conntrack zone."""
     if len(body) < NFGEN.size or body[0] not in _IP:
         return None
     found = inside(body[NFGEN.size :])
@@ -206,13 +213,13 @@ def _number(value: bytes | None) -> int | None:
 
 
 def inside(data: bytes) -> dict[int, bytes]:
-    """Return the attributes by type, without the flag of those that hold others."""
+    """Return the attributes by type, without the flag that marks attributes with others inside."""
     return {kind & ~NESTED: value for kind, value in attributes(data)}
 
 
 def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
-    """Return protocol, source, destination, source port and destination port, or None for another protocol or for a
-    zone."""
+    """Return protocol, source, destination, source port and destination port. Return None for another protocol, or for
+    a flow of a conntrack zone."""
     found = inside(data)
     if found.keys() != {_TUPLE_IP, _TUPLE_PROTO}:
         return None
@@ -234,7 +241,8 @@ def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes]
 
 
 class _Layout:
-    """The layout of the attributes of a record: with it one call reads all values of records that have the same."""
+    """The layout of the attributes of a record. With it one call reads all values of a record that has the same
+    layout."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         form, fixed, expected, places, at = [">"], list[int](), list[bytes](), dict[str, int](), 0
@@ -282,10 +290,10 @@ class _Layout:
 
 
 class _Part(NamedTuple):
-    """A piece of a record: fixed bytes (headers of attributes), a value, or bytes that do not matter."""
+    """A piece of a record: fixed bytes (headers of attributes), a value, or bytes that are ignored."""
 
     form: str
-    """As `struct` has it."""
+    """The format in the notation of `struct`."""
     fixed: bytes = b""
     field: str = ""
 
@@ -311,7 +319,7 @@ def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
 
 
 def _joined(parts: Iterable[_Part]) -> list[_Part]:
-    """Return the same with neighbouring fixed bytes in one piece."""
+    """Return the same pieces with neighbouring fixed bytes joined into one."""
     found: list[_Part] = []
     for part in parts:
         if part.form == "0x":
@@ -350,4 +358,4 @@ _TREE: Final[dict[int, _Tree]] = {
     for family in _IP
 }
 _layouts: dict[tuple[int, int], tuple[_Layout, ...]] = {}
-"""Layouts met so far, by family and length of the record. Kernels write a handful."""
+"""The layouts met so far, by family and length of the record. Kernels write a handful of them."""

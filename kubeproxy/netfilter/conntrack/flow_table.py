@@ -1,4 +1,4 @@
-"""Reads flows of the kernel's conntrack table: the translated ones, or those to some addresses. For a thread."""
+"""Reads flows of the kernel's conntrack table: all translated ones, or those to some addresses. Call it in a thread."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 TIMEOUT_S: Final = 10.0
 """How long one read may take. If no flow is translated, the kernel looks through the whole table for it."""
 _READ_BYTES: Final = 1 << 15
-"""The size of a read: as much as the kernel writes at once. Reads release the GIL, so the event loop runs meanwhile."""
+"""The size of a read, which is as much as the kernel writes at once. Reads release the GIL, so the event loop runs
+meanwhile."""
 
 
 FILTERED: Final = 8
-"""The largest number of addresses for which the kernel looks through its table once each. Beyond it one reading of
-everything costs less."""
+"""The largest number of addresses that are asked for one by one; for each the kernel walks through its table. For more
+addresses one reading of all flows costs less."""
 
 
 def translated_flows() -> Iterator[FlowRecord]:
@@ -47,7 +48,7 @@ def flows_to(addresses: Collection[Address]) -> Iterator[FlowRecord]:
     parsed = [ipaddress.ip_address(each) for each in addresses]
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
         wanted = {each.packed for each in parsed if each.version == version}
-        # Linux 6.18 leaves out exactly the IPv6 flows that it is asked for.
+        # When asked for one IPv6 address, Linux 6.18 leaves out exactly the flows of that address.
         if version == 4 and len(wanted) <= FILTERED:
             requests = [dump_to_request(1, address) for address in wanted]
         else:

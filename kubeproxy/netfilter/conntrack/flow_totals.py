@@ -19,8 +19,8 @@ SYN_SENT, SYN_RECV, ESTABLISHED, FIN_WAIT, CLOSE_WAIT, LAST_ACK, TIME_WAIT, CLOS
 """TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h)."""
 
 _BITS: Final = 63
-"""Of a count of bytes. Both counts of a flow and the reading that found it are one number: of 200,000 flows that saves
-30 MB."""
+"""The number of bits for a count of bytes. Both counts of a flow and the number of the reading that found it are packed
+into one integer, which saves 30 MB for 200,000 flows."""
 _MASK: Final = (1 << _BITS) - 1
 
 
@@ -31,9 +31,10 @@ def is_open(flow: FlowRecord) -> bool:
 
 @dataclass(slots=True)
 class FlowTotals:
-    """Open connections as of the last reading, and bytes since the first one.
+    """The number of open connections as of the last reading, and the bytes since the first reading.
 
-    A reading is `begin`, `seen` for each flow, and `finish` if it was complete."""
+    A reading is a call of `begin`, one of `seen` for each flow, and one of `finish` if it was complete.
+    """
 
     open: Counter[FrontendName] = field(default_factory=Counter)
     bytes_in: Counter[FrontendName] = field(default_factory=Counter)
@@ -43,7 +44,7 @@ class FlowTotals:
     _reading: int = 0
     """The number of the last reading."""
     _based: bool = False
-    """Whether a reading was finished. Bytes that flows have moved before that are not counted."""
+    """Whether a reading was finished. Bytes that flows moved before that are not counted."""
 
     def begin(self) -> None:
         """Begin a reading."""
@@ -58,7 +59,7 @@ class FlowTotals:
         key, now = flow.key, _packed(flow.bytes_in, flow.bytes_out, self._reading)
         before = self._last.get(key)
         if before == now:
-            return  # A dump may have a flow twice if the kernel resizes its table in the meantime.
+            return  # A dump may contain a flow twice if the kernel resizes its table meanwhile.
         self._last[key] = now
         if before is None or before >> 2 * _BITS != self._reading:
             self._open_now[name] += is_open(flow)
@@ -66,28 +67,28 @@ class FlowTotals:
             self._add(name, before or 0, flow.bytes_in, flow.bytes_out)
 
     def ended(self, name: FrontendName, flow: FlowRecord) -> None:
-        """Add the rest of a flow that the kernel has deleted."""
+        """Add the remaining bytes of a flow that the kernel has deleted."""
         before = self._last.pop(flow.key, 0)
         if self._based and flow.bytes_in is not None and flow.bytes_out is not None:
             self._add(name, before, flow.bytes_in, flow.bytes_out)
 
     def finish(self) -> None:
-        """End a complete reading: flows that it has not seen are gone. With events of ends, take first those that the
-        kernel has sent so far. Otherwise their flows would count from 0 again."""
+        """End a complete reading: flows that it has not seen are gone. With events of ends, first handle all events
+        that the kernel has sent so far; otherwise their flows would count from 0 again."""
         for key in [key for key, value in self._last.items() if value >> 2 * _BITS != self._reading]:
             del self._last[key]
         self.open = self._open_now
         self._based = True
 
     def keep(self, names: Collection[FrontendName]) -> None:
-        """Forget the sums of all other frontends."""
+        """Forget the sums of all frontends but these."""
         for sums in (self.bytes_in, self.bytes_out):
             for name in [name for name in sums if name not in names]:
                 del sums[name]
 
     def _add(self, name: FrontendName, before: int, now_in: int, now_out: int) -> None:
         then_in, then_out = before & _MASK, before >> _BITS & _MASK
-        if now_in < then_in or now_out < then_out:  # This is another flow, which has got the number of an old one.
+        if now_in < then_in or now_out < then_out:  # This is another flow that has got the number of an old one.
             then_in = then_out = 0
         if now_in != then_in:
             self.bytes_in[name] += now_in - then_in

@@ -1,8 +1,8 @@
-"""Requests to ctnetlink and the flows in its answers (linux/netfilter/nfnetlink_conntrack.h).
+"""Makes requests to ctnetlink and reads the flows in its answers (linux/netfilter/nfnetlink_conntrack.h).
 
-A dump has thousands of flows, and few of them are ever deleted. So a flow is read by one regular expression of the
-bytes that the kernel writes for its protocol: that takes half as long as a whole `FlowRecord`, of which only six values
-would be used. Only the record of a flow that is to be deleted is decoded attribute by attribute.
+A dump has thousands of flows, and few of them are ever deleted. So a flow is read by one regular expression over the
+bytes that the kernel writes for its protocol. That takes half as long as decoding a whole `FlowRecord`, of which only
+six values would be used. Only the record of a flow that is to be deleted is decoded attribute by attribute.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from kubeproxy.netfilter.netlink.messages import (
 _FILTER = 25  # CTA_FILTER
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
 _SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
-"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the server has not answered; the first state after the
-handshake; the last state before the flow may begin anew."""
+"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the state in which the server has not answered, the first state
+after the handshake, and the last state before the flow may begin again."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _FILTER_REPLY_FLAGS = 1, 2
 _BY_IP_SRC, _BY_IP_DST, _BY_PROTO_NUM, _BY_PROTO_SRC_PORT, _BY_PROTO_DST_PORT = (1 << bit for bit in (0, 1, 3, 4, 5))
-"""Which parts of a tuple a filter compares."""
+"""The parts of a tuple that a filter compares."""
 
 _NUMBERS = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -62,8 +62,8 @@ _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
 def dump_request(
     family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
 ) -> bytes:
-    """Return the request for all flows of a family and protocol, or the unanswered ones. Kernels before 5.8 do not
-    filter by protocol, kernels before 5.18 do not filter by status; they answer with other flows, too."""
+    """Return the request for all flows of a family and protocol, or for the unanswered ones. Kernels before 5.8 do not
+    filter by protocol and kernels before 5.18 do not filter by status, so they answer with other flows, too."""
     flows = _nest(TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
     by_status = [(STATUS, 0), (STATUS_MASK, SEEN_REPLY)] if unanswered else []
@@ -72,16 +72,17 @@ def dump_request(
 
 
 def delete_request(flow: Flow, sequence: int) -> bytes:
-    """Return the request to delete this flow, and no newer one of the same client and destination.
+    """Return the request to delete this flow, but no newer flow of the same client and destination.
 
-    A client may use its port again between the reading of a flow and its deletion, and then the destination finds a new
-    flow, which is none of those that were judged. Its identity does not help: the kernel makes it of the flow's address
-    in memory and its destination, and a flow that takes the place of a closed one mostly gets both (net/netfilter/
-    nf_conntrack_core.c, nf_ct_get_id). So the flow is found by the tuple of its replies. That of a new flow, which the
-    present rules have translated, is another one.
+    A client may use its port again between the reading of a flow and its deletion. Then its tuple finds a new flow that
+    was never judged. The flow's identity does not help: the kernel makes it from the flow's address in memory and its
+    destination, and a flow that takes the place of a closed one mostly gets both (net/netfilter/nf_conntrack_core.c,
+    nf_ct_get_id). So the flow is named by the tuple of its replies. A new flow, which the present rules have
+    translated, has another one.
 
-    A flow of another conntrack zone than the default is not found: the owner of the zone (a virtual switch) translates
-    its flows itself."""
+    A flow of another conntrack zone than the default is not found, because the owner of the zone (a virtual switch)
+    translates its flows itself.
+    """
     found = inside(flow.record)
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
     replies = _nest(TUPLE_REPLY, found[TUPLE_REPLY])
@@ -90,15 +91,17 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
 
 
 def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequences: Iterator[int]) -> list[bytes]:
-    """Return the requests to delete these flows as far as they have not been answered, of one target and family.
+    """Return the requests to delete those of these flows that have not been answered. All of them have one target and
+    family.
 
-    The kernel looks whether a flow has been answered when it deletes it, in a walk through all flows for each request.
-    Kernels that know no filter of deletions take the tuples for those of one flow, find them incomplete and answer
+    The kernel checks whether a flow has been answered when it deletes the flow, in a walk through all flows for each
+    request. Kernels that cannot filter deletions take the tuple for that of one flow, find it incomplete and answer
     EINVAL.
 
-    A filter of IPv4 names destination and target, and has all of their flows. Linux 6.18 has the comparison of IPv6
-    addresses in filters the wrong way round, so a filter of IPv6 names ports alone, those of one client. Another
-    unanswered flow with the same three ports may go with it; its client repeats the SYN after a second."""
+    A filter of IPv4 names destination and target, and matches all of their flows. Linux 6.18 compares IPv6 addresses in
+    filters the wrong way round, so a filter of IPv6 names only the three ports of one client's flow. Another unanswered
+    flow with the same ports may be deleted with it; its client repeats the SYN after a second.
+    """
     filters = {
         (flow.address if family_of(flow.address) is Family.IPV4 else flow.source_port, flow.port): flow
         for flow in flows
@@ -137,7 +140,8 @@ def _delete_unanswered(flow: Flow, protocol: Protocol, sequence: int) -> bytes:
 
 
 def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
-    """Return the flow in an answer to `dump_request`, or None if it is of another protocol or of a zone."""
+    """Return the flow in an answer to `dump_request`. Return None if it has another protocol or belongs to a conntrack
+    zone."""
     if message.kind != NEW:
         return None
     record = message.body[NFGEN.size :]
@@ -163,7 +167,7 @@ def has_begun(flow: Flow) -> bool:
 
 
 def is_unanswered(flow: Flow) -> bool:
-    """Return whether the client of a TCP flow has sent its SYN and got no answer."""
+    """Return whether the client of a TCP flow has sent its SYN and received no answer."""
     return _tcp_state(flow) == _SYN_SENT
 
 
@@ -174,7 +178,8 @@ def _tcp_state(flow: Flow) -> int:
 
 
 def peer(flow: Flow) -> tuple[Address, int]:
-    """The destination of the flow's replies: the client, or the address that the client was translated to (SNAT)."""
+    """Return the destination of the flow's replies: the client, or the address that the client was translated to
+    (SNAT)."""
     reply = inside(inside(flow.record)[TUPLE_REPLY])
     _, destination, _ = _IP_SRC_DST[family_of(flow.address)]
     address = inside(reply[_TUPLE_IP])[destination]
@@ -201,7 +206,8 @@ def _nest(kind: int, value: bytes) -> bytes:
 def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
     """Return a pattern for records that begin with the two tuples of such a flow.
 
-    Its groups are source and destination, their ports, and the source of the replies with its port."""
+    Its groups are source and destination, their ports, and the source of the replies with its port.
+    """
     src, dst, size = _IP_SRC_DST[family]
     ip_length = 2 * (ATTRIBUTE_HEADER.size + size)
     proto_length = 3 * (ATTRIBUTE_HEADER.size + 4)

@@ -21,22 +21,23 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 _QUESTION = struct.Struct("=BxxI48x")
-"""The fields of struct inet_diag_req_v2 after its family: protocol, no extensions, states, any socket."""
+"""The fields of struct inet_diag_req_v2 that follow its family: protocol, no extensions, states, any socket."""
 _SYN_RECEIVED, _LISTENING = 3, 10
 """These are TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
 _ALL_STATES = 0xFFF
-"""A bit for each state."""
+"""One bit for each state."""
 _NOT_LISTENING = _ALL_STATES & ~(1 << _LISTENING)
 _ENDS = struct.Struct("!xB2x2H16s16s")
-"""The begin of struct inet_diag_msg: state; local port, peer's port; local address, peer's address."""
+"""The beginning of struct inet_diag_msg: state, local port, peer's port, local address, peer's address."""
 
 _OWNER = struct.Struct("=64xII")
-"""idiag_uid and idiag_inode, which end it. A socket that its process has closed has no inode, and may have user 0."""
+"""idiag_uid and idiag_inode, the last fields of the struct. A socket that its process has closed has no inode, and may
+have user 0."""
 
 
 class Connection(NamedTuple):
-    """A TCP connection as its local socket has it. The local address is left out, because it may differ by
-    translation."""
+    """A TCP connection as its local socket shows it. The local address is left out, because translation may change
+    it."""
 
     port: int
     peer: Address
@@ -66,7 +67,7 @@ def user_of(local: Target, peer: Target) -> int | None:
     Raise OSError when the kernel refuses."""
     family = socket.AF_INET6 if ":" in local.address else socket.AF_INET
     addresses = [ipaddress.ip_address(end.address).packed.ljust(16, b"\0") for end in (local, peer)]
-    ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # whatever its cookie
+    ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # Any cookie matches.
     question = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, _NOT_LISTENING) + ends
     with open_netlink(NETLINK_SOCK_DIAG) as netlink:
         netlink.send(frame(SOCK_DIAG_BY_FAMILY, question, flags=0, sequence=1))

@@ -4,15 +4,15 @@ Only a flow's first packet meets the redirects; the kernel keeps their result fo
 A TCP client gets a reset and reconnects, but a UDP client that keeps its socket gets no answer any more. So after a
 change of rules, the UDP flows that contradict them are deleted, and their next packets meet the present rules.
 
-A TCP client that sent its SYN when there was no rule yet repeats it, and the kernel remembers for two minutes that this
-flow is not translated. The flow is deleted when the rule is there, and the next SYN is redirected.
+A TCP client that sent its SYN when there was no rule yet repeats it, and for two minutes the kernel remembers that this
+flow is not translated. Such a flow is deleted when the rule is there, and the next SYN is redirected.
 
-Any other TCP flow that contradicts the rules is usually a running connection, and is left alone. But when it ends, its
-flow stays: for 10 s after a reset, 2 minutes after an orderly end, and days if packets were still on their way and the
-kernel did not accept the end. A client that uses the same port again is then led to the old proxy port, past all rules
-for new flows, and that port is closed or another Service's by now. So flows without a socket that lead to another port
-than the rules' are deleted at start, and for as long as an earlier process ends connections; and a process that leaves
-deletes those to its own ports.
+Any other TCP flow that contradicts the rules is usually a running connection and is left alone. But its flow stays
+after the connection has ended: for 10 s after a reset, 2 minutes after an orderly end, and days if packets were still
+on their way and the kernel did not accept the end. A new connection from the same client port then follows this flow to
+the old proxy port, past all rules for new flows, and that port is closed or belongs to another Service by now. So flows
+without a socket that lead to another port than the rules do are deleted at start, and as long as an earlier process
+ends connections. A process that leaves deletes those to its own ports.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Conntrack(typing.Protocol):
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """Delete the flows that contradict the rules `now` in force, and return the number deleted.
 
-        These are every UDP flow that contradicts the rules and every unanswered TCP flow to a new destination. With
-        `before` None they are also every TCP flow that contradicts the rules and has no socket. `before` has the rules
-        of the last reconciliation, or None if they are unknown (at start, or when another process had changed our
-        rules). The kernel is not asked when no difference between the two could have left a stale flow. Raise
-        KernelError when the kernel refuses. Flows may be left then, so the next call is to have the same `before`
-        again.
+        These are every UDP flow that contradicts the rules and every unanswered TCP flow to a new destination. If
+        `before` is None, they are also every TCP flow that contradicts the rules and has no socket. `before` has the
+        rules of the last reconciliation, or None if these are unknown (at start, or after another process had changed
+        our rules). If the two rule sets do not differ in anything that could leave a stale flow, the kernel is not
+        asked. Raise KernelError when the kernel refuses. Then flows may be left, so pass the same `before` to the next
+        call.
         """
 
     async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
-        """Delete the TCP flows without a socket that lead to the proxy ports of `rules`, when the present rules do not
-        lead there any more; or, if not `ours`, those of ended connections to other ports of this node in their place.
-        Return the number deleted. Raise KernelError when the kernel refuses."""
+        """Delete TCP flows that have no socket, and return their number. Raise KernelError when the kernel refuses.
+        With `ours` they are the flows to the proxy ports of `rules`, unless the present rules lead there. Otherwise
+        they are flows of ended connections that lead to other ports of this node than those of the rules."""
 
 
 class NoConntrack:
@@ -70,16 +70,16 @@ class Flow(NamedTuple):
     """The source of the replies: the destination itself, or the address it was translated to."""
     target_port: int
     record: bytes = b""
-    """The kernel's record, which identifies the flow."""
+    """The kernel's record of the flow, which identifies it."""
 
     @property
     def is_translated(self) -> bool:
-        """Return whether its destination was translated."""
+        """Return whether the flow's destination was translated."""
         return self.target != self.address or self.target_port != self.port
 
 
 Key = tuple[Address, int]
-"""A destination, of a protocol known from the context."""
+"""A destination of a protocol that is known from the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,13 @@ class _Rules:
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
     spreads: Mapping[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
-    """Traffic, with the endpoints to which the kernel leads it, or led it before they were ejected."""
+    """The destinations with the endpoints to which the kernel leads their clients, or led them before the endpoints
+    were ejected."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
     """Proxy ports that cannot be reached without a redirect."""
     closed: frozenset[int] = frozenset()
-    """Proxy ports with clients refused or dropped."""
+    """The proxy ports at which clients are refused or dropped."""
 
     @classmethod
     def of(cls, rules: RuleSet, protocol: Protocol) -> _Rules:
@@ -122,7 +123,7 @@ class _Rules:
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """Return everything that decides the target of a flow. It is empty without a redirect."""
+        """Return everything that decides the target of a flow. It is empty if there are no redirects."""
         if not self.redirects:
             return ()
         return (
@@ -170,7 +171,8 @@ class _Rules:
         return None
 
     def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
-        """Return whether a client may be a pod of another node. A flow does not show the interface by which it came."""
+        """Return whether a client may be a pod of another node. A flow does not show the interface on which its packets
+        arrived."""
         return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
@@ -184,7 +186,7 @@ class _Rules:
 
 
 class Transition:
-    """A change from the rules `before` (None if unknown) to `now`. It finds the stale flows."""
+    """A change from the rules `before` (None if they are unknown) to `now`. It finds the stale flows."""
 
     def __init__(self, before: RuleSet | None, now: RuleSet) -> None:
         self._before = None if before is None else _Rules.of(before, Protocol.UDP)
@@ -273,7 +275,7 @@ class Landings:
         return self._rules.families
 
     def find(self, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
-        """Return those that lead to the port of the rules (`ours`), or those that lead to another port."""
+        """Return the flows that lead to the port that the rules have (`ours`), or those that lead to another port."""
         home = self._home | local
         return [
             flow

@@ -1,7 +1,8 @@
 """Sets the size and timeouts of the kernel's connection tracking at start, as kube-proxy does.
 
-Every redirected connection is an entry there. The settings stay after the process has ended, as with kube-proxy. In a
-container /proc/sys is read-only, so there a privileged init container sets them (`kubeproxy run --init-only`).
+Every redirected connection has an entry in this table. The settings stay after the process has ended, as with
+kube-proxy. In a container /proc/sys is read-only, so a privileged init container sets them (`kubeproxy run
+--init-only`).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ TCP_TIMEOUTS: Mapping[str, tuple[str, int]] = {
     "retrans": ("nf_conntrack_tcp_timeout_max_retrans", 300),
     "unack": ("nf_conntrack_tcp_timeout_unacknowledged", 300),
 }
-"""The states of a connection that has been answered, as nft names them; the setting of each and its default, in seconds
+"""The states of an answered connection, as nft names them, each with its setting and the default in seconds
 (net/netfilter/nf_conntrack_proto_tcp.c)."""
 
 
@@ -90,8 +91,8 @@ def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path
 
 
 def udp_timeouts(*, directory: Path = DIRECTORY) -> tuple[int, int]:
-    """Return for how long the kernel keeps a UDP flow after its last packet, in seconds: a flow without an answer, and
-    one with packets both ways."""
+    """Return for how long the kernel keeps a UDP flow after its last packet, in seconds: first a flow without an
+    answer, then one with packets both ways."""
     return _read(directory / "nf_conntrack_udp_timeout", 30), _read(directory / "nf_conntrack_udp_timeout_stream", 120)
 
 
@@ -103,7 +104,7 @@ def _read(path: Path, default: int) -> int:
 
 
 def require_module(*, directory: Path = DIRECTORY) -> None:
-    """Have the kernel load its module nf_conntrack, as the rules of a daemon would, unless its settings are there."""
+    """Have the kernel load its module nf_conntrack, as the rules of a daemon would, unless it is loaded."""
     if not (directory / _MAX).exists():
         with suppress(OSError), open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.send(dump_request(1))
@@ -121,8 +122,8 @@ _REMEDY = "in a container a privileged init container (--init-only); sysctl on t
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
     """Apply the settings, and return those that could not be set, one line each.
 
-    The table is only ever enlarged. It belongs to the first network namespace. In any other its size cannot be set, and
-    need not be for a host to work. `cores` is the number of cores that this process may run on, unless given.
+    The table is only ever enlarged. Its size belongs to the first network namespace, so in any other it cannot be set,
+    and does not need to be. `cores` is the number of cores that this process may run on, unless given.
     """
     failures = [_set(directory / name, value, at_least=False) for name, value in limits.settings().items()]
     if size := limits.table_size(cores or len(os.sched_getaffinity(0))):

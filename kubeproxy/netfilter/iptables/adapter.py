@@ -63,10 +63,11 @@ class Iptables:
     def __init__(self, *, lock_wait_s: float = 10.0) -> None:
         self._lock_wait_s = lock_wait_s
         self._thread = ThreadPoolExecutor(1, "iptables")
-        # The rules believed to be in the kernel, by table; missing: unknown. Used by the thread alone.
+        # The rules believed to be in the kernel, by table. A table that is missing here is unknown. Only the thread
+        # uses this.
         self._believed: dict[legacy_table.Key, Chains] = {}
         self._rule_factory = RuleFactory()
-        # The sizes of the tables after the last transaction or poll. Used by the thread alone, too.
+        # The sizes of the tables after the last transaction or poll. Only the thread uses this, too.
         self._table_infos: dict[legacy_table.Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
         self._poll_timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,8 @@ class Iptables:
     async def probe(self, feature: Feature | None = None) -> None:
         """Open the tables, and make and remove a chain without a jump to it for features that need one.
 
-        Raise KernelError with the reason if that fails. (The kernel makes a table that is opened.)"""
+        Raise KernelError with the reason if that fails. (The kernel creates a table when it is opened.)
+        """
         match feature:
             case None:
                 await self._in_thread(self._probe)
@@ -87,12 +89,12 @@ class Iptables:
                 raise KernelError(_NO_SPREADS)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. All or nothing holds for each table; the tables change in an order in which no client
-        is ever redirected to a port without its guard."""
+        """See `Netfilter.apply`. Each table changes as a whole or not at all. The tables change in such an order that
+        no client is ever redirected to a port without its guard."""
         return await self._in_thread(self._apply, wanted, verify)
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`: there is nothing to change."""
+        """See `Netfilter.rebalance`. This adapter cannot do it."""
         return False
 
     async def reach(self, ours: RuleSet) -> Reach:
@@ -152,8 +154,8 @@ class Iptables:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        # Not first in the thread: importing holds a lock that the loop takes, with others held, whenever it starts a
-        # program; the two would deadlock.
+        # This must not be the first call in the thread. Importing holds a lock that the event loop takes while it holds
+        # others, whenever it starts a program, so the two would deadlock.
         legacy_table.iptc()
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
@@ -223,7 +225,7 @@ class Iptables:
             self._believed.clear()
         changed, failures = False, []
         with xtables_lock(self._lock_wait_s), self._recording_table_infos():
-            # If one family fails, as IPv6 does in a kernel without its tables, the other is served all the same.
+            # If one family fails, as IPv6 does in a kernel without its tables, the other is still served.
             for family in Family:
                 try:
                     changed |= self._apply_family(family, wanted)
@@ -253,8 +255,8 @@ class Iptables:
         )
 
     def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
-        """Change a table from its present rules to those that `goal` returns for them. Return True if that took a
-        commit."""
+        """Change a table from its present rules to those that `goal` returns for them. Return True if a commit was
+        needed."""
         key = family, name
         for attempt in range(_ATTEMPTS):
             have = self._believed.pop(key, None)

@@ -1,7 +1,7 @@
 """Chains of the legacy tables as values, and their differences.
 
-At most one rule in a chain of ours matches a packet (but for one that comes first), so their order does not matter, and
-a chain is a set.
+At most one rule in a chain of ours matches a packet (except for one rule that comes first), so their order does not
+matter, and a chain is a set.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     MANGLE: frozenset({PROXY_DIVERT, PROXY_PAUSE, PROXY_PAUSE_PORTS}),
 }
-"""Our chains in each table, and other chains of kube-proxy's userspace mode, which it leaves behind on purpose."""
+"""Our chains in each table, and the other chains that kube-proxy's userspace mode leaves behind on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
@@ -61,15 +61,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
-"""The rules of a chain. Those of our own chains have no order. Our jumps in built-in chains have one."""
+"""The rules of a chain. Rules in our own chains have no order, but our jumps in built-in chains have one."""
 
 Chains = Mapping[str, Rules]
 """Our chains with their rules, and the built-in ones with our jumps."""
 
 
 class RuleFactory:
-    """Makes the long chains. It keeps the last version of each and makes only the rules that differ, so that one change
-    among ten thousand Services does not cost ten thousand rules."""
+    """Makes the long chains. It keeps the last version of each chain and makes only the rules that differ, so that one
+    change among ten thousand Services does not cost ten thousand rules."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Family, str], tuple[object, Mapping[Any, Any], frozenset[Entry]]] = {}
@@ -83,7 +83,7 @@ class RuleFactory:
         before_to, before, made = self._kept.get((family, chain), (to, {}, frozenset()))
         if before_to != to:
             before, made = {}, frozenset()
-        # (Not by sets of the items: hashing them takes ten times as long.)
+        # This does not use sets of the items, because hashing them takes ten times as long.
         new = [(key, value) for key, value in items.items() if before.get(key) != value]
         gone = [(key, value) for key, value in before.items() if items.get(key) != value]
         if gone or new:
@@ -110,13 +110,13 @@ def _merged(have: Rules, wanted: Rules) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The changes of a table, in this order."""
+    """The changes of a table, in the order in which they are made."""
 
     create: tuple[str, ...]
     flush: tuple[str, ...]
     delete: tuple[tuple[str, Entry], ...]
     add: tuple[tuple[str, Entry], ...]
-    """The rules to add. For a built-in chain they are in order."""
+    """The rules to add. In a built-in chain their order counts."""
     drop: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
         if name in drop:
             continue
         if name not in own:
-            # In a built-in chain the order counts, and it is a handful of jumps.
+            # In a built-in chain the order counts, but there is only a handful of jumps.
             if tuple(old) != tuple(new):
                 delete += [(name, entry) for entry in old]
                 add += [(name, entry) for entry in new]

@@ -1,8 +1,9 @@
 """Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``).
 
-python-iptables can build these, too, at 0.7 ms a rule, and reads them back through the process's standard output. Their
-layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h and
-the headers named below), so building them here costs microseconds, and reading them back a comparison of bytes.
+python-iptables can build these, too, but takes 0.7 ms for a rule, and reads rules back through the process's standard
+output. Their layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h
+and the headers named below). So building a rule here takes microseconds, and a rule that was read back is compared as
+bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Entry = bytes
 
 _PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 
-# ipt_entry: source, destination, their masks; the interface of arrival and its mask, each before one of leaving;
-# protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
+# ipt_entry: source, destination, their masks; the incoming interface and its mask, each followed by that of the
+# outgoing one; protocol, flags; nfcache, target_offset, next_offset, comefrom; counters.
 _ENTRY4 = struct.Struct("=4s4s4s4s16s16x16s16xHBx I HH I 16x")
 # ip6t_entry: the same with longer addresses, a type of service and padding.
 _ENTRY6 = struct.Struct("=16s16s16s16s16s16x16s16xHxBx3x I HH I 4x 16x")
 _HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
 _NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
-"""Where nfcache starts, where comefrom and the counters start, and where the entry ends."""
+"""The positions where nfcache starts, where comefrom and the counters start, and where the entry ends."""
 
 NEW, INVALID, UNTRACKED, DNAT = 1 << 3, 1 << 0, 1 << 8, 1 << 7
 """States of a packet (linux/netfilter/xt_conntrack.h)."""
@@ -56,25 +57,29 @@ def match_comment(text: str) -> bytes:
 def match_transparent(*, wildcard: bool = False) -> bytes:
     """Return ``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3).
 
-    The packet is for a socket of this host that has IP_TRANSPARENT; with ``--nowildcard`` (as iptables calls it) also
-    if that listens on every address."""
+    It matches packets for a socket of this host that has IP_TRANSPARENT. With ``--nowildcard`` (as iptables calls it)
+    it also matches a socket that listens on every address.
+    """
     return _element("socket", b"\x03" if wildcard else b"\x01", revision=3)
 
 
 def match_elsewhere() -> bytes:
-    """Return ``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1): not addressed to this host."""
+    """Return ``-m addrtype ! --dst-type LOCAL`` (xt_addrtype.h, xt_addrtype_info_v1), for packets that are not
+    addressed to this host."""
     local, invert_destination = 1 << 2, 1 << 1
     return _element("addrtype", struct.pack("=HHI", 0, local, invert_destination), revision=1)
 
 
 def match_until(time: int) -> bytes:
-    """Return ``-m time --datestop`` (xt_time.h, xt_time_info): until this moment, in seconds since 1970."""
+    """Return ``-m time --datestop`` (xt_time.h, xt_time_info), which matches until this moment, in seconds since
+    1970."""
     last_second, every_monthday, every_weekday = 24 * 60 * 60 - 1, 0xFFFFFFFE, 0xFE
     return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
 def match_unmarked(bit: int) -> bytes:
-    """Return ``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1): a packet without this bit in its mark."""
+    """Return ``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1), which matches packets without this bit in their
+    mark."""
     return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
 
 
@@ -104,10 +109,11 @@ def mark(bit: int) -> bytes:
 
 
 def reject(family: Family) -> bytes:
-    """Return ``-j REJECT``, by port unreachable (ipt_REJECT.h, ip6t_REJECT.h).
+    """Return ``-j REJECT`` with port unreachable (ipt_REJECT.h, ip6t_REJECT.h).
 
-    A reset would not do: to a client behind a port of a bridge the kernel sends it past NAT, with the address of the
-    redirect; and this target is for table filter, behind NAT."""
+    A reset would not do. For a client behind a port of a bridge the kernel sends it past NAT, with the address of the
+    redirect; and this target is for table filter, which comes after NAT.
+    """
     return _element("REJECT", struct.pack("=I", 3 if family is Family.IPV4 else 4))
 
 
@@ -126,12 +132,13 @@ def rule(
 ) -> Entry:
     """Return a rule of these matches and target.
 
-    `source` is an address or a CIDR, `interface` that by which packets come."""
-    # With its end: not as a beginning of names.
+    `source` is an address or a CIDR, and `interface` the one on which packets arrive.
+    """
+    # The name is given with its terminating zero, so that it does not match longer names.
     name = interface.encode() + b"\0" if interface else b""
     source_address, source_mask = _packed(family, source)
     address, mask = _packed(family, destination)
-    # IPv6 rules have a flag for a given protocol (IP6T_F_PROTO), IPv4 rules do not.
+    # IPv6 rules have a flag that says that they name a protocol (IP6T_F_PROTO). IPv4 rules do not.
     flags = int(protocol is not None and family is Family.IPV6)
     layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
     target_offset = layout.size + sum(map(len, matches))
@@ -185,7 +192,7 @@ def _target_offset(family: Family, entry: Entry) -> int:
 
 
 def size_of(family: Family, head: bytes) -> int:
-    """Return the length of a whole entry, read from its first `head_size` bytes."""
+    """Return the length of a complete entry, read from its first `head_size` bytes."""
     return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
 
 
@@ -195,9 +202,10 @@ def head_size(family: Family) -> int:
 
 
 def canonical(family: Family, raw: bytes, target: str) -> Entry:
-    """Return an entry of the kernel in canonical form.
+    """Return an entry from the kernel in canonical form.
 
-    `target` is the name of the chain or verdict that it jumps to, for entries with a standard target."""
+    For entries with a standard target, `target` is the name of the chain or verdict that the entry jumps to.
+    """
     notes, counters, end = _NOTES[family]
     entry = bytearray(raw)
     entry[notes : notes + 4] = bytes(4)
@@ -208,7 +216,7 @@ def canonical(family: Family, raw: bytes, target: str) -> Entry:
         size, name, revision = _HEADER.unpack_from(entry, at)
         if at == target_offset and not name.partition(b"\0")[0]:
             return bytes(entry[:at]) + jump(target)
-        # The kernel does not zero the bytes behind a name.
+        # The kernel leaves arbitrary bytes after a name.
         _HEADER.pack_into(entry, at, size, name.partition(b"\0")[0], revision)
         if size < _HEADER.size:
             break

@@ -1,4 +1,4 @@
-"""Opens, reads and changes the legacy tables by the binding of libiptc in python-iptables."""
+"""Opens, reads and changes the legacy tables through the binding of libiptc in python-iptables."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def table_infos() -> dict[Key, bytes]:
 
 @cache
 def iptc() -> ModuleType:
-    """Return python-iptables. Importing it loads a kernel module and runs two programs: never at our own import.
+    """Import and return python-iptables. The import loads a kernel module and runs two programs, so this module does
+    not do it when it is imported itself.
 
-    It is an extra of the distribution, because it comes as source only and needs a C compiler.
+    The package is an optional extra of the distribution, because it comes as source only and needs a C compiler.
     """
     try:
         return importlib.import_module("iptc")
@@ -50,30 +51,30 @@ def iptc() -> ModuleType:
             "python-iptables is not installed: pip install 'kubeproxy[iptables]' (it needs a C compiler), "
             "or use --netfilter nftables"
         ) from error
-    except Exception as error:  # it raises anything from OSError to its own
+    except Exception as error:  # It raises anything from OSError to errors of its own.
         raise KernelError(
             f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"
         ) from error
 
 
 def error_text(error: Exception) -> str:
-    """Return an error's text without the marks of the bytes that python-iptables puts into it."""
+    """Return an error's text without the marks of bytes literals that python-iptables leaves in it."""
     return re.sub(r"b'([^']*)'", r"\1", str(error))
 
 
 def exists(family: Family, name: str) -> bool:
-    """Return whether the kernel has this table. Opening one would make it, and tools would show it."""
+    """Return whether the kernel has this table. Opening a table would create it, and tools would show it."""
     try:
         return name in _NAMES[family].read_text().split()
     except FileNotFoundError:
         return False
-    except PermissionError:  # in a user namespace: only opening it would show
+    except PermissionError:  # In a user namespace only opening the table would show it.
         return True
 
 
 @contextlib.contextmanager
 def opened(family: Family, name: str) -> Iterator[Any]:
-    """Open a fresh snapshot of a table, and close it at the end."""
+    """Open a fresh snapshot of a table, and close it when the context ends."""
     table = _open(family, name)
     try:
         yield table
@@ -98,7 +99,7 @@ def _open(family: Family, name: str) -> Any:
 
 
 def read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Return our chains and the jumps to them in built-in ones, and rules that a chain has more than once."""
+    """Return our chains and the jumps to them in built-in chains, and the rules that a chain has more than once."""
     chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
@@ -124,7 +125,8 @@ def _bytes(family: Family, rule: Any, target: str) -> Entry:
 
 
 def carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entry]]) -> None:
-    """Make these changes in a snapshot, and remove the surplus. The caller commits it."""
+    """Make these changes in a snapshot, and remove the rules that a chain has more than once. The caller commits the
+    snapshot."""
     for chain in difference.create:
         table.create_chain(chain)
     for chain in (*difference.flush, *difference.drop):

@@ -16,8 +16,8 @@ _POLL_S = 0.02
 
 @contextlib.contextmanager
 def xtables_lock(wait_s: float) -> Iterator[None]:
-    """Hold the lock. This blocks the calling thread for at most `wait_s`, and then raises KernelError with the holder
-    of the lock."""
+    """Hold the lock. Block the calling thread for at most `wait_s`, and then raise KernelError with the holder of the
+    lock."""
     path = os.environ.get("XTABLES_LOCKFILE", "/run/xtables.lock")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,11 +49,11 @@ def _try_lock(fd: int) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Return the process that has the lock, by /proc/locks."""
+    """Return the process that holds the lock, from /proc/locks."""
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # 1: FLOCK  ADVISORY  WRITE 412 00:19:1030 0 EOF
+            # A line looks like this: 1: FLOCK  ADVISORY  WRITE 412 00:19:1030 0 EOF
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
                 with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """The redirects of a rule set in table nat.
 
-Each chain redirects the packets of some clients to some destinations. CONTAINER are those of other hosts, HOST and
-HOOKS those of this node itself, INTERNAL those of its pods. PORTALS are single addresses, PORTS node ports, to which
-NODEPORT leads.
+Each chain redirects the packets of some clients to some destinations. Chains with CONTAINER in their name are for other
+hosts, those with HOST and HOOKS for this node itself, and those with INTERNAL for its pods. PORTALS are single
+addresses, and PORTS are node ports, to which NODEPORT leads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     internal = disjoint(wanted.internal_sources, family)
     redirects = _Redirects(family, rule_factory, wanted.admitted)
     pods = _Pods(family, internal, sorted(wanted.uplinks))
-    # First of all: a dial of the proxy that came back to it would be dialed again.
+    # This jump comes first of all: a dial of the proxy that came back to the proxy would be dialed again.
     not_ours = iptables_entry.match_unmarked(MARK)
     prerouting = _jumps(family, PORTALS_CONTAINER, _PORTALS_COMMENT)
     output = _jumps(family, PORTALS_HOST, _PORTALS_COMMENT, not_ours)
@@ -82,7 +82,7 @@ def nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
 
 
 def _by_kind(redirects: Mapping[Traffic, int], family: Family, origin: Origin) -> tuple[dict[Destination, int], ...]:
-    """Return the redirects of one family and origin: of single addresses, and of node ports."""
+    """Return the redirects of one family and origin: first those of single addresses, then those of node ports."""
     exact: dict[Destination, int] = {}
     on_node: dict[Destination, int] = {}
     for (key, its_origin), port in redirects.items():
@@ -98,10 +98,12 @@ class _Redirects:
     family: Family
     rule_factory: RuleFactory
     admitted: Mapping[Destination, tuple[str, ...]]
-    """`RuleSet.admitted`. Other clients are not redirected, and table filter drops them (table nat must not)."""
+    """`RuleSet.admitted`. Other clients are not redirected, and table filter drops them, because table nat must not
+    drop."""
 
     def rules(self, chain: str, redirects: Mapping[Destination, int], to: Address | None) -> Rules:
-        """Return the redirects to proxy ports at an address, or at that of the interface if it is None."""
+        """Return the redirects to proxy ports at an address, or at the address of the incoming interface if it is
+        None."""
         items = {key: (port, self.admitted.get(key, _ANY_SOURCE)) for key, port in redirects.items()}
 
         def make(key: Destination, way: tuple[int, tuple[str | None, ...]]) -> list[Entry]:
@@ -123,14 +125,15 @@ class _Redirects:
 
 @dataclass(frozen=True, slots=True)
 class _Pods:
-    """Makes the jumps for packets of this node's pods. Those of other nodes' pods go the way of all clients."""
+    """Makes the jumps for packets of this node's pods. Packets of pods of other nodes take the same way as those of all
+    clients."""
 
     family: Family
     internal: Iterable[str]
     uplinks: Iterable[str]
 
     def jumps(self, chain: str, others: str | None) -> list[Entry]:
-        """Return the jumps to the chain of pods; `others` is that of all clients, if there is one."""
+        """Return the jumps to the chain for pods. `others` is the chain for all clients, if there is one."""
         return [
             *(
                 _jumps(self.family, others, _INTERNAL_COMMENT, sources=self.internal, interfaces=self.uplinks)
@@ -164,7 +167,7 @@ def _to_addresses(family: Family, addresses: Iterable[Address], chain: str) -> R
 
 
 def reach(have: Chains, ours: RuleSet, family: Family) -> Reach:
-    """Return the number of table nat's redirects that belong to a rule set, and of others."""
+    """Return how many of table nat's redirects belong to a rule set, and how many do not."""
     wanted = nat(ours, family, RuleFactory())
     mine = others = 0
     for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):

@@ -49,9 +49,9 @@ _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoint
 
 
 def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
-    """Return the chains of a rule set in each table of a family. Chains and jumps are there even when they are empty.
-    With the last rule that needs connection tracking the kernel would end it, and with it every running connection.
-    (Chains for node ports and for pods are there only when they have rules.)"""
+    """Return the chains of a rule set in each table of a family. Chains and jumps exist even if they are empty, because
+    with the last rule that needs connection tracking the kernel would end tracking, and with it every running
+    connection. (Chains for node ports and for pods exist only if they have rules.)"""
     rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
     return {NAT: nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}
@@ -81,7 +81,7 @@ def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chain
     )
     first_packets = iptables_entry.match_state(iptables_entry.NEW | iptables_entry.INVALID | iptables_entry.UNTRACKED)
     ports = jump(PROXY_PORTS, first_packets, iptables_entry.match_comment(_PORTS_COMMENT))
-    # Packets for another program's socket, or for none, meet the same rules as direct ones.
+    # Packets for another program's socket, or for no socket, meet the same rules as packets sent directly to the port.
     sockets = {jump(PROXY_SOCKETS, iptables_entry.match_state(iptables_entry.DNAT))} if wanted.guard_sockets else set()
     chains: dict[str, Rules] = {
         "INPUT": (ports,),
@@ -113,14 +113,14 @@ def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chain
 
 
 def divert(family: Family) -> Chains:
-    """Return the chains of table mangle for transparent rule sets."""
+    """Return the chains of table mangle that mark packets of transparent rule sets."""
     comment = iptables_entry.match_comment(_DIVERT_COMMENT)
     return {
         "PREROUTING": (iptables_entry.rule(family, iptables_entry.jump(PROXY_DIVERT), comment),),
         PROXY_DIVERT: frozenset(
             {
-                # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of
-                # their clients are to be routed as usual.
+                # Packets to this host are excluded: accepted sockets are transparent like their listeners, and packets
+                # of their clients are to be routed as usual.
                 iptables_entry.rule(
                     family,
                     iptables_entry.mark(MARK),
@@ -133,8 +133,8 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """Return the chain of table filter that treats a redirected packet as a direct one, unless it is for a transparent
-    socket, as our listeners are."""
+    """Return the chain of table filter that treats a redirected packet as a direct one unless it is for a transparent
+    socket, which our listeners have."""
     return {
         PROXY_SOCKETS: frozenset(
             {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
@@ -150,8 +150,9 @@ def own_socket_rule(family: Family) -> Entry:
 def pause(have: Chains, family: Family, *, until: int) -> Chains:
     """Return the chains of table mangle that drop first packets instead of table nat's redirects.
 
-    They drop packets from any source, until the Unix time `until`. Afterwards the two jumps to these chains stop
-    matching. Return nothing if there are no redirects."""
+    They drop packets from any source, until the Unix time `until`; afterwards the two jumps to these chains do not
+    match any more. Return nothing if there are no redirects.
+    """
 
     def drops(*chains: str) -> frozenset[Entry]:
         return frozenset(
@@ -192,7 +193,8 @@ def without_pause(mangle: Chains, family: Family) -> Chains:
 def is_needed(wanted: RuleSet, family: Family) -> bool:
     """Return whether a family's tables are needed even if they have no rules of ours.
 
-    Opening them loads them into the kernel, so IPv6's are opened only for IPv6 addresses; an IPv4 listener's proxy port
-    cannot be reached by IPv6 anyway."""
+    Opening tables loads them into the kernel, so IPv6's are opened only for IPv6 addresses. The proxy port of an IPv4
+    listener cannot be reached by IPv6 anyway.
+    """
     destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources, wanted.hooks)
     return family is Family.IPV4 or any(":" in destination.address for destination in destinations)

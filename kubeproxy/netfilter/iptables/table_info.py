@@ -1,4 +1,4 @@
-"""Reads the size of a legacy table: most changes show in it, and it costs microseconds."""
+"""Reads the size of a legacy table. Most changes show in the size, and reading it takes microseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.model import Family
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _GET_INFO = 64  # IPT_SO_GET_INFO, IP6T_SO_GET_INFO: netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h
-# struct ipt_getinfo, struct ip6t_getinfo: name, valid hooks, entry and underflow of each hook, entries, bytes
+# struct ipt_getinfo, struct ip6t_getinfo: name, valid hooks, entry and underflow of each hook, number of entries, bytes
 _NAME_BYTES, _INFO_BYTES = 32, 32 + 4 + 2 * 5 * 4 + 4 + 4
 _KINDS = {
     Family.IPV4: (socket.AF_INET, socket.IPPROTO_IP),
@@ -23,7 +23,8 @@ def info_of(family: Family, table: str) -> bytes:
     """Return the positions of a table's built-in chains, its number of rules and their length, as the kernel's bytes,
     to be compared.
 
-    Raise OSError without CAP_NET_RAW and CAP_NET_ADMIN. The kernel makes a table that is not there."""
+    Raise OSError without CAP_NET_RAW and CAP_NET_ADMIN. The kernel creates a table that does not exist.
+    """
     inet, level = _KINDS[family]
     info = ctypes.create_string_buffer(table.encode(), _INFO_BYTES)
     length = ctypes.c_uint32(_INFO_BYTES)

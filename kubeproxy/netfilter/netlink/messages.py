@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
-"""linux/netlink.h; Python has no names for them."""
+"""Constants of linux/netlink.h for which Python has no names."""
 SOCK_DIAG_BY_FAMILY = 20
 """linux/sock_diag.h"""
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
-    """Return a socket for requests to this network namespace, by default to its routing. Raise OSError when the kernel
+    """Return a socket for requests to this network namespace, by default about routing. Raise OSError when the kernel
     refuses."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
@@ -62,7 +62,7 @@ def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0
 
 
 def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
-    """Return a request to the kernel."""
+    """Return the bytes of a request to the kernel."""
     return HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, sequence, 0) + payload
 
 
@@ -70,7 +70,7 @@ class Readable(Protocol):
     """An object from which answers are read: a socket, or one with a time limit of its own."""
 
     def recv(self, at_most: int, /) -> bytes:
-        """Read once."""
+        """Read once from the kernel."""
 
 
 def answers(
@@ -78,8 +78,9 @@ def answers(
 ) -> Iterator[Message]:
     """Yield the answers to a request until the one that ends them. Raise OSError if that one is an error.
 
-    A read takes `at_most` bytes. With `unchanged`, raise InterruptedError at the end if the kernel says that what it
-    lists has changed meanwhile, so that something may be missing."""
+    A read takes `at_most` bytes. With `unchanged`, raise InterruptedError at the end if the kernel says that the listed
+    objects have changed meanwhile, so that some may be missing.
+    """
     changed = False
     while True:
         for message in parse(netlink.recv(at_most)):
@@ -107,13 +108,13 @@ def parse(data: bytes) -> Iterator[Message]:
 
 
 def kind_of(data: bytes) -> int:
-    """Return the kind of the first message of one read."""
+    """Return the kind of the first message in one read."""
     kind: int = HEADER.unpack_from(data)[1]
     return kind
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the attributes that follow a payload's header: type and value."""
+    """Yield the type and value of each attribute that follows a payload's header."""
     at = 0
     while at + ATTRIBUTE_HEADER.size <= len(data):
         length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
@@ -124,7 +125,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return the inverse of `attributes`."""
+    """Return attributes as bytes, as `attributes` reads them."""
     parts = [ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(value), kind) + value for kind, value in values]
     return b"".join(part.ljust(_align(len(part)), b"\0") for part in parts)
 

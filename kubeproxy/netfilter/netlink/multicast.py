@@ -22,7 +22,7 @@ def subscribe(protocol: int, *groups: int) -> socket.socket:
 
 
 def received(sock: socket.socket) -> Iterator[bytes | None]:
-    """Yield the reads that are waiting, each of one or more messages, and None where messages were lost for want of
+    """Yield the waiting reads, each of which has one or more messages. Yield None where messages were lost for want of
     room."""
     while True:
         try:

@@ -29,16 +29,16 @@ from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance
 log = structlog.get_logger(__name__)
 
 _APART = 5_000
-"""The number of slots from which on the program nft does not get them. It would need 280 MB for those of 10,000
-Services."""
+"""The number of slots from which on the slots are not given to the program nft. It would need 280 MB for those of
+10,000 Services."""
 _AT_ONCE = 2_000
-"""The number of slots in one transaction: some ms of work, and small enough for the socket of an unprivileged user
+"""The number of slots in one transaction. It is some ms of work, and fits in the socket of an unprivileged user
 namespace."""
 _RESIZING_S = 0.2
-"""For how long the kernel may resize a map."""
+"""How long the kernel may take to resize a map."""
 _ATTEMPTS = 3
-"""The number of attempts: from the believed rules, from those in the kernel, and once more if another process changes
-the rules in between."""
+"""The number of attempts: one from the believed rules, one from those in the kernel, and one more if another process
+changes the rules in between."""
 
 
 class Nftables:
@@ -50,24 +50,26 @@ class Nftables:
         self._commands = NftCommands(nft=nft, timeout_s=timeout_s)
         # The table believed to be in the kernel, or None if it is unknown.
         self._believed: Table | None = None
-        # What it was made of; rebalanced together with it.
+        # The rule set from which the table was made. The two are rebalanced together.
         self._applied: RuleSet | None = None
-        # Changes by other processes so far: one that comes while the table is read makes what was read invalid.
+        # The number of changes by other processes so far. If one comes while the table is read, what was read is
+        # invalid.
         self._foreign_changes = 0
-        # From the first transaction on; None then: the kernel does not notify.
+        # The subscription to notifications, from the first transaction on, or None if the kernel does not notify.
         self._watch: TableWatch | None = None
         self._watching = False
         # Whether the kernel accepts every feature of our table.
         self._takes_all = False
         self._takes_spreads = False
-        # By map of clients: the endpoint addresses that its clients may be bound to, as last read or left by us.
+        # By map of clients: the endpoint addresses that its clients may have, as this process last read or left them.
         self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self, feature: Feature | None = None) -> None:
-        """Have the kernel check our table, with this feature, without making it.
+        """Have the kernel check our table, with this feature, without creating it.
 
-        Raise KernelError with the kernel's reason if it refuses."""
+        Raise KernelError with the kernel's reason if it refuses.
+        """
         match feature:
             case None:
                 await self._probe_redirects()
@@ -86,7 +88,8 @@ class Nftables:
                 await self._check(replace(_SPREADING, rescue=1))
 
     async def _probe_redirects(self) -> None:
-        # All features at once: each check starts a program, and clients may be waiting. Singly if that fails.
+        # All features are tried at once, because each check starts a program and clients may be waiting. If that fails,
+        # they are tried one by one.
         try:
             await self._check(replace(_REDIRECTING, transparent=True, guard_sockets=True))
         except KernelError:
@@ -157,8 +160,8 @@ class Nftables:
         return True
 
     async def _forget_clients(self, wanted: Mapping[str, frozenset[Address]]) -> None:
-        """Delete the clients in these maps that are kept with another address than these, so that they choose anew. The
-        kernel alone adds clients, only with addresses that have slots."""
+        """Delete the clients in these maps that have another endpoint address than these, so that they choose again.
+        Only the kernel adds clients, and only with addresses that have slots."""
         for name, addresses in wanted.items():
             kept = self._kept.get(name, frozenset())
             self._kept[name] = kept | addresses
@@ -225,7 +228,7 @@ class Nftables:
             log.info("no notifications of nftables changes", reason=error.strerror)
 
     def _notice(self) -> None:
-        """Read notifications; a change by another process makes the believed table invalid."""
+        """Read notifications. A change by another process makes the believed table invalid."""
         if self._watch is None or not self._watch.look():
             return
         self._believed = None
@@ -233,8 +236,8 @@ class Nftables:
         self._on_foreign_change()
 
     async def _read(self) -> Table | None:
-        """Return the table in the kernel, or None when there is none. While the kernel resizes a map, as after a change
-        of thousands of elements, a listing of it may lack some."""
+        """Return the table in the kernel, or None if there is none. While the kernel resizes a map, as after a change
+        of thousands of elements, a listing of that map may be incomplete."""
         found = await self._read_once()
         if found is None or found.sound:
             return found
@@ -246,14 +249,15 @@ class Nftables:
             return None
         try:
             return await self._commands.read(lambda reader: table_of(reader.read()))
-        except NotFound:  # it has gone meanwhile
+        except NotFound:  # The table has gone meanwhile.
             return None
 
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
             await self._transact("".join(steps))
         except TooLong:
-            # An unprivileged user namespace cannot enlarge the netlink buffer for thousands of elements at once.
+            # An unprivileged user namespace cannot enlarge the netlink buffer, as thousands of elements at once would
+            # need.
             rest = iter(steps)
             while batch := list(islice(rest, 2)):
                 await self._transact("".join(batch))
@@ -264,7 +268,7 @@ class Nftables:
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[None]:
-        """Make what is done in this context one transaction of ours, or fail."""
+        """Make the changes of this context one transaction of ours, or fail."""
         if self._watch is None:
             yield
             return
@@ -289,7 +293,7 @@ _SPREADS = dict(
     for address in addresses
 )
 _REDIRECTING = RuleSet(redirects={Traffic(destination, Origin.NODE): 1 for destination in _SPREADS})
-"""Rules of every shape that redirects have, for the trial."""
+"""Rules of every shape that redirects can have, for the trial."""
 _SPREADING = replace(
     _REDIRECTING,
     spreads={
@@ -301,4 +305,4 @@ _SPREADING = replace(
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
     direct_links=frozenset({DirectLink(1, "lo", "192.0.2.0/24"), DirectLink(1, "lo", "2001:db8::/64")}),
 )
-"""Rules of every shape that spreads have, for the trial."""
+"""Rules of every shape that spreads can have, for the trial."""

@@ -1,7 +1,7 @@
 """Session affinity in our nftables table: maps of clients and their endpoints, and the chains that use and fill them.
 
 A service port has a map for each port of its endpoints, in each family and scope. Rules add the clients, and the kernel
-removes those that have sent no first packet for the timeout.
+removes clients that have not sent a first packet within the timeout.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ def affinity_chains(
 ) -> dict[str, tuple[Rule, ...]]:
     """Return the chains of all service ports with session affinity.
 
-    One leads a known client to its endpoint, and one keeps the endpoint of a client, or keeps it longer. With
-    `rescued`, failed connections are reported."""
+    Each service port has a chain that leads a known client to its endpoint, and one that stores the endpoint of a
+    client or prolongs it. With `rescued`, failed connections are reported.
+    """
     chains: dict[str, tuple[Rule, ...]] = {}
     found = {it.name: it for it in affinities(spreads)}
     # A chain is made after the one to which it may jump, which has the shorter name.
     for name, family, ports, timeout_s, internal in sorted(found.values()):
         ip = IP[family]
         chains[f"sticky{name}"] = (
-            # The SYN of a client without an endpoint is copied once more by the chain that it comes to next.
+            # The SYN of a client without an endpoint is copied by the chain that it comes to next.
             *((Rule(*rescue.copying(family)),) if rescued else ()),
             *(
                 Rule(
@@ -53,7 +54,7 @@ def affinity_chains(
                 for port in ports
             ),
         )
-        # The kernel only renews the time of an element that is there.
+        # The kernel only renews the expiry of an element that exists.
         chains[f"learn{name}"] = (
             *(_own_clients(family, f"learn{internal}", uplinks) if internal in found else ()),
             *(
@@ -71,7 +72,9 @@ def affinity_chains(
 def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
     """Yield the rules that lead this node's pods and this host to a chain of their own.
 
-    Under externalTrafficPolicy Local these use the endpoints of all nodes, and other clients those of this node."""
+    Under externalTrafficPolicy Local they may use the endpoints of all nodes, and other clients only those of this
+    node.
+    """
     ip = IP[family]
     own = from_own_pods(f"ct original {ip} saddr", family, uplinks)
     yield Rule(f"{own}goto {chain}", "pods have their own way")
@@ -84,10 +87,11 @@ class Affinity(NamedTuple):
     name: str
     family: Family
     ports: tuple[int, ...]
-    """The ports of its endpoints."""
+    """The ports that its endpoints have."""
     timeout_s: int
     internal: str | None
-    """The name for pods and this host, if they have other endpoints than other clients of the same destinations."""
+    """The name used for pods and this host, if they have other endpoints than other clients of the same
+    destinations."""
 
 
 def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:
@@ -119,15 +123,16 @@ def clients_map(name: str, port: int) -> str:
 def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Destination], str]:
     """Return the jumps for session affinity: the chain of each map and destination.
 
-    Traffic without a target has none, so its clients come to the redirect."""
+    Traffic without a target has no jump, so its clients come to the redirect.
+    """
     sticky = [
         (traffic, affinity_name(spread, family_of(traffic.destination.address)))
         for traffic, spread in spreads.items()
         if spread.affinity_timeout_s is not None and spread.targets
     ]
     verdicts: dict[tuple[str, Destination], str] = {}
-    # The map `learned` has one jump for both origins: that for clients from anywhere. Its chain leads clients on this
-    # node on to theirs.
+    # The map `learned` has one jump for both origins: that of clients from anywhere. Its chain leads clients on this
+    # node to the chain of their own.
     for (destination, origin), name in sorted(sticky, key=by_origin):
         verdicts[place(destination, "affinities", origin), destination] = f"sticky{name}"
         verdicts[place(destination, "learned"), destination] = f"learn{name}"
@@ -135,12 +140,12 @@ def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Dest
 
 
 def clients_in(spreads: Mapping[Traffic, Spread]) -> frozenset[str]:
-    """Return the maps of clients that spreads need."""
+    """Return the maps of clients that these spreads need."""
     return frozenset(clients_map(it.name, port) for it in affinities(spreads) for port in it.ports)
 
 
 def clients_of(spreads: Mapping[Traffic, Spread]) -> dict[str, frozenset[Address]]:
-    """Return the maps of clients, and the addresses that these may lead to."""
+    """Return the maps of clients, each with the addresses of the endpoints that its clients may have."""
     found: dict[str, set[Address]] = {
         clients_map(it.name, port): set() for it in affinities(spreads) for port in it.ports
     }

@@ -21,9 +21,9 @@ class Bond(NamedTuple):
 
 
 async def bond_of(client: Address, spread: Spread) -> Bond | None:
-    """Return the endpoint that the kernel keeps for a client. Return None if there is none, and the client gets any
-    endpoint. Raise KernelError when nft fails. The map of a port may lead to an endpoint that has just left, which does
-    not count."""
+    """Return the endpoint that the kernel keeps for a client, or None if there is none and the client gets any
+    endpoint. Raise KernelError when nft fails. The map of a port may name an endpoint that has just left; that does not
+    count."""
     if spread.affinity_timeout_s is None:
         return None
     commands = NftCommands(timeout_s=5.0)

@@ -1,7 +1,7 @@
 """The maps, sets and base chains that our nftables table declares.
 
 Chains of spreads, and chains and maps of session affinity, come and go. Everything else is static, except for rules
-that no destination needs. The cluster changes elements only.
+that no destination needs. Changes in the cluster change only elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERDICT, PORT, ENDPOINT, HOST = "verdict", "inet_service", "endpoint", "host"
 
 
 class Kind(NamedTuple):
-    """The declaration of a map or set: the types of its key, and whether elements have address ranges, or expire."""
+    """The declaration of a map or set: the types of its key, and whether its elements have address ranges or expire."""
 
     key: tuple[str, ...]
     ranges: bool = False
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     learned: bool = False
     """Whether rules add its elements."""
     counted: bool = False
-    """Whether each element counts the packets that look it up. In a nat chain these are new connections."""
+    """Whether each element counts the packets that look it up. In a nat chain every such packet begins a connection."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -53,8 +53,8 @@ class Kind(NamedTuple):
         flags += f" size {CLIENTS_LIMIT};" if self.learned else ""
         flags += " counter;" if self.counted else ""
         if self.value == ENDPOINT:
-            # A slot number has no type that can be named, so all types are taken from expressions. Those of a map
-            # are part of each rule that uses it, hence a map for each protocol.
+            # A slot number has no type that can be named, so all types are taken from expressions. The types of a map
+            # are part of each rule that uses the map, so there is a map for each protocol.
             address, port = f"{IP[self.family]} daddr", f"{self.protocol} dport".lower()
             names = {ADDRESS[self.family]: address, "inet_service": port, _SLOT: "numgen random mod 2"}
             return f"typeof {' . '.join(names[each] for each in self.key)} : {address} . {port};{flags}"
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
 
     @property
     def listed(self) -> tuple[Any, ...]:
-        """Return its type, values and flags, as `nft -j` lists them."""
+        """Return the declaration's type, values and flags, as `nft -j` lists them."""
         flags = [flag for flag in self.flags if flag != "dynamic"]
         return (list(self.key) if len(self.key) > 1 else self.key[0], self._value_type, flags or None)
 
@@ -84,7 +84,7 @@ _SLOT = "integer"
 
 
 def _by_destination(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
-    """Return for each family one map or set with addresses in its key, and one of node ports."""
+    """Return for each family one map or set whose keys have addresses, and one for node ports."""
     kinds: dict[str, Kind] = {}
     for family in Family:
         kinds[f"{name}{family.value}"] = Kind((ADDRESS[family], *_PORT), value=value, family=family, counted=counted)
@@ -93,7 +93,7 @@ def _by_destination(name: str, node_ports: str, value: str | None, *, counted: b
 
 
 def _by_traffic(name: str, node_ports: str, value: str | None, *, counted: bool = False) -> dict[str, Kind]:
-    """Return the same for each origin of traffic."""
+    """Return the same maps or sets for each origin of traffic."""
     kinds = _by_destination(name, node_ports, value, counted=counted)
     return {PREFIX[origin] + name: kind._replace(origin=origin) for origin in Origin for name, kind in kinds.items()}
 
@@ -128,8 +128,8 @@ VERDICTS: Mapping[str, Kind] = {
     **_by_destination("learned", "node_port_learned", VERDICT),
     **_by_destination("masquerades", "node_port_masquerades", VERDICT),
 }
-"""The maps of verdicts: for destinations with session affinity the chains that look a client's endpoint up and keep it,
-and for masqueraded destinations the chains that masquerade."""
+"""The maps of verdicts. Destinations with session affinity have the chains that look up a client's endpoint and store
+it, and masqueraded destinations have the chains that masquerade."""
 
 SETS: Mapping[str, Kind] = {
     "guarded": Kind(_PORT),
@@ -145,8 +145,8 @@ SETS: Mapping[str, Kind] = {
     **_by_destination("translated", "translated_node_ports", None),
     **_by_traffic("refusals", "node_port_refusals", None),
 }
-"""In the order in which elements are added: those admitted to a destination come before its restriction. `translated`:
-destinations with a spread. `refusals`: those that are redirected to a port of `refused`."""
+"""The sets in the order in which elements are added: the sources admitted to a destination come before its restriction.
+`translated` has the destinations with a spread, and `refusals` those that are redirected to a port of `refused`."""
 
 PAUSE_SETS: Mapping[str, Kind] = {
     **{f"paused{family.value}": Kind((ADDRESS[family], *_PORT), expires=True) for family in Family},
@@ -158,12 +158,12 @@ KINDS: Mapping[str, Kind] = {**REDIRECTS, **SPREADS, **SLOTS, **VERDICTS, **SETS
 """All static maps and sets."""
 
 CLIENTS = {family: Kind((ADDRESS[family],), expires=True, value=HOST, family=family, learned=True) for family in Family}
-"""The map of a service port with session affinity: clients and the addresses of their endpoints. There is one for each
-scope, and for each port that the endpoints have: a rule cannot add address and port of an IPv6 endpoint (nft 1.0.6)."""
+"""The map of a service port's clients, with the addresses of their endpoints. There is one for each scope and for each
+port that the endpoints have, because a rule cannot add both address and port of an IPv6 endpoint (nft 1.0.6)."""
 
-# Five before the usual priorities: our redirects come before another NAT table (hostports, Docker) can take the packet,
-# and a refusal is sent before a host firewall could drop the packet. "divert" sets marks before the packet is routed.
-# Numbers, because nft knows the name "dstnat" in some hooks only.
+# These are five before the usual priorities: our redirects come before another NAT table (hostports, Docker) can take
+# the packet, and a refusal is sent before a host firewall could drop the packet. "divert" sets marks before the packet
+# is routed. They are numbers because nft knows the name "dstnat" in some hooks only.
 HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
     "prerouting": ("nat", "prerouting", -105, "accept"),
     "output": ("nat", "output", -105, "accept"),
@@ -181,7 +181,7 @@ HOOKS: Mapping[str, tuple[str, str, int, str] | None] = {
 """The static chains, with None for one without a hook."""
 
 DIVERT = "divert"
-"""A chain that is there only while it has its rule, because even an empty one costs time for each packet of this
+"""A chain that exists only while it has its rule, because even an empty chain takes time for each packet of this
 host."""
 DIVERT_HOOK = ("filter", "prerouting", -150, "accept")
 """The hook that sets marks before the packet is routed."""

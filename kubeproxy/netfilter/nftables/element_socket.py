@@ -37,13 +37,13 @@ INET: Final = 1  # NFPROTO_INET
 TABLE_NAME: Final = b"kubeproxy\0"
 _SNDBUFFORCE: Final = 32  # asm-generic/socket.h
 _ROOM_BYTES: Final = 16 << 20
-"""The size of the send buffer: room for one endpoint of each of ten thousand Services, two elements of 100 bytes each,
-ten times. It is used only while a transaction is sent."""
+"""The size of the send buffer: room for ten times one endpoint of each of ten thousand Services, at two elements of 100
+bytes each. It is used only while a transaction is sent."""
 _ELEMENTS_BYTES: Final = 60_000
 """The largest size of the elements in one message, because the length of an attribute has 16 bits."""
 _ANSWER_BYTES: Final = 1 << 16
 _TIMEOUT_S: Final = 10.0
-"""For how long the kernel's answer is awaited. The kernel gives it while the transaction is sent."""
+"""How long to wait for the kernel's answer, which comes while the transaction is sent."""
 
 
 class ElementSocket:
@@ -55,13 +55,13 @@ class ElementSocket:
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
         self._lock = threading.Lock()
-        # In a user namespace the room stays as it is, and a change of thousands is too long.
+        # In a user namespace the size stays as it is, and a change of thousands of elements is too long.
         with contextlib.suppress(PermissionError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM_BYTES)
 
     def transact(self, batches: Iterable[Batch]) -> None:
-        """Carry these out as one transaction, in this order. Raise OSError when the kernel refuses any of them. This
-        waits while another program's transaction is in progress, so it is for a thread."""
+        """Make these changes as one transaction, in this order. Raise OSError when the kernel refuses any of them. This
+        waits while another program's transaction is in progress, so call it in a thread."""
         with self._lock:
             first = self._sequence + 1
             messages = list(self._messages(batches))
@@ -74,18 +74,18 @@ class ElementSocket:
             self._await_answer(first, last)
 
     def close(self) -> None:
-        """Close the socket, once a transaction in progress has ended."""
+        """Close the socket, after a transaction in progress has ended."""
         with self._lock:
             self._socket.close()
 
     def _messages(self, batches: Iterable[Batch]) -> Iterator[bytes]:
-        self._next()  # of the message that begins the transaction
+        self._next()  # The error is about the message that begins the transaction.
         bodies = [(batch, part) for batch in batches for part in _parts(batch.elements)]
         for number, (batch, part) in enumerate(bodies, 1):
             kind, flags = (NEW, _CREATE) if batch.adds else (_DELETE, 0)
             name = (LIST_SET, batch.name.encode() + b"\0")
             body = encode([(LIST_TABLE, TABLE_NAME), name, (LIST_ELEMENTS | NESTED, part)])
-            # The kernel answers refused messages anyway, and in order.
+            # The kernel answers refused messages in any case, and in order.
             flags |= NLM_F_ACK if number == len(bodies) else 0
             yield frame(kind, nfgen(INET) + body, flags=flags, sequence=self._next())
 
@@ -93,7 +93,7 @@ class ElementSocket:
         """Read the answers to the messages with these numbers. Raise OSError with the first refusal."""
         while True:
             for message in parse(self._socket.recv(_ANSWER_BYTES)):
-                # Of a refused transaction some answers may be left.
+                # Some answers to an earlier, refused transaction may be left.
                 if message.kind == NLMSG_ERROR and message.sequence >= first:
                     if message.error:
                         raise OSError(message.error, os.strerror(message.error))

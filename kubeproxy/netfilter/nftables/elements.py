@@ -1,6 +1,6 @@
-"""Elements of our table's maps and sets as values, in nft's syntax, and in that of nf_tables.
+"""Elements of our table's maps and sets as values, in the syntax of nft and in that of nf_tables.
 
-nft's syntax is for the program nft, which carries out everything that concerns rules. The kernel's own syntax
+The program nft carries out everything that concerns rules, and takes nft's syntax. The kernel's own syntax
 (linux/netfilter/nf_tables.h) is for changes of elements alone, which `element_socket` sends without a program.
 """
 
@@ -20,7 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Element = tuple[str | int, ...]
-"""A key: addresses, ranges and protocols are text, and ports are numbers. A `ProxyPort` is one, too."""
+"""The fields of a key: addresses, ranges and protocols are text, and ports are numbers. A `ProxyPort` is a key, too."""
 
 
 class Entry(NamedTuple):
@@ -39,8 +39,8 @@ class Entry(NamedTuple):
 
     @property
     def text_to_delete(self) -> str:
-        """Return the element in nft's syntax for its deletion, by its key and value. Without the value nft 1.0.6 takes
-        the key alone, and newer versions want it equal."""
+        """Return the element in nft's syntax for its deletion, by its key and value. nft 1.0.6 ignores the value, and
+        newer versions require it to be equal."""
         return f"{key_text(self.key)}{self._value_text}"
 
     @property
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """An element of a map or set before (None if there is none) and after a change. Both have the same key."""
+    """An element of a map or set before a change (None if there is none) and after it. Both have the same key."""
 
     name: str
     old: Entry | None
@@ -65,7 +65,7 @@ class Replacement(NamedTuple):
 
 
 def replacement(name: str, destination: Destination, old: int | str | None, new: int | str | None) -> Replacement:
-    """Return the replacement of a destination's value in a map, which is a proxy port or a chain."""
+    """Return the replacement of a destination's value in a map. The value is a proxy port or a chain."""
     key = destination_key(destination)
     return Replacement(name, Entry(key, old) if old is not None else None, Entry(key, new) if new is not None else None)
 
@@ -84,7 +84,7 @@ def changed(have: Mapping[K, V], wanted: Mapping[K, V], missing: V) -> Iterator[
 
 
 def by_origin(item: tuple[Traffic, *tuple[object, ...]]) -> Origin:
-    """Return the origin of what begins with traffic, to sort it in the order of the rules."""
+    """Return the origin of something whose first field is traffic, to sort by it in the order of the rules."""
     return item[0].origin
 
 
@@ -98,7 +98,7 @@ _ANY_ADDRESS: Final = frozenset(NODE_PORTS.values())
 
 def key_text(key: Element) -> str:
     """Return a key in nft's syntax."""
-    # Only protocols have capital letters.
+    # Protocols are the only text with capital letters.
     return " . ".join(map(str, key)).lower()
 
 
@@ -136,8 +136,8 @@ def encoded_key(kind: Kind, key: Element) -> bytes:
 
 
 def _of_value(attribute: int, value: bytes) -> bytes:
-    """Return an attribute that holds a value of whole words. (Not by `encode`: there are a hundred thousand of
-    them.)"""
+    """Return an attribute with a value of whole words. (`encode` would be too slow, because there are a hundred
+    thousand of them.)"""
     return _TWO_HEADERS.pack(len(value) + 8, attribute | _NESTED, len(value) + 4, _VALUE) + value
 
 
@@ -151,7 +151,7 @@ _PORT: Final = struct.Struct(">Hxx")
 _PACKED: Final[Mapping[str, Callable[[Any], bytes]]] = {
     "inet_service": _PORT.pack,
     "inet_proto": lambda protocol: bytes((_NUMBERS[protocol], 0, 0, 0)),
-    "integer": struct.Struct("=I").pack,  # a slot, in the order of this host, as the rules draw it
+    "integer": struct.Struct("=I").pack,  # A slot's number is in the byte order of this host, as the rules draw it.
     "ipv4_addr": _packed_address,
     "ipv6_addr": _packed_address,
 }
@@ -167,7 +167,7 @@ class Batch(NamedTuple):
 
 
 def batches(kinds: Mapping[str, Kind], replacements: Iterable[Replacement]) -> list[Batch]:
-    """Return replacements in the kernel's syntax, those of each map and set together, and deletions first."""
+    """Return replacements in the kernel's syntax, grouped by map and set, with deletions first."""
     deleted: dict[str, list[bytes]] = {}
     added: dict[str, list[bytes]] = {}
     for name, old, new in replacements:

@@ -1,5 +1,4 @@
-"""Carries out changes of our table. Changes of elements alone are made by netlink, and all others by the program
-nft."""
+"""Carries out changes of our table. Changes of elements alone go by netlink, and all others through the program nft."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class TooLong(KernelError):
 
 
 class NftCommands:
-    """The ways to change and to read the table. Their methods raise KernelError if they fail."""
+    """Changes and reads the table. The methods raise KernelError if they fail."""
 
     def __init__(self, *, nft: str = "nft", timeout_s: float = 30.0) -> None:
         self._nft = nft
@@ -45,8 +44,8 @@ class NftCommands:
             raise _explained(error) from error
 
     async def read(self, read: Callable[[TableReader], R]) -> R:
-        """Return what this reads of the table, without the program, in a thread, for which the end of the process does
-        not wait."""
+        """Call `read` with a netlink socket in a thread, and return its result. The end of the process does not wait
+        for this thread."""
 
         def work() -> R:
             with contextlib.closing(reader):
@@ -101,6 +100,6 @@ def _explained(error: CommandFailed) -> KernelError:
 
 
 def _shorten(error: CommandFailed) -> str:
-    """Return the error without the command, which nft repeats and may have thousands of elements."""
+    """Return the error without the command, which nft repeats and which may have thousands of elements."""
     lines = [line for line in error.stderr.splitlines() if "Error" in line]
     return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

@@ -1,4 +1,4 @@
-"""Makes our nftables table of what the kernel lists. Pure; `reading` lists it."""
+"""Makes our nftables table from what the kernel lists. It is pure; `reading` does the listing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Listed(NamedTuple):
     """A map or set."""
 
     declared: tuple[object, ...]
-    """As `Kind.listed`."""
+    """The declaration, as in `Kind.listed`."""
     entries: Iterable[Entry]
-    """Decoded as they are read: ValueError, KeyError or struct.error at an element that is not like ours."""
+    """The elements, decoded as they are read. An element that is not like ours raises ValueError, KeyError or
+    struct.error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +45,18 @@ class Listing:
 
     sets: Mapping[str, Listed]
     chains: Mapping[str, tuple[str, str, int, str] | None]
-    """Each chain's type, hook, priority and policy; None for a chain without a hook."""
+    """The type, hook, priority and policy of each chain, or None for a chain without a hook."""
     comments: Mapping[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
 
 
 def table_of(found: Listing) -> Table:
-    """Return the table. If it is not declared as by this version, it is not sound."""
+    """Return the table. If its declarations are not those of this version, it is not sound."""
     sets = found.sets
     clients = {name: kind for name, kind in sets.items() if name.startswith("clients")}
     table = EMPTY
     try:
-        # Redirects are read from tables of other versions, too: their clients are paused like our own.
+        # Redirects are read from tables of other versions, too, because their clients are paused like our own.
         redirects = _redirects(sets)
         table = replace(EMPTY, redirects=redirects)
         elements: dict[str, Set[Element]] = {
@@ -93,7 +94,7 @@ def table_of(found: Listing) -> Table:
             and all(kind.declared in _CLIENTS for kind in clients.values()),
         )
     except (KeyError, TypeError, ValueError, struct.error):
-        # We never add elements of another form.
+        # We never add elements in any other form.
         return table
 
 
@@ -141,14 +142,14 @@ def _slots(sets: Mapping[str, Listed]) -> dict[Traffic, Slots]:
 
 
 def traffic_of(kind: Kind, key: Element) -> Traffic:
-    """Return the traffic of an element of a map of this kind."""
+    """Return the traffic of an element in a map of this kind."""
     *address, protocol, port = key
     where = Address(str(address[0])) if address else NODE_PORTS[kind.family]
     return Traffic(Destination(where, Protocol(str(protocol)), _number(port)), kind.origin)
 
 
 def clients_in(found: Listed) -> dict[Address, Address]:
-    """Return the clients in a map of clients, and the addresses of their endpoints."""
+    """Return the clients in a map of clients, with the addresses of their endpoints."""
     return {Address(str(entry.key[0])): Address(str(entry.value)) for entry in found.entries}
 
 

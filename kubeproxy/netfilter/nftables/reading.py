@@ -1,12 +1,12 @@
 """Lists our table by netlink, without the program nft.
 
-For 125,000 slots `nft -j list map` took 4.6 s of processor time and 346 MiB. The messages are those of nf_tables
+For 125,000 slots `nft -j list map` took 4.6 s of CPU time and 346 MiB. The messages are those of nf_tables
 (linux/netfilter/nf_tables.h).
 
-The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) when anything in any table has changed meanwhile, as the
-rescue's sets do each second. It finds where to go on among chains, rules and sets by their number, over the tables of
-all programs, so one of ours may be missing then: these dumps are made again. Elements are found within their own set.
-For them the mark is not looked at: the large sets have one writer, which waits for the dump.
+The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) if anything in any table has changed meanwhile, as the rescue's
+sets do each second. It continues a dump of chains, rules and sets by counting over the tables of all programs, so one
+of ours may then be missing, and these dumps are made again. Elements are counted within their own set, and their mark
+is ignored: the large sets have one writer, which waits for the dump.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _VALUE, _VERDICT = 1, 2  # NFTA_DATA_*
 _VERDICT_CHAIN: Final = 2  # NFTA_VERDICT_CHAIN
 _EXPRESSION_DATA: Final = 2  # NFTA_EXPR_DATA
 _COUNTER_PACKETS: Final = 2  # NFTA_COUNTER_PACKETS
-_COMMENT: Final = 0  # of a rule and of an element: type, length and text with its end (libnftnl)
+_COMMENT: Final = 0  # The comment of a rule or an element: type, length and text with its end (libnftnl)
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
-_ANONYMOUS: Final = 1  # NFT_SET_ANONYMOUS: part of a rule
+_ANONYMOUS: Final = 1  # NFT_SET_ANONYMOUS: the set is part of a rule
 _FLAG_NAMES: Final = {2: "constant", 4: "interval", 16: "timeout"}
-"""Those that declarations are compared by. `Kind.listed` leaves out the flag of sets that rules fill."""
+"""The flags by which declarations are compared. `Kind.listed` leaves out the flag of sets that rules fill."""
 _HOOKS: Final = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 _POLICIES: Final = {0: "drop", 1: "accept"}
 _TYPES: Final = {4: "integer", 7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service"}
-"""nft's numbers of types, of which a key of several has six bits for each."""
+"""nft's numbers of types. In a key of several fields each has six bits."""
 _TYPE_BITS: Final = 6
 _VERDICT_TYPE: Final = 0xFFFFFF00  # NFT_DATA_VERDICT
 _PROTOCOLS: Final = {
@@ -72,7 +72,7 @@ _PROTOCOLS: Final = {
 }
 _TIMEOUT_S: Final = 10.0
 _DUMPS: Final = 3
-"""How often a list is asked for at most. The last answer is taken as it is."""
+"""The largest number of attempts to get a list. The last answer is taken as it is."""
 
 
 class TableReader:
@@ -86,7 +86,8 @@ class TableReader:
         self._sequence = 0
 
     def read(self) -> Listing:
-        """Return what the kernel has. Raise OSError when it refuses, as without the table."""
+        """Return the table as the kernel has it. Raise OSError when the kernel refuses, for example because there is no
+        table."""
         sets = {}
         for name, declared in dict(self._declarations()).items():
             sets[name] = self._listed(name, declared)
@@ -98,12 +99,13 @@ class TableReader:
         return Listing(sets, dict(self._chains()), {name: tuple(texts) for name, texts in comments.items()})
 
     def map(self, name: str) -> Listed:
-        """Return one map or set, empty if it is not there. Raise OSError when the kernel refuses."""
+        """Return one map or set, which is empty if it does not exist. Raise OSError when the kernel refuses."""
         declared = dict(self._declarations()).get(name)
         return self._listed(name, declared) if declared is not None else Listed((), ())
 
     def counts(self, name: str) -> Iterator[tuple[Element, int]]:
-        """Yield the keys of a map whose elements count, each with the number of packets. OSError, as `map`."""
+        """Yield the keys of a map whose elements count, each with the number of packets. Raise OSError as `map`
+        does."""
         if (declared := dict(self._declarations()).get(name)) is None:
             return
         fields = _fields(_names(declared[0]))
@@ -118,7 +120,7 @@ class TableReader:
         self._socket.close()
 
     def _dump(self, kind: int, filtered: Iterable[tuple[int, bytes]]) -> list[bytes]:
-        """Return the attributes of all that are asked for, one by one."""
+        """Return the attributes of all objects of a kind, one by one."""
         body = nfgen(INET) + encode(filtered)
         left = 1 if kind == _GET_ELEMENT else _DUMPS
         while True:
@@ -173,7 +175,7 @@ class TableReader:
 
 
 def _type_names(number: int) -> list[str]:
-    """Return nft's names of the types in a number; those that we do not use by their number."""
+    """Return nft's names of the types in a number. A type that we do not use has its number as its name."""
     names: list[str] = []
     while number:
         of_one = number & (1 << _TYPE_BITS) - 1
@@ -187,7 +189,7 @@ def _names(types: object) -> list[str]:
 
 
 def entries(declared: tuple[object, ...], parts: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield elements, decoded. Raise ValueError, KeyError or struct.error at one that is not like ours."""
+    """Yield the decoded elements. Raise ValueError, KeyError or struct.error at one that is not like ours."""
     types, values, flags = declared
     fields = _fields(_names(types))
     if isinstance(flags, list) and "interval" in flags:
@@ -217,13 +219,15 @@ def _elements(part: bytes) -> Iterator[dict[int, bytes]]:
 
 
 def _key(element: dict[int, bytes], which: int) -> bytes:
-    return element[which][ATTRIBUTE_HEADER.size :]  # of one attribute, NFTA_DATA_VALUE
+    return element[which][ATTRIBUTE_HEADER.size :]  # The value is in one attribute, NFTA_DATA_VALUE.
 
 
 def _alike(part: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Return the keys and values of elements that have nothing else, and the same lengths; None if they differ.
+    """Return the keys and values of elements that have nothing else and are all of the same lengths, or None if they
+    are not.
 
-    Slots are like that, and there may be a quarter of a million."""
+    Slots are like that, and there may be a quarter of a million.
+    """
     length = int.from_bytes(part[:2], sys.byteorder)
     if length <= _BEFORE or length % 4 or len(part) % length:
         return None
@@ -269,7 +273,7 @@ def _value(values: object) -> Callable[[bytes], Target | int | str]:
     """Return the decoder of a map's values."""
     names = str(values).split(" . ")
     if not set(names) <= _DECODERS.keys():
-        names = []  # verdicts, or no map: there is no value of this kind
+        names = []  # The map has verdicts, or it is a set: there is no such value.
     fields = _fields(names)
 
     def value(data: bytes) -> Target | int | str:
@@ -311,7 +315,7 @@ def _ranges(fields: Callable[[bytes], Element], parts: Iterable[bytes]) -> Itera
 
 
 def _prefix(low: str, high: str) -> str:
-    """Return a range as it is written in commands: a prefix, or a single address. Raise ValueError if it is neither."""
+    """Return a range as commands write it: a prefix, or a single address. Raise ValueError if it is neither."""
     first, last = ipaddress.ip_address(low), ipaddress.ip_address(high)
     if first == last:
         return low
@@ -320,7 +324,7 @@ def _prefix(low: str, high: str) -> str:
 
 
 def _address(packed: bytes) -> str:
-    """Return an address as the model writes it; libc writes the ends of some IPv6 addresses as IPv4 addresses."""
+    """Return an address as the model writes it. libc writes the last part of some IPv6 addresses as an IPv4 address."""
     if len(packed) == 4:
         return socket.inet_ntop(socket.AF_INET, packed)
     found = socket.inet_ntop(socket.AF_INET6, packed)
@@ -342,7 +346,7 @@ _DECODERS: Final[dict[str, tuple[int, Callable[[bytes], str | int]]]] = {
     "ipv4_addr": (4, _address),
     "ipv6_addr": (16, _address),
 }
-"""The fields of keys and values: bytes, and what they stand for."""
+"""The decoders of the fields of keys and values, from bytes to what they stand for."""
 
 
 def _text(value: bytes) -> str:
@@ -350,5 +354,5 @@ def _text(value: bytes) -> str:
 
 
 def _comment(user_data: bytes) -> str:
-    """Return the comment of a rule or element; nft adds nothing else to ours."""
+    """Return the comment of a rule or element. nft adds nothing else to ours."""
     return _text(user_data[2:]) if user_data[:1] == bytes([_COMMENT]) else ""

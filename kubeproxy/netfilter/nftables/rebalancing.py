@@ -1,7 +1,7 @@
-"""Changes of the spreads of some destinations in our nftables table.
+"""Changes the spreads of some destinations in our nftables table.
 
-Other endpoints of a Service are other elements. To find them, and to enter them in the table, takes no longer among ten
-thousand Services than among ten.
+Other endpoints of a Service are other elements. Finding these, and entering them in the table, takes no longer among
+ten thousand Services than among ten.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The way from one table to another that differs in some spreads alone.
+    """The difference between two tables that differ only in some spreads.
 
-    Its size, and the time to find and to enter it, do not depend on the size of the table."""
+    Its size, and the time to find and to enter it, do not depend on the size of the table.
+    """
 
     chains: Mapping[str, tuple[Rule, ...]]
-    """Chains that are to be there before the elements are changed."""
+    """The chains that must exist before the elements are changed."""
     elements: Sequence[Replacement]
     spreads: Mapping[Traffic, Spread]
     """The spreads of the same destinations that have targets after the change, for clients of every origin."""
     slots: Mapping[Traffic, Slots]
-    """The slots of the table after the change, as far as they differ, with `NO_SLOTS` where there are none any more."""
+    """The changed slots, as they are after the change. Traffic that has no slots any more has `NO_SLOTS`."""
     verdicts: Mapping[tuple[str, Destination], str | None]
-    """The jumps of the table after the change, as far as they differ, with None for one that is gone."""
+    """The changed jumps, as they are after the change, with None for one that is gone."""
 
     @property
     def chain_commands(self) -> str:
-        """Return the transaction that makes the chains. It is empty if they are there."""
+        """Return the commands that create the chains, as one transaction. It is empty if the chains exist."""
         return "".join(chain_steps({}, self.chains))
 
     def enter(self, table: Table) -> None:
@@ -66,7 +67,7 @@ class Change:
             if name in SETS:
                 keys = table.sets[name]
                 if not isinstance(keys, set):
-                    keys = table.sets[name] = set(keys)  # as read from the kernel
+                    keys = table.sets[name] = set(keys)  # These slots were read from the kernel.
                 if gone is not None:
                     keys.discard(gone.key)
                 if added is not None:
@@ -74,10 +75,11 @@ class Change:
 
 
 def rebalancing(have: Table, change: Rebalance) -> Change | None:
-    """Return the transaction that makes this change; None if it takes more than elements and chains of slots.
+    """Return the change, or None if it takes more than elements and chains of slots.
 
-    Redirects, masquerading and affinity timeouts stay as they are, and so do chains that are not needed any more and
-    rules of affinity for ports that no endpoint has any more: `table.difference` removes them."""
+    Redirects, masquerading and affinity timeouts stay as they are. So do chains that are not needed any more, and rules
+    of affinity for ports that no endpoint has any more: `table.difference` removes them.
+    """
     if not clients_in({traffic: spread for traffic, spread in change.spreads.items() if spread}) <= have.clients:
         return None
     chains: dict[str, tuple[Rule, ...]] = {}
@@ -104,7 +106,7 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
             now = slots.get(traffic) or have.slots.get(traffic, NO_SLOTS)
             if now.targets and now.spread is not None:
                 present[traffic] = now.spread
-            # A spread may stay without a target: answers to packets of earlier ones still come.
+            # A spread may stay without a target, because answers to earlier packets still come.
             stays = stays or bool(now.targets or change.spreads.get(traffic))
         if stays is not (entry.key in have.sets[name]):
             translated.append(Replacement(name, None, entry) if stays else Replacement(name, entry, None))

@@ -31,17 +31,17 @@ ALIVE = "alive"
 ALIVE_S = 3.0
 """For how long the rules work after the last renewal of `ALIVE`."""
 BRIDGE_S = 10.0
-"""How long the rules work while the control process executes its next program, and so how long the rescue process
-outlives the control process: after that nothing is reported any more."""
+"""How long the rules work while the control process executes its next program. The rescue process outlives the control
+process for that long; afterwards nothing is reported any more."""
 STAMP_S = 5
-"""For how long ``asked*`` and ``answered*`` remember an endpoint."""
+"""How long ``asked*`` and ``answered*`` remember an endpoint."""
 STAMPS_MAX = 65_536
 """The largest number of endpoints in each of these sets."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
-"""The number of SYNs that are copied. Beyond it a client of a failed endpoint waits for its own retransmission, a
-second."""
+"""The rate at which SYNs are copied. Beyond it a client of a failed endpoint waits a second for its own
+retransmission."""
 REPORTS_PER_S, REPORTS_BURST = 1_000, 500
-"""The number of failures that are reported. Beyond it clients wait in the same way."""
+"""The rate at which failures are reported. Beyond it clients wait in the same way."""
 PACKET_BYTES = 1600
 """The largest part of a packet that is copied. A SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232
 bytes."""
@@ -80,7 +80,7 @@ class Timed(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The declaration, in nft's syntax."""
+        """Return the declaration in nft's syntax."""
         return f"{{ type {' . '.join(self.key)}; flags dynamic,timeout; timeout {STAMP_S}s; size {STAMPS_MAX}; }}"
 
 
@@ -102,11 +102,12 @@ _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 
 
 def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """Return the commands that make the sets, timeouts and chains. They succeed if these are there already.
+    """Return the commands that create the sets, timeouts and chains. They succeed if these exist already.
 
     The rules work from the first packet on, because a process reads the NFLOG group before the rules name it.
 
-    `tcp_timeouts`: for how long a connection is kept once it has been answered, in seconds, by state."""
+    `tcp_timeouts` has the time for which an answered connection is kept, in seconds, by state.
+    """
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
     lines += [f"add set {table} {it.name} {it.text}" for it in TIMED]
     lines += _timeouts(table, tcp_timeouts)
@@ -117,9 +118,10 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
 
 
 def revival(table: str) -> str:
-    """Return the commands after which the rules work for as long as after a renewal.
+    """Return the commands after which the rules work as long as after a renewal.
 
-    The element is deleted first, because the kernel does not prolong the time of an element that is there."""
+    The element is deleted first, because the kernel does not prolong the expiry of an existing element.
+    """
     alive = ", ".join(f"{protocol} timeout {ALIVE_S:.0f}s" for protocol in ("tcp", "udp"))
     return f"flush set {table} {ALIVE}\nadd element {table} {ALIVE} {{ {alive} }}\n"
 
@@ -133,14 +135,15 @@ def _timeouts(table: str, tcp_timeouts: Mapping[str, int]) -> list[str]:
 
 
 def replacement(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """Return the commands that replace the timeouts, which the kernel cannot change. Their chains are empty then."""
+    """Return the commands that replace the timeouts, which the kernel cannot change. Their chains are empty when the
+    commands run."""
     lines = [f"flush chain {table} {chain}" for chain in SET_TIMEOUTS]
     lines += [f"delete ct timeout {table} {name}" for name, _ in _TIMEOUTS.values()]
     return "\n".join([*lines, *_timeouts(table, tcp_timeouts)]) + "\n"
 
 
 def deletion(table: str) -> str:
-    """Return the commands that delete everything of the rescue that is there."""
+    """Return the commands that delete everything that the rescue has in the table."""
     lines = [f"flush chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete set {table} {name}" for name in sorted(SETS)]
@@ -149,7 +152,7 @@ def deletion(table: str) -> str:
 
 
 def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """Return the rules of each chain, as text and reason; reports and copies go to an NFLOG group."""
+    """Return the rules of each chain, as text and reason. Reports and copies go to an NFLOG group."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     first = _first_packets(log, tcp_timeouts)
@@ -178,8 +181,8 @@ def _hooks() -> dict[str, Rules]:
 
 
 def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """Return the chains of a client's first SYN: a timeout for its flow, and a copy."""
-    # By its comment the rule is recognized, so it says what it sets.
+    """Return the chains for a client's first SYN, which set a timeout for its flow and copy it."""
+    # The rule is recognized by its comment, so the comment says what the rule sets.
     kept = (
         "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
     )
@@ -211,7 +214,7 @@ def _questions() -> dict[str, Rules]:
 
 
 def _answers(report: str) -> dict[str, Rules]:
-    """Return the chains of an endpoint's answers: a SYN-ACK, or a reset that answers a SYN."""
+    """Return the chains for an endpoint's answers: a SYN-ACK, or a reset that answers a SYN."""
     return {
         "rescue_reply": _checked("meta l4proto tcp", "meta l4proto", "rescue_answer"),
         "rescue_answer": (
@@ -235,8 +238,9 @@ def _answers(report: str) -> dict[str, Rules]:
                 for family, ip in _IP.items()
             ),
             (report, "the endpoint refuses"),
-            # Only what this connection began with is sent again: another packet that begins alike may be one that this
-            # node has dropped. So the reset is made to name the client, and the destination that it has chosen.
+            # The rescue only sends the first packet of this very connection again, because another packet that begins
+            # alike may be one that this node has dropped. So the reset is rewritten to name the client, and the
+            # destination that the client has chosen.
             *(
                 (f"{ip} saddr set ct original {ip} daddr {ip} daddr set ct original {ip} saddr", f"{family} {_CLIENT}")
                 for family, ip in _IP.items()
@@ -253,11 +257,11 @@ def _answers(report: str) -> dict[str, Rules]:
 
 
 def _errors(report: str) -> dict[str, Rules]:
-    """Return the chains of ICMP errors."""
+    """Return the chains for ICMP errors."""
     return {
         "rescue_error": (
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
-            # This node's own policies have refused it: sent again, it would pass them by.
+            # This node's own policies have refused it. If it were sent again, it would bypass them.
             ("ct status & confirmed == 0 accept", "has not left this node"),
             # A refusal in place of a listener of ours is not an endpoint's.
             *(
@@ -286,14 +290,14 @@ def copying(family: Family) -> tuple[str, str]:
 
 
 def asking() -> tuple[str, str]:
-    """Return the rule, for a chain of first packets after their translation, that remembers the endpoint."""
+    """Return the rule that remembers the endpoint, for a chain of first packets after their translation."""
     return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
 
 
 _CLIENT = "the connection as its client began it"
 _IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 _UNREACHABLE = {
-    # The other code is for the discovery of a path's MTU.
+    # The other code is for path MTU discovery.
     Family.IPV4: "icmp type destination-unreachable icmp code != frag-needed",
     Family.IPV6: "icmpv6 type destination-unreachable",
 }

@@ -25,8 +25,8 @@ class Rule:
 
     @property
     def comment(self) -> str:
-        """Return its reason and a digest of its text. Rules are compared by this comment, because versions of nft print
-        them differently."""
+        """Return the rule's reason and a digest of its text. Rules are compared by this comment, because versions of
+        nft print them differently."""
         return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
 
 
@@ -34,19 +34,19 @@ class Content(NamedTuple):
     """The properties of a rule set that decide which rules there are."""
 
     spreads: bool
-    """Whether there are spreads."""
+    """Whether there are any spreads."""
     sticky: bool
-    """Whether one of them has session affinity."""
+    """Whether a spread has session affinity."""
     rescued: bool
-    """Whether their failed connections are reported."""
+    """Whether failed connections of the spreads are reported."""
     filled: frozenset[str]
-    """The maps that have a destination, of those with redirects of own clients and those with masquerading. They change
-    with Services alone, and by whole rule sets. Source ranges have their rule always: where a transaction is sent in
-    parts, it must neither come after a redirect nor go before it."""
+    """Those of the maps with redirects of own clients and with masquerading that have a destination. They change only
+    with Services, and by whole rule sets. The rule for source ranges always exists: if a transaction is sent in parts,
+    it must neither come after a redirect nor go before it."""
     uplinks: frozenset[str]
     """`RuleSet.uplinks`."""
     hook_port: int
-    """The port of `RuleSet.hook_port`, or 0 without hooks."""
+    """`RuleSet.hook_port`, or 0 without hooks."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
@@ -81,7 +81,8 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             for family in Family
             for rule in _FirstPackets(content, family, wanted.bind.get(family), from_this_host=True).rules()
         ),
-        # The only rule that packets of running connections meet; its first match ends it for them.
+        # This is the only rule that packets of running connections meet, because its first match ends the chain for
+        # them.
         "input": (
             Rule(
                 "ct state new,invalid,untracked meta l4proto . th dport @guarded goto guard",
@@ -97,7 +98,8 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             *(
                 (
                     Rule("socket transparent 1 return", "a listener of ours"),
-                    # The socket of another program, or none: the next instance answers the client's next attempt.
+                    # The socket belongs to another program, or there is none: the next instance answers the client's
+                    # next attempt.
                     Rule("meta l4proto . th dport != @unguarded drop", "no listener of ours"),
                 )
                 if wanted.guard_sockets
@@ -118,10 +120,11 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 def _diverting() -> dict[str, tuple[Rule, ...]]:
     """Return the chain that finds answers to connections from clients' addresses.
 
-    Looking for the socket costs time for each packet, so the chain is there only where it is needed. An ICMP packet
-    belongs to the socket of the packet that it quotes, as when an endpoint refuses."""
+    Looking for the socket takes time for each packet, so the chain exists only while it is needed. An ICMP packet, such
+    as an endpoint's refusal, belongs to the socket of the packet that it quotes.
+    """
     rule = Rule(
-        # Not for packets to this host: accepted sockets are transparent like their listeners, and packets of their
+        # Packets to this host are excluded: accepted sockets are transparent like their listeners, and packets of their
         # clients are to be routed as usual.
         "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
         f"fib daddr type != local meta mark set meta mark | {MARK:#x}",
@@ -139,15 +142,16 @@ def _rescuing(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPackets:
-    """The rules for first packets of one family in a hook.
+    """Makes the rules for first packets of one family in a hook.
 
     They drop packets that are not admitted, then lead the others by the first map that has the destination, to an
-    endpoint or to a proxy port."""
+    endpoint or to a proxy port.
+    """
 
     content: Content
     family: Family
     to: str | None
-    """The address to which packets are redirected, or None for that of the interface by which they come."""
+    """The address to which packets are redirected, or None for the address of the incoming interface."""
     from_this_host: bool
 
     def rules(self) -> Iterator[Rule]:
@@ -160,7 +164,7 @@ class _FirstPackets:
             f"{self._clients}, from ranges that are not admitted",
         )
         if self.from_this_host:
-            # Before the maps: a dial of the proxy that came back to it would be dialed again.
+            # This comes before the maps: a dial of the proxy that came back to the proxy would be dialed again.
             yield Rule(
                 f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return",
                 f"{self.family} dials of the proxy",
@@ -183,19 +187,19 @@ class _FirstPackets:
         if not self.content.spreads:
             return
         if self.from_this_host:
-            # A packet from or to a loopback address cannot leave this host; the redirect keeps it here.
+            # A packet from or to a loopback address cannot leave this host, and the redirect keeps it here.
             ip, loopback = IP[self.family], _LOOPBACK[self.family]
             condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
         for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
             if what == "spreads" or self.content.sticky:
-                # A jump: where no slot is found the redirect below applies.
+                # This is a jump, so that the redirect below applies if no slot is found.
                 vmap = f"{prefix}{what}{self.family.value}"
                 yield Rule(f"{condition}{key} vmap @{vmap}", f"{self._clients}{why}, {of_kind}")
 
     def _refusal(self, prefix: str, key: str, condition: str, why: str) -> Iterator[Rule]:
-        # To a client behind a port of a bridge the kernel sends a reset past NAT, so it has to come from the address
-        # that the client has asked. This host's own clients are refused behind the redirect (chain guard): a verdict
-        # here would be the sender's error.
+        # To a client behind a port of a bridge the kernel sends a reset past NAT, so the reset has to come from the
+        # address that the client has asked. This host's own clients are refused after the redirect (chain guard),
+        # because a verdict here would be an error for the sender.
         if not self.from_this_host:
             refusals = f"{prefix}refusals{self.family.value}"
             yield Rule(f"{condition}{key} @{refusals} goto refuse", f"{self._clients}{why}, no endpoint")
@@ -207,7 +211,7 @@ class _FirstPackets:
         return Rule(f"{matches} {action}", f"{self._clients}{why}")
 
     def _condition(self, origin: Origin, *, at_node: bool) -> str:
-        """Return the matches for packets of an origin, to an address of the node if they are for a node port."""
+        """Return the matches for packets of an origin. Packets for a node port must have an address of the node."""
         ip, of_pods = IP[self.family], origin is Origin.NODE and not self.from_this_host
         condition = from_own_pods(f"{ip} saddr", self.family, self.content.uplinks) if of_pods else ""
         if at_node:
@@ -229,18 +233,18 @@ class _FirstPackets:
 
 
 def from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
-    """Return the condition for packets of this node's pods. `source`: the expression of the client's address."""
+    """Return the condition for packets of this node's pods. `source` is the expression for the client's address."""
     elsewhere = "".join(f'iifname != "{name}" ' for name in sorted(uplinks))
     return f"{source} @internal_sources{family.value} {elsewhere}"
 
 
 def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
-    """Yield the rules for first packets that leave this host for an endpoint, or have come to one by loopback."""
+    """Yield the rules for first packets that leave this host for an endpoint, or that have reached one by loopback."""
     if not content.spreads:
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
     if content.sticky or content.rescued:
-        # Only this host's own proxy ports: an endpoint may have the same number.
+        # This is for this host's own proxy ports only, because an endpoint may have the same port number.
         yield Rule("oif lo meta l4proto . th dport @guarded return", "redirected to a proxy port")
     if content.rescued:
         yield Rule(*rescue.asking())
@@ -255,13 +259,13 @@ def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
             f"{ip} saddr . {ip} daddr @hairpins{family.value} masquerade fully-random",
             f"{family} endpoints that reach themselves",
         )
-    # Numbers of interfaces: a comparison of names takes several times as long.
+    # Interfaces are compared by number, because comparing names takes several times as long.
     for number in sorted({link.number for link in links}):
         yield Rule(f"iif {number} oif {number} jump masquerade_links", "the endpoint is where the client came from")
 
 
 def _arriving(content: Content) -> Iterator[Rule]:
-    """Yield the rules for first packets that have come to an endpoint on this very host."""
+    """Yield the rules for first packets that have reached an endpoint on this very host."""
     if not (content.spreads and (content.sticky or content.rescued)):
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
@@ -273,8 +277,8 @@ def _arriving(content: Content) -> Iterator[Rule]:
 
 
 def _by_original_destination(name: str, why: str) -> Iterator[tuple[str, Rule]]:
-    """Yield the jumps of each map by the destination that the client has chosen. nft knows the type of its port for one
-    protocol at a time."""
+    """Yield the jumps of each map by the destination that the client has chosen. nft knows the type of the
+    destination's port for one protocol at a time."""
     for family in Family:
         number, ip = family.value, IP[family]
         for protocol in ("tcp", "udp"):
@@ -314,7 +318,7 @@ def _masquerading(content: Content, links: frozenset[DirectLink]) -> dict[str, t
             Rule(f"{IP[it.family]} saddr {it.cidr} goto masquerade_link{it.family.value}", f"{it.family} clients there")
             for it in sorted(links)
         ),
-        # Others translate on such links, too.
+        # Other programs translate on such links, too.
         **{
             f"masquerade_link{family.value}": tuple(
                 Rule(f"meta l4proto {protocol} {original} {action}", f"{family} {protocol} {why}, answers pass by")
@@ -340,11 +344,11 @@ def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
     return f"masquerade_{masquerade}{suffix}"
 
 
-# Chains and maps that come and go with the Services.
+# The following chains and maps come and go with the Services.
 
 
 def spread_chain(traffic: Traffic, slots: int, client_hash: ClientHash | None = None) -> str:
-    """Return the chain that chooses one of so many slots, at random or by a hash of the client."""
+    """Return the name of the chain that chooses one of so many slots, at random or by a hash of the client."""
     destination, origin = traffic
     chosen_by = ""
     if client_hash is not None:
@@ -353,7 +357,7 @@ def spread_chain(traffic: Traffic, slots: int, client_hash: ClientHash | None = 
 
 
 def choice_of(chain: str) -> tuple[int, ClientHash | None]:
-    """Return of a chain that `spread_chain` names the number of slots, and the hash that chooses one."""
+    """Return the number of slots, and the hash that chooses one, from a name that `spread_chain` has returned."""
     match = _SPREAD.fullmatch(chain)
     if match is None:
         raise ValueError(chain)
@@ -365,7 +369,7 @@ _SPREAD = re.compile(r"((?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46])(?:_(port
 
 
 def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
-    """Return the rules of a chain that `spread_chain` names. `rescued`: its failed connections are reported."""
+    """Return the rules of a chain that `spread_chain` names. With `rescued` its failed connections are reported."""
     slots, client_hash = choice_of(chain)
     name = "_".join(chain.split("_")[: -1 if client_hash is None else -2])
     family = Family(int(name[-1]))
@@ -387,13 +391,13 @@ def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
 
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9./:-]")
-"""Characters that a comment or the name of an object shall not have."""
+"""The characters that a comment or the name of an object must not have."""
 LONGEST = 120
-"""Characters of a name in a comment (nft's limit is 128) and in an object's name."""
+"""The largest number of characters of a name in a comment (nft's limit is 128) and in an object's name."""
 
 
 def comment_of(spread: Spread) -> str:
-    """Return the name of a service port, as far as a comment can have it."""
+    """Return the name of a service port, in the form that a comment can have."""
     return UNUSUAL.sub("?", spread.service_port)[:LONGEST]
 
 

@@ -1,7 +1,7 @@
-"""Reads and changes elements of our table's sets by netlink, for work of every second, for which starting `nft` costs
-too much.
+"""Reads and changes elements of our table's sets by netlink, for work that is done every second and for which starting
+`nft` costs too much.
 
-The messages are those of nf_tables (linux/netfilter/nf_tables.h). A change is a transaction of its own.
+The messages are those of nf_tables (linux/netfilter/nf_tables.h). Each change is a transaction of its own.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ class Stamps(NamedTuple):
     asked: dict[Target, float]
     answered: dict[Target, float]
     blur_s: float
-    """How much younger a stamp may be: the longest time in which the kernel has made one part of the listing."""
+    """The longest time in which the kernel has made one part of the listing. A stamp may be younger by this much."""
 
 
 class _TimedSocket:
-    """A netlink socket that knows when the kernel has made the part of a listing that was read last.
+    """A netlink socket that knows when the kernel made the part of a listing that was read last.
 
-    The kernel makes the first part in `send`, and each next one in `recv` of the one before."""
+    The kernel makes the first part in `send`, and each further part in the `recv` of the part before.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -85,7 +86,7 @@ class _TimedSocket:
 
 
 class SetElements:
-    """A netlink socket for our table's sets. Each call takes some tens of microseconds. It is not for two threads at
+    """A netlink socket for our table's sets. Each call takes some tens of microseconds. Two threads must not use it at
     once."""
 
     def __init__(self) -> None:
@@ -100,8 +101,10 @@ class SetElements:
         """Keep the rescue rules working for `for_s`. Raise OSError when the kernel refuses, for example if there is no
         table.
 
-        The kernel does not prolong an element. So it is deleted and added again, in one transaction, and added before
-        in case that it is not there. Nothing is changed while they work for longer, as during a re-exec."""
+        The kernel does not prolong an element, so it is deleted and added again in one transaction. It is also added
+        before the deletion, in case it does not exist. Nothing is changed if the rules already work for longer, as
+        during a re-exec.
+        """
         if self._alive_for() <= for_s:
             self._elements.transact([*_removal(for_s), _addition(for_s)])
 
@@ -123,7 +126,7 @@ class SetElements:
         self._elements.close()
 
     def _alive_for(self) -> float:
-        """Return the seconds for which the rescue rules work without a renewal."""
+        """Return for how many seconds the rescue rules work without a renewal."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, ALIVE.encode() + b"\0")])
         self._socket.send(frame(_GET, body, flags=NLM_F_DUMP, sequence=self._sequence))
@@ -131,7 +134,7 @@ class SetElements:
         return min((s for it in found if it.kind == NEW for _, s in _elements(it.body)), default=0.0)
 
     def _times(self, name: str, family: Family) -> tuple[dict[Target, float], float]:
-        """Return the endpoints of a set with their stamps, and how much younger these may be."""
+        """Return the endpoints of a set with their stamps, and by how much these may be younger."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, name.encode() + b"\0")])
         timed = _TimedSocket(self._socket)
@@ -160,7 +163,7 @@ def _addition(for_s: float) -> Batch:
 
 
 def _removal(for_s: float) -> list[Batch]:
-    """Return the batches that remove the elements. They are added first, because what is not there cannot be
+    """Return the batches that remove the elements. The elements are first added, because a missing element cannot be
     deleted."""
     return [_addition(for_s), Batch(ALIVE, False, [_element(bytes([number])) for number in _NUMBERS.values()])]
 
@@ -192,9 +195,11 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
-    """Return the same as `_elements`, for elements with keys of one length, an expiry time, and nothing else.
+    """Return the same as `_elements` for elements with keys of one length, an expiry time, and nothing else, or None if
+    the elements are not all like that.
 
-    Rules add such elements, and there may be tens of thousands. Return None if the elements are not all alike."""
+    Rules add such elements, and there may be tens of thousands.
+    """
     shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
     if shape is None or len(elements) % shape[0].size:
         return None

@@ -17,9 +17,10 @@ from kubeproxy.netfilter.nftables.reading import TableReader
 
 
 async def new_connections(asked: Collection[Traffic]) -> Mapping[Traffic, int]:
-    """Return the counters of this traffic, as far as there are any. Raise KernelError when the kernel refuses.
+    """Return the counters of this traffic that exist. Raise KernelError when the kernel refuses.
 
-    A counter begins anew when the number of endpoints changes, as its element is replaced."""
+    A counter begins again when the number of endpoints changes, because its element is replaced.
+    """
     names = [
         name
         for kind in ("spreads", "affinities")

@@ -1,9 +1,9 @@
-"""Spreads in our nftables table: endpoints in numbered slots, of which the rules choose one.
+"""Spreads in our nftables table: endpoints in numbered slots, one of which the rules choose.
 
 A destination with N targets has the slots 0 to N - 1, and jumps to the chain that draws one of N. So each target has
-exactly the same share. A target with a larger share has several slots. When a target leaves a slot, a new target takes
-it, or else the last one does. Further new targets come at the end. So a change of one endpoint costs the same among
-thousands. If a hash of the client chooses, each slot has the target that the spread says.
+exactly the same share. A target with a larger share has several slots. When a target leaves, a new target takes its
+slot; if there is no new one, the target of the last slot does. Further new targets come at the end. So a change of one
+endpoint costs the same among thousands. If a hash of the client chooses, each slot has the target that the spread says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slots:
     targets: tuple[Target, ...]
     comment: str
     client_hash: ClientHash | None = None
-    """The hash by which a client has its slot, or None if the slot is drawn at random."""
+    """The hash that gives a client its slot, or None if the slot is drawn at random."""
     spread: Spread | None = field(default=None, compare=False)
     """The spread from which they were made, or None if they were read from the kernel."""
 
@@ -36,7 +36,7 @@ NO_SLOTS = Slots((), "")
 
 
 def arranged(have: Slots, wanted: Spread | None) -> Slots:
-    """Return the slots for a spread, as few of them changed as possible."""
+    """Return the slots for a spread, with as few changes as possible."""
     if wanted is None or not wanted.targets:
         return NO_SLOTS
     if have.spread is wanted:
@@ -76,10 +76,11 @@ def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> 
 
 
 def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
-    """Return the chains that choose slots, and those that draw from one slot more and one less.
+    """Return the chains that choose from the present numbers of slots, and those for one slot more and one less.
 
-    So a rolling change of endpoints finds its chains, which only the program nft can make. A hash has as many slots
-    before as after most changes."""
+    So a rolling change of endpoints finds its chains; only the program nft can make them. A hash has as many slots
+    before as after most changes.
+    """
     shapes: dict[tuple[str, int, ClientHash | None], tuple[Traffic, Slots]] = {}
     for traffic, some in slots.items():
         name = place(traffic.destination, traffic.destination.protocol.lower(), traffic.origin)
@@ -88,7 +89,7 @@ def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
 
 
 def chains_for(traffic: Traffic, slots: Slots) -> list[str]:
-    """Return the same chains for the slots of one traffic."""
+    """Return the same chains for the slots of one destination's traffic."""
     count = len(slots.targets)
     counts = (count, count + 1, count - 1) if slots.client_hash is None else (count,)
     return [spread_chain(traffic, number, slots.client_hash) for number in counts if number > 0]

@@ -1,7 +1,7 @@
-"""The names of the nftables tables of this network namespace, by netlink.
+"""Lists the names of the nftables tables of this network namespace by netlink.
 
-`nft list tables` has the kernel list every element of every set first (1.0.6): with 10,000 Services on the kernel path
-that is 210 MB and seconds of processor time, and it begins anew whenever another transaction comes in between.
+`nft list tables` (1.0.6) first has the kernel list every element of every set. With 10,000 Services on the kernel path
+that is 210 MB and seconds of CPU time, and it begins again whenever another transaction comes in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 def tables() -> list[str]:
-    """Return each table as nft names it, by family and name, as in ``inet kubeproxy``. Raise OSError when the kernel
+    """Return each table by family and name, as nft writes it: ``inet kubeproxy``. Raise OSError when the kernel
     refuses."""
     with open_netlink(NETLINK_NETFILTER) as sock:
         sock.settimeout(_TIMEOUT_S)

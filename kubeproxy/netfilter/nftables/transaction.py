@@ -1,7 +1,7 @@
 """Our nftables table as a value: the wanted one, the one in the kernel, and the transaction between them.
 
-The cluster changes elements only, so the cost of a packet and of a change does not grow with the number of Services.
-``docs/netfilter.md`` shows the table.
+Changes in the cluster change only elements, so the cost of a packet and of a change does not grow with the number of
+Services. ``docs/netfilter.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from kubeproxy.netfilter.nftables.transaction_steps import (
 from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 Verdicts = Mapping[tuple[str, Destination], str]
-"""Maps and destinations, and the chains to which these jump."""
+"""The maps and destinations, with the chains to which these jump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +82,21 @@ class Table:
     slots: dict[Traffic, Slots] = field(default_factory=dict)
     verdicts: dict[tuple[str, Destination], str] = field(default_factory=dict)
     clients: frozenset[str] = frozenset()
-    """The maps of clients. Their elements are the kernel's."""
+    """The maps of clients. The kernel owns their elements."""
     kept: Mapping[str, frozenset[Address]] = field(default_factory=dict, compare=False)
-    """The addresses to which these maps led when they were read."""
+    """The endpoint addresses that these maps had when they were read."""
     transparent: bool = False
-    """Whether the chain for answers to clients' addresses is there."""
+    """Whether the chain for answers to clients' addresses exists."""
     rescue: bool = False
-    """Whether the chains and sets for failed connections are there."""
+    """Whether the chains and sets for failed connections exist."""
     paused: bool = False
-    """Whether there is a pause, over or not."""
+    """Whether there is a pause, even one that is over."""
     sound: bool = True
-    """Whether maps, sets and chains are declared as by this version. Otherwise the table is made anew."""
+    """Whether maps, sets and chains are declared as in this version. Otherwise the table is made anew."""
 
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
-        """Return the table of a rule set. Slots that are in the table `after` stay where they are."""
+        """Return the table of a rule set. Slots that the table `after` already has stay where they are."""
         return _made_of(wanted, after if after is not None and after.sound else EMPTY)[0]
 
 
@@ -155,7 +155,7 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         sets[f"hooks{number}"] = frozenset(it for it in wanted.hooks if family_of(it.address) is family)
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
     by_name: dict[str, set[Element]] = {}
-    # Also those with no endpoint left but ejected ones: answers to earlier packets still come.
+    # This includes destinations whose endpoints are all ejected, because answers to earlier packets still come.
     for destination, _ in wanted.spreads:
         by_name.setdefault(place(destination, "translated"), set()).add(destination_key(destination))
     for (destination, origin), port in wanted.redirects.items() if wanted.refused else ():
@@ -165,14 +165,14 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
 
 
 class Transition(NamedTuple):
-    """The way from one table to another: the steps of a transaction, and the table after it."""
+    """The difference between two tables: the steps of a transaction, and the table after it."""
 
     steps: list[str]
     after: Table
     creation: str = ""
-    """The commands before the slots, or empty if there are none."""
+    """The commands that come before the slots, or empty if there are none."""
     slots: Iterable[Replacement] = ()
-    """Slots that are to be added before the steps. No packet comes to them until then."""
+    """The slots that are to be added before the steps. No packet comes to them until then."""
 
 
 def difference(have: Table | None, wanted: RuleSet) -> list[str]:
@@ -181,9 +181,9 @@ def difference(have: Table | None, wanted: RuleSet) -> list[str]:
 
 
 def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> Transition:
-    """Return the transaction from one table to the other, without a step when they are equal.
+    """Return the transaction from one table to the other. It has no steps if they are equal.
 
-    `apart`: where the first slots are so many or more, they are apart from the steps. They are most of all elements,
+    If there are at least `apart` first slots, they are kept apart from the steps. They are by far the most elements,
     and no packet comes to them before the steps.
 
     The steps are to be sent as one transaction. If that is too large for the kernel they can be sent one by one: guards
@@ -209,7 +209,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         *element_steps(_redirect_elements(before.redirects, wanted.redirects)),
     ]
     if new.rescue and before.rescue and new.slots and (before.paused or not before.slots):
-        # The first packets of all are rescued, too.
+        # The first packets of all spreads are rescued, too.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     for _, some in groupby(sorted(changed(before.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):
@@ -241,7 +241,7 @@ def _objects(have: Table, new: Table, wanted: RuleSet, rules: Mapping[str, tuple
 
 
 def _set_steps(have: Table, new: Table) -> tuple[list[str], list[str]]:
-    """Return the steps that change sets before the redirects change, and those that come after it."""
+    """Return the steps that change sets before the redirects change, and those that come after the redirects."""
     early: list[str] = []
     late: list[str] = []
     for name, elements in new.sets.items():
@@ -255,9 +255,10 @@ def _set_steps(have: Table, new: Table) -> tuple[list[str], list[str]]:
 def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
     """Yield the steps that delete what no rule needs any more.
 
-    Chains that draw slots are not deleted for their own sake (`only_chains`), because the next change may need them
-    again. They stay in the new table."""
-    # A chain of a longer name may jump to one of its beginning.
+    If only chains that draw slots are obsolete (`only_chains`), they are not deleted, because the next change may need
+    them again. They stay in the new table.
+    """
+    # A chain with a longer name may jump to one whose name is the beginning of its own.
     chains = sorted((name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name)), reverse=True)
     if only_chains:
         new.chains.update((name, have.chains[name]) for name in chains if draws_slots(name))
@@ -272,9 +273,10 @@ def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
-    """Return the number of the table's redirects that belong to a rule set, and of others.
+    """Return how many of the table's redirects belong to a rule set, and how many do not.
 
-    The address to which they lead is in the rules, and the port in the elements."""
+    The rules have the address to which they lead, and the elements have the port.
+    """
     wanted = rules_of(ours)
     same = all(have.chains.get(chain) == comments_of(wanted[chain]) for chain in ("prerouting", "output"))
     mine = sum(ours.redirects.get(traffic) == port for traffic, port in have.redirects.items()) if same else 0
@@ -283,9 +285,9 @@ def reach(have: Table, ours: RuleSet) -> Reach:
 
 def pause(have: Table, *, for_s: float) -> list[str]:
     """Return the steps of the transaction that replaces redirects by drops of first packets for that time, so that
-    clients retry. Return None without redirects. The steps are as in `difference`.
+    clients retry. Return None if there are no redirects. The steps are as in `difference`.
 
-    Everything that needs no process stays in force: spreads with all that belongs to them. When the time is up, the
+    Everything that needs no process stays in force: spreads and all that belongs to them. When the time is up, the
     drops have no effect. A table of another version is made anew, without its spreads.
     """
     destinations = {destination for destination, _ in have.redirects}
@@ -298,7 +300,7 @@ def pause(have: Table, *, for_s: float) -> list[str]:
         steps, chains = [DELETION + creation()], {}
         for name in _NODE_ADDRESSES:
             steps += set_steps("add", name, have.sets[name])
-        # With the last rule that needs connection tracking the kernel would end it, and every running connection.
+        # With the last rule that needs connection tracking the kernel would end tracking, and every running connection.
         steps += chain_steps(chains, rules_of(RuleSet()))
     by_set: dict[str, list[Element]] = {}
     for each in sorted(destinations):
@@ -308,7 +310,8 @@ def pause(have: Table, *, for_s: float) -> list[str]:
     for name, elements in by_set.items():
         texts = (f"{key_text(each)} timeout {math.ceil(for_s * 1000)}ms" for each in elements)
         steps += text_steps("add", name, texts)
-    # Behind the spreads. A client with a way of its own may be led by the spread of all now: its endpoints are fewer.
+    # The drops come after the spreads. A client of this node may then be led by the spread for all clients, whose
+    # endpoints are a subset of its own.
     rules = tuple(_pause_rules())
     steps += [step for hook in ("prerouting", "output") for step in appending(chains, hook, rules)]
     return [*steps, flushing(_LEADING_TO_PROXY_PORTS)]
@@ -338,6 +341,6 @@ def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
 
 _HOOKS = frozenset(f"hooks{family.value}" for family in Family)
 _LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, *_HOOKS, "guarded", "unguarded", "refused", "dropped"))
-"""The maps and sets that need the process that listens at the proxy ports in them."""
+"""The maps and sets that are only useful while a process listens at the proxy ports in them."""
 
 _NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)

@@ -1,9 +1,10 @@
-"""Watches for routes that are taken away, by the kernel's notifications.
+"""Watches for lost routes, by the kernel's notifications.
 
 A packet without a route is dropped before any chain that knows the endpoint, so the rules of the rescue do not see it.
 
-An IPv4 route that goes with its link, its source address or its next hop (``ip nexthop``) has no notification of its
-own (seen with ``ip monitor``, Linux 6.18). So it is when a pod ends, and a wider route that is left may lead nowhere.
+An IPv4 route that disappears with its link, its source address or its next hop (``ip nexthop``) has no notification of
+its own (seen with ``ip monitor``, Linux 6.18). This happens when a pod ends, and a wider route that is left may lead
+nowhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kubeproxy.netfilter.netlink.multicast import received, subscribe
 _GROUPS = (1, 5, 7, 11, 32)
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 16, 17, 21, 24, 25
 _RTM_DELNEXTHOP = 105
-_NEW = 0xFFFF_FFFF  # of a link that has just been made
+_NEW = 0xFFFF_FFFF  # The link has just been made.
 _ROUTE = struct.Struct(
     "=BBBBBBBBI"
 )  # family, lengths of addresses, type of service, table, protocol, scope, type; flags
@@ -36,7 +37,7 @@ EVERYWHERE: tuple[Prefix, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 
 
 class Lost(NamedTuple):
-    """What was lost since the last look."""
+    """The routes that were lost since the last look."""
 
     prefixes: set[Prefix]
     """The destinations to which a route has been lost."""
@@ -52,7 +53,8 @@ class RouteWatch:
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> Lost:
-        """Return what was lost since the last look. The kernel notifies of a link before it takes its routes away."""
+        """Return which routes were lost since the last look. The kernel notifies of a link before it removes the link's
+        routes."""
         lost = Lost(set(), more=False)
         for data in received(self._socket):
             more = data is None or hides_losses(data)
@@ -65,7 +67,7 @@ class RouteWatch:
 
 
 def lost_ways(data: bytes) -> Iterator[Prefix]:
-    """Yield the destinations of deleted routes, and of new ones that lead nowhere."""
+    """Yield the destinations of deleted routes, and of new routes that lead nowhere."""
     for message in parse(data):
         if message.kind not in (_RTM_NEWROUTE, _RTM_DELROUTE) or len(message.body) < _ROUTE.size:
             continue
@@ -80,7 +82,7 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Return whether the messages have links that go down, or addresses or next hops that go."""
+    """Return whether the messages report links that go down, or addresses or next hops that disappear."""
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True
@@ -92,8 +94,8 @@ def hides_losses(data: bytes) -> bool:
 
 
 def among(addresses: Set[Address], prefixes: Collection[Prefix]) -> set[Address]:
-    """Return the addresses within prefixes. It takes some 100 ms for 100,000 addresses, and little if the prefixes are
-    host routes and default routes."""
+    """Return the addresses that are within prefixes. This takes some 100 ms for 100,000 addresses, and little if the
+    prefixes are host routes and default routes."""
     families = {it.version for it in prefixes if it.prefixlen == 0}
     if families == {4, 6}:
         return set(addresses)

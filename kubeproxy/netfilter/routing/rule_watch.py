@@ -1,6 +1,7 @@
 """Watches for removals of our routing rules, by the kernel's notifications.
 
-Network managers are known to remove, when they start anew, all rules that they have not made."""
+When network managers start, they are known to remove all rules that they have not made.
+"""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 TABLE = 27504
-"""The number of our routing table: "kp" in ASCII."""
+"""The number of our routing table, which is "kp" in ASCII."""
 
 PRIORITY = 107
 """The priority of the first of our three rules, which come before the main table and the rules of other programs."""
 
 PROTOCOL = 107
-"""The origin of a rule or route, as ip(8) shows it (``proto 107``): it identifies ours. The list of ip(8)
+"""The protocol number that identifies our rules and routes. ip(8) shows it as ``proto 107``; its list
 (/etc/iproute2/rt_protos) does not have this number."""
 
 _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
@@ -58,7 +58,7 @@ _SCOPE_HOST, _LOCAL = 254, 2
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES)
-"""The errors for IPv6 where it is disabled: as a whole, or (EACCES) on the interface lo."""
+"""The errors for IPv6 if it is disabled as a whole, or (EACCES) on the interface lo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class _Entry:
 
 
 def add() -> bool:
-    """Add missing rules and remove other rules of ours. Return True if there was anything to do. Raise KernelError when
-    the kernel refuses, also because CAP_NET_ADMIN is missing."""
+    """Add missing rules and remove any others of ours. Return True if anything had to be changed. Raise KernelError
+    when the kernel refuses, or CAP_NET_ADMIN is missing."""
     return _settle(wanted=True)
 
 
@@ -84,9 +84,10 @@ def remove() -> bool:
 def probe() -> None:
     """Have the kernel check that we may change routing rules, without making one. Raise KernelError if it refuses.
 
-    It is asked to remove a rule that is not there. One that was added and removed would leave a trace: a network
-    namespace that has ever had a rule of its own looks up every route by its rules, for good. That costs each forwarded
-    packet some 0.4 µs."""
+    The kernel is asked to remove a rule that does not exist. A rule that was added and removed would leave a trace: a
+    network namespace that has ever had a rule of its own looks up every route by its rules from then on, which takes
+    some 0.4 µs for each forwarded packet.
+    """
     try:
         with open_netlink() as netlink:
             for family in Family:
@@ -127,7 +128,7 @@ def present() -> bool:
 
 
 def is_removal_of_ours(message: bytes) -> bool:
-    """Return whether a notification of the kernel reports the removal of one of our rules."""
+    """Return whether a notification from the kernel reports the removal of one of our rules."""
     return any(
         it.kind == _RTM_DELRULE and dict(attributes(it.body[_RULE.size :])).get(_FRA_PROTOCOL) == bytes([PROTOCOL])
         for it in parse(message)
@@ -159,7 +160,7 @@ def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -
     have = [*_rules(netlink, family), *_routes(netlink, family)]
     surplus = [it for it in have if it not in want]
     missing = [it for it in want if it not in have]
-    # A marked packet must find the table filled, so its rule is removed first and added last.
+    # A marked packet must find a filled table, so the rule that leads to it is removed first and added last.
     for it in sorted(surplus, key=lambda it: not it.is_rule):
         request(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
     for it in missing:
@@ -205,7 +206,7 @@ def _rules(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
         values = dict(attributes(payload[_RULE.size :]))
         if header[0] != _INET[family] or values.get(_FRA_PROTOCOL) != bytes([PROTOCOL]):
             continue
-        if values.get(_FRA_SUPPRESS_PREFIXLEN) == b"\xff" * 4:  # not set
+        if values.get(_FRA_SUPPRESS_PREFIXLEN) == b"\xff" * 4:  # The attribute is not set.
             del values[_FRA_SUPPRESS_PREFIXLEN]
         yield _Entry(is_rule=True, header=_RULE.pack(*header[:-1], 0), values=frozenset(values.items()))
 
@@ -222,7 +223,7 @@ def _routes(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
 
 
 _ROUTE_ATTRIBUTES = frozenset({1, 2, 4, 5, 7, 8, 9, 15})
-"""The attributes that decide where a route leads; the others are measurements, and a metric that the kernel adds."""
+"""The attributes that decide where a route leads. All others are measurements, or a metric that the kernel adds."""
 
 
 def _scope(family: Family) -> int:
@@ -234,5 +235,5 @@ def _number(value: int) -> bytes:
 
 
 def _short(table: int) -> int:
-    """Return a table's number as a header has it, in one byte."""
+    """Return a table's number in the one byte that a header has for it."""
     return table if table < 256 else 252
