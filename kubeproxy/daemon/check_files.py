@@ -27,7 +27,7 @@ def require(configuration: Configuration, environ: Mapping[str, str]) -> None:
 def faults(configuration: Configuration, environ: Mapping[str, str], *, service_account: bool = False) -> Iterator[str]:
     """Yield one line for each file that is missing or that this process cannot use.
 
-    With `service_account` also for the files of a pod, which no configuration names.
+    With `service_account` also check the files that a pod has, which no configuration names.
     """
     yield from _manifests(configuration.kubeproxy.manifests.paths)
     if uses_kubernetes(configuration, environ):
@@ -51,7 +51,7 @@ def _manifests(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _open(path: str) -> None:
-    """Open a file to read it. O_NONBLOCK: it may be a pipe without a writer."""
+    """Open a file to read it. O_NONBLOCK is set because the file may be a pipe without a writer."""
     os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
@@ -94,7 +94,7 @@ def _unwritable(setting: str, path: str) -> Iterator[str]:
 
 
 _NO_READER: Final = errno.ENXIO
-"""A pipe without a reader so far."""
+"""The error of a pipe that has no reader so far."""
 
 
 def _fault(setting: str, path: str, reason: OSError | str, allowed: str) -> str:

@@ -1,4 +1,4 @@
-"""Estimates how many nodes the cluster has. By this number each node paces what all of them do."""
+"""Estimates how many nodes the cluster has. With this number each node paces work that all nodes do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 ASSUMED: Final = 1000
 """The number of nodes that is assumed until it is known."""
 FRESH_S, RETRY_S = 600.0, 60.0
-"""How long an answer counts, and how long a failure does. Half of it is jitter."""
+"""For how many seconds an answer is used, and for how many after a failure. Half of the time is jitter."""
 
 
 class _Metadata(msgspec.Struct):
@@ -30,7 +30,8 @@ class _Nodes(msgspec.Struct):
 
 
 class ClusterSize:
-    """The number of nodes, read every ten minutes: a list of one Node, and how many more the server says there are."""
+    """The number of nodes, read every ten minutes from a list of one Node, in which the server says how many more there
+    are."""
 
     def __init__(self) -> None:
         self.nodes = ASSUMED
@@ -50,6 +51,6 @@ class ClusterSize:
             wait_s = RETRY_S
         else:
             known = len(found.items or ()) + found.metadata.remaining
-            # A server that says that there are more nodes, but not how many, may have many.
+            # If a server says that there are more nodes, but not how many, there may be many.
             self.nodes = max(1, known if found.metadata.remaining or not found.metadata.more else ASSUMED)
         self._next_at = now + wait_s * (1.0 + 0.5 * random.random())

@@ -1,7 +1,7 @@
-"""Traces a connection that does not exist yet: through the rules in force, then through the data plane.
+"""Traces a connection that does not exist yet, first through the rules in force and then through the data plane.
 
-`kubeproxy.netfilter.packet_simulation` decides, and the tests compare it with real kernels. This module words the
-decision.
+`kubeproxy.netfilter.packet_simulation` decides, and the tests compare it with real kernels. This module puts the
+decision into words.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Client:
     """The client, as netfilter sees it."""
 
     address: Address | None
-    """The client's address. None if the client is this node, and its address is not known."""
+    """The client's address, or None if the client is this node and its address is not known."""
     is_this_node: bool
     is_pod: bool
 
@@ -82,9 +82,9 @@ class Client:
 def client_of(
     asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
 ) -> Client:
-    """Return the client of a question. It is this node if the question names no address.
+    """Return the client that a request is about. It is this node if the request names no address.
 
-    The node's packet comes from the destination address if that address is the node's own, and otherwise from its
+    A packet of this node comes from the destination address if that address is the node's own, and otherwise from its
     landing address.
     """
     if asked.source is None:
@@ -92,7 +92,7 @@ def client_of(
         return Client(here, True, False)
     own = facts.is_own(asked.source)
     is_pod = not own and contains(rules.internal_sources, asked.source)
-    # The trace has no interface by which the packet comes, but pods of other nodes are behind a gateway.
+    # The trace does not know the interface on which the packet arrives, but pods of other nodes are behind a gateway.
     if is_pod and rules.uplinks and (way := find_way(asked.source)) is not None:
         is_pod = way.direct
     return Client(asked.source, own, is_pod)
@@ -123,8 +123,8 @@ class Tracer:
         find_bond: Callable[[Address, Spread], Awaitable[Bond | None]] = bond_of,
         find_way: Callable[[Address], Way | None] = way_to,
     ) -> None:
-        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path, `find_way`
-        how it reaches an address."""
+        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path. `find_way`
+        asks it how it reaches an address."""
         self._find_way = find_way
         self._proxier = proxier
         self._rescue = rescue
@@ -325,7 +325,7 @@ _CHOICE = {
 
 
 def _place(frontend: Frontend, asked: TraceRequest) -> Iterator[str]:
-    """Say which endpoint a client has under a hash, and why."""
+    """Return which endpoint a client has under a hash, and why."""
     balancing = frontend.balancing
     if not balancing.scheduler.hashes or not frontend.endpoints:
         return
@@ -371,7 +371,7 @@ def _because(
             return _missing(asked.to, rules, snapshot, services_degraded)
     if met.fate in (Fate.PROXIED, Fate.FORWARDED):
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
-    if frontend is not None and frontend.endpoints:  # It has a refusal in place of a listener.
+    if frontend is not None and frontend.endpoints:  # A refusal stands in place of its listener.
         if is_loopback(asked.to.address):
             return f"{name} has {_count(frontend)}, but no packet from a loopback address leaves this host"
         standing = next((it for it in snapshot.frontends if it.frontend.name == frontend.name), None)
@@ -382,7 +382,7 @@ def _because(
 
 
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
-    """Return why no rule takes the packet, with the nearest rule."""
+    """Return why no rule matches the packet, with the nearest rule."""
     for frontend in snapshot.frontends:
         if to in frontend.frontend.destinations:
             service = frontend.frontend.name.service_port

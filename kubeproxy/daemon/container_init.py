@@ -29,16 +29,17 @@ PASSED_ON = frozenset({*STOP, signal.SIGHUP, signal.SIGUSR2})
 """The signals that the control process handles."""
 AWAITED = frozenset({*PASSED_ON, signal.SIGCHLD})
 PREVIOUS_END = "KUBEPROXY_PREVIOUS_END"
-"""The variable by which a control process learns how the previous one has ended."""
+"""The environment variable that tells a control process how the previous one has ended."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""The pause before the next start. The first is as long as that of systemd's unit, and each further one is longer."""
+"""The pause before the next start. The first one is as long as that of systemd's unit, and each further one is
+longer."""
 SETTLED_S = 60.0
-"""Once a control process has lived for this long, the pauses begin anew."""
+"""After a control process has lived for this long, the pauses begin again with the first one."""
 
 
 def become() -> None:
-    """In the first process of a container become this program, and run the present command line as its child. Return if
-    this is not the first process."""
+    """If this is the first process of a container, become this program and run the present command line as its child.
+    Otherwise return."""
     if os.getpid() == 1:
         os.execv(sys.executable, command([sys.executable, *sys.orig_argv[1:]]))
 
@@ -67,11 +68,11 @@ def supervise(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
-    """Run the command once, and pass signals on. Return how it has ended, as `subprocess` reports that, and whether it
-    was told to stop."""
+    """Run the command once, and pass signals on to it. Return how it has ended, as `subprocess` reports that, and
+    whether this program was told to stop."""
     try:
         child = os.posix_spawn(words[0], [*words], {**os.environ, PREVIOUS_END: ending}, setsigmask=())
-    except OSError:  # the kernel has no process or memory to spare
+    except OSError:  # The kernel has no process or memory left.
         return 1, False
     stopping = False
     while True:
@@ -90,7 +91,8 @@ def _await_stop() -> int:
 
 
 def _others_live(within_s: float) -> bool:
-    """Return whether others still live after `within_s`. Return False at once if none does, or on a signal to stop."""
+    """Return whether other processes still live after `within_s`. Return False at once if none does, or on a signal to
+    stop."""
     until = time.monotonic() + within_s
     while _reap()[1]:
         left_s = until - time.monotonic()
@@ -102,8 +104,9 @@ def _others_live(within_s: float) -> bool:
 
 
 def _reap() -> tuple[dict[int, int], bool]:
-    """Reap the children that have ended. Return their exit codes by process number, and whether others live. The first
-    process also gets children that have lost their parent, such as workers and programs that a person has started."""
+    """Reap the children that have ended. Return their exit codes by process number, and whether other processes live.
+    The first process also gets children that have lost their parent, such as workers and programs that a person has
+    started."""
     ended: dict[int, int] = {}
     while True:
         try:

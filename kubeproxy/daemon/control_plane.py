@@ -1,4 +1,5 @@
-"""The control plane: what the sources define, who puts it into effect, and what is kept for the next start."""
+"""The control plane: the sources, the proxier that puts their objects into effect, and what is kept for the next
+start."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ class ControlPlane:
         self.proxier.use(replace(self.proxier.settings, facts=self.host_facts.facts()))
 
     def pods_leave(self, leaving: frozenset[Leaving]) -> None:
-        """Have the proxier send these pods no new connections, and all others new ones again."""
+        """Have the proxier send no new connections to these pods, and send them to all other pods again."""
         self.proxier.use(replace(self.proxier.settings, leaving=leaving))
 
     def landing_changed(self) -> None:

@@ -25,7 +25,7 @@ class CurrentConfiguration:
         return await in_thread(self._read)
 
     async def why_unusable(self) -> str | None:
-        """Return why the configuration on disk cannot be used. Return None if it can."""
+        """Return why the configuration on disk cannot be used, or None if it can be used."""
         try:
             await self.read()
         except ConfigError as error:

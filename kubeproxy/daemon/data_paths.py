@@ -1,4 +1,4 @@
-"""The policy by which frontends get their data path: the configuration, and what this host supports."""
+"""The policy that decides the data path of frontends, from the configuration and from what this host supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class DataPaths:
     def __init__(self, netfilter: Netfilter) -> None:
         self._netfilter = netfilter
         self._refusal: str | None = None
-        """Why this host does not support the kernel path: empty if it does, None if the kernel has not been asked."""
+        """Why this host does not support the kernel path. It is empty if the host does, and None if the kernel has not
+        been asked."""
         self._used = False
         """Whether a configuration was in use before."""
         self.policy: DataPathPolicy = USERSPACE_ONLY
@@ -37,7 +38,7 @@ class DataPaths:
 
     async def use(self, configuration: Configuration) -> None:
         """Use this configuration from now on. Probe the kernel the first time a configuration wants the kernel path.
-        Raise KernelError when the kernel refuses and nothing else is to serve."""
+        Raise KernelError if the kernel refuses and nothing else may serve."""
         wanted = Wanted(configuration.kubeproxy.data_path)
         if wanted is not Wanted.USERSPACE and self._refusal is None:
             reason = await self._netfilter.why_not(Feature.SPREADS)
@@ -83,7 +84,7 @@ class DataPaths:
         self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
 
     def cease_waiting(self) -> None:
-        """Let the kernel path serve without the rescue, which was not ready in time or never will be."""
+        """Let the kernel path serve without the rescue, which was not ready in time or will never be."""
         self._set(replace(self.policy, rescue_starts=False))
 
     def _set(self, policy: DataPathPolicy) -> None:

@@ -1,11 +1,11 @@
 """Answers the preStop hooks of pods: `httpGet: {port: 10258, path: /drain?timeout=25s}`.
 
-The kubelet asks the pod's own address. A rule redirects what this node itself sends to that port of its pods to a
-socket of this process, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host
+The kubelet asks the pod's own address. What this node itself sends to that port of its pods is redirected by a rule to
+a socket of this process, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host
 or pod reaches the socket, because it listens on loopback, and packets that no rule has led there are dropped.
 
-A request that is no such hook, or not from a process of root, is passed on to the pod, byte by byte, because a pod may
-listen on that port itself.
+A request that is not such a hook, or that does not come from a process of root, is passed on to the pod byte by byte,
+because the pod may listen on that port itself.
 """
 
 from __future__ import annotations
@@ -33,35 +33,37 @@ log = structlog.get_logger(__name__)
 
 PATH: Final = "/drain"
 TIMEOUT_S: Final = 25.0
-"""For how long a hook without a timeout waits: five seconds less than the default of terminationGracePeriodSeconds."""
+"""For how long a hook waits if it gives no timeout: five seconds less than the default of
+terminationGracePeriodSeconds."""
 LONGEST_S: Final = 3600.0
 REQUEST_S: Final = 5.0
 """How long the head of a request may take."""
 SILENT_S: Final = 5.0
-"""A client of root's that has sent nothing by then may wait for the pod to begin. The kubelet may be slow, too."""
+"""After this time a client of root's that has sent nothing may be waiting for the pod to send first. (The kubelet may
+be slow, too.)"""
 REQUEST_BYTES: Final = 4096
 IDLE_S: Final = 600.0
 """How long a connection that is passed on to the pod may be silent."""
 CONNECTIONS: Final = 1200
 OF_OTHERS: Final = 400
-"""The most connections of users other than root, so that these keep no hook from being answered."""
+"""The largest number of connections of users other than root. It keeps these from preventing answers to hooks."""
 FULL_PAUSE_S: Final = 0.1
-"""How long nothing is accepted after the process had no descriptor or memory for a connection."""
+"""For how long nothing is accepted if the process had no descriptor or memory for a connection."""
 LAST_S: Final = 1.0
-"""How long the last answers may take."""
+"""How long the last answers may take when the process ends."""
 PORTS_TRIED: Final = 8
 ROOT: Final = 0
 _ORIGINAL_DST: Final = 80  # SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6)
 _BEGIN: Final = b"GET /drain"
 _LOOPBACK: Final = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, 0 s."""
+"""The value of SO_LINGER: on, with 0 s."""
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(?:[0-9]{1,6}(?:\.[0-9]{1,3})?(?:ms|s|m|h))+|[0-9]{1,6}")
 
 
 class DrainHook:
-    """The socket that hooks reach. `bind`, `listen`, then `close`; `port` is where rules lead."""
+    """The socket that hooks reach. Call `bind`, `listen`, then `close`. Rules lead to `port`."""
 
     def __init__(self, drains: PodDrains) -> None:
         self._drains = drains
@@ -72,10 +74,10 @@ class DrainHook:
         """The connections of users other than root."""
         self._pause: asyncio.TimerHandle | None = None
         self.port = 0
-        """The port on loopback, or 0 while none is bound."""
+        """The port on loopback, or 0 while no port is bound."""
 
     def bind(self, families: Iterable[Family]) -> None:
-        """Take a port on loopback that is free in every family. Raise OSError when there is none."""
+        """Bind a port on loopback that is free in every family. Raise OSError if there is none."""
         wanted = sorted(families)
         for attempt in range(PORTS_TRIED):
             try:
@@ -88,7 +90,8 @@ class DrainHook:
                 return
 
     def listen(self) -> None:
-        """Listen at that port, if it is bound: from the first pod on, because rules lead to it from then on."""
+        """Listen at that port, if it is bound. This is called when the first pod appears, because from then on rules
+        lead to the port."""
         for listener in self._sockets:
             listener.listen(CONNECTIONS)
         self._accept_from_now()
@@ -108,7 +111,7 @@ class DrainHook:
             self.port = listener.getsockname()[1]
 
     def close(self) -> None:
-        """Accept no more."""
+        """Accept no more clients."""
         self._pause_accepting()
         for listener in self._sockets:
             listener.close()
@@ -127,7 +130,7 @@ class DrainHook:
             self._pause = None
 
     async def end(self) -> None:
-        """Accept no more clients, and let hooks that wait continue at the next kubeproxy."""
+        """Accept no more clients, and end the waits of hooks, which continue at the next kubeproxy."""
         self.close()
         await self._drains.end()
         if self._serving:
@@ -173,7 +176,7 @@ class DrainHook:
             elif b"\r\n\r\n" in head:
                 writer.write(await self._answer(asked, head, reader))
                 await writer.drain()
-        except OSError as error:  # it was not led here, or has disconnected
+        except OSError as error:  # The client was not led here by a rule, or has disconnected.
             log.debug("hook's connection ended", asked=str(asked), reason=str(error))
         finally:
             end()
@@ -207,7 +210,7 @@ def _crashed(task: str, error: BaseException) -> None:
 
 
 def _is_of_root(client: Target, asked: Target) -> bool:
-    """Return whether a client is a process of root, as the kubelet is. Other processes may not have a pod drain."""
+    """Return whether a client is a process of root, as the kubelet is. Other processes may not make a pod drain."""
     try:
         return user_of(client, asked) == ROOT
     except OSError as error:
@@ -216,7 +219,8 @@ def _is_of_root(client: Target, asked: Target) -> bool:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return what a client sends first: up to the end of its header fields if it begins as a hook does."""
+    """Return what a client sends first. If it begins as a hook does, that is everything up to the end of its header
+    fields."""
     head = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENT_S):
@@ -235,7 +239,7 @@ async def _end_of(reader: asyncio.StreamReader) -> None:
 
 
 def _may_be_hook(head: bytes) -> bool:
-    """Return whether this may be the begin of a hook's request, of which more will come."""
+    """Return whether this may be the beginning of a hook's request, the rest of which will follow."""
     return bool(head) and b"\r\n\r\n" not in head and (head.startswith(_BEGIN) or _BEGIN.startswith(head))
 
 
@@ -265,7 +269,7 @@ async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, wri
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection with a reset, as a port does at which nothing listens."""
+    """End a connection with a reset, as a port without a listener does."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -273,7 +277,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class _Used:
-    """When a connection was last used in either direction."""
+    """Records when a connection was last used in either direction."""
 
     def __init__(self) -> None:
         self.note()
@@ -304,7 +308,7 @@ async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _U
 
 
 def original_destination(client: socket.socket) -> Target:
-    """Return where a client wanted to go before a rule led it here. Raise OSError if none has."""
+    """Return where a client wanted to go before a rule led it here. Raise OSError if no rule did."""
     if client.family == socket.AF_INET:
         found = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DST, 16)
         port, packed = struct.unpack("!2xH4s8x", found)
@@ -319,8 +323,8 @@ def original_destination(client: socket.socket) -> Target:
 
 
 def timeout_of(request_target: str) -> float | None:
-    """Return the seconds that a request gives as `timeout`, like 25, 25s or 1m30s. Return the default if it gives none,
-    and None if the text is not a time."""
+    """Return the seconds that a request gives as `timeout`, such as 25, 25s or 1m30s. Return the default if it gives
+    none, and None if the text is not a time."""
     try:
         given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
     except ValueError:
@@ -329,7 +333,7 @@ def timeout_of(request_target: str) -> float | None:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a time like 25, 25s or 1m30s, or None if the text is not a time."""
+    """Return the seconds of a time such as 25, 25s or 1m30s, or None if the text is not a time."""
     if _DURATION.fullmatch(text) is None:
         return None
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", text)
@@ -337,8 +341,8 @@ def seconds_of(text: str) -> float | None:
 
 
 def response(outcome: Outcome) -> bytes:
-    """Return the answer to a hook. kubelet looks at no status but a redirect, by which the hook goes on with the next
-    kubeproxy."""
+    """Return the answer to a hook. The kubelet ignores every status but a redirect, with which the hook continues at
+    the next kubeproxy."""
     status, more = "200 OK", ""
     if outcome.end is End.CROWD:
         status = "503 Service Unavailable"

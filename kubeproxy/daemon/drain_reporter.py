@@ -1,8 +1,8 @@
 """Reports to rollouts which of their drain requests are in effect on this node, and which connections are still open.
 
-Nothing here waits for it: while the API server is away the proxy continues to serve, and the newest report is written
-when the server is back. The node itself decides how often it reports, and how much: tenants' requests may not cost the
-API server more than `report_room` and `report_schedule` grant.
+Nothing in the daemon waits for these reports. While the API server is away the proxy continues to serve, and the newest
+report is written when the server is back. The node itself decides how often it reports, and how much, so that tenants'
+requests do not cost the API server more than `report_room` and `report_schedule` grant.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 Count = Callable[[Collection[Address]], Awaitable[Mapping[Address, int]]]
-"""Counts open connections to addresses, without zeros."""
+"""A function that counts the open connections to addresses, without zeros."""
 
 LOOK_S: Final = 1.0
-"""How often connections are counted while any are asked for."""
+"""How often connections are counted while a request asks for any."""
 LOOK_SHARE: Final = 0.05
 """The largest share of the time that counting may take."""
 LEAVING_LOOK_S: Final = 2.0
-"""How often connections are counted after a takeover, which is for as long as shutdownGrace at most."""
+"""How often connections are counted after a takeover, which is as long as shutdownGrace at most."""
 NODE_LOOK_S: Final = 1.0
-"""How often the Node object is looked for while it is not known."""
+"""How often the Node object is looked up while it is not known."""
 END_S: Final = 2.0
 """How long the last write at the end may take."""
 
@@ -78,18 +78,18 @@ class DrainReporter:
         self._on = False
         self._drains: Mapping[ServiceName, DrainState] = {}
         self._sizes: Mapping[ServiceName, int] = {}
-        """The size of each Service in a report. Services may be many, so each is measured only once."""
+        """The size of each Service in a report. There may be many Services, so each is measured only once."""
         self._fits = Fitting()
         self._room = 0
-        """The room for which `_fits` was made. It is 0 if the drains have changed since."""
+        """The room for which `_fits` was computed. It is 0 if the drains have changed since."""
         self._changed = asyncio.Event()
         self._uncounted = False
         """Whether the last count failed."""
         self._count_s = 0.0
         """How long the last count took."""
         self.open: Mapping[Address, int] = {}
-        """The open connections to the endpoints that drain, and the other connections that rollouts ask for, as last
-        counted."""
+        """The number of open connections to the endpoints that drain, and of the other connections that rollouts ask
+        for, as last counted."""
 
     def use(self, on: bool) -> None:
         """Switch the reports on or off."""
@@ -113,8 +113,8 @@ class DrainReporter:
     async def run(self, client: Client, translated_to: Count) -> None:
         """Write the report whenever it is due, until cancelled.
 
-        `translated_to` counts the connections that the kernel leads to endpoints without the data plane, by a reading
-        that began after its call. It raises KernelError if it cannot.
+        `translated_to` counts the connections that the kernel leads to endpoints without the data plane, from a reading
+        that began after the call. It raises KernelError if it cannot count them.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -151,7 +151,8 @@ class DrainReporter:
             self.drains_changed({name: _leaving(each, now) for name, each in requests().items()})
             shown, omitted = self._fitting()
             open_ = await self._data_plane.open_to(_addresses(shown))
-            # A Service without connections is reported once: a rollout waits for the end of the last one.
+            # A Service without connections is reported once, because a rollout waits for the end of the last
+            # connection.
             found = {
                 name: report
                 for name, report in reports(shown, open_).items()
@@ -177,7 +178,7 @@ class DrainReporter:
     async def _write_if_due(
         self, client: Client, schedule: ReportSchedule, report: NodeReport, *, last: bool = False
     ) -> float:
-        """Write the report if it is time. Return when to come again."""
+        """Write the report if it is time. Return when to call this again."""
         clock, text = asyncio.get_running_loop().time, encode_report(report)
         due = schedule.due(report, pause_s(self._size.nodes, len(text)), clock())
         if due <= clock():

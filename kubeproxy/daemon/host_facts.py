@@ -29,7 +29,7 @@ from kubeproxy.runtime.threads import in_thread
 log = structlog.get_logger(__name__)
 
 ADDRESS_LOOK_S = 5.0
-"""How often the addresses of this node are compared: a few system calls."""
+"""How often the addresses of this node are compared, which takes a few system calls."""
 LEFTOVERS_LOOK = 10
 """How many full sync periods pass between two searches for kube-proxy's leftovers, because a search runs programs.
 While there are leftovers, the search runs in each period, so that the complaint ends soon after they are removed."""
@@ -41,7 +41,7 @@ def node_name_of(configuration: Configuration) -> str:
 
 
 class HostFacts:
-    """The host as of now."""
+    """The state of the host at present."""
 
     def __init__(self, configuration: Configuration, tracker: Tracker) -> None:
         """`tracker` has the latest Node object."""
@@ -73,7 +73,7 @@ class HostFacts:
     def _reasons_not_to_preserve(self) -> list[str]:
         """Return why privileges do not allow preserving client addresses.
 
-        Workers dial, and may keep only CAP_NET_RAW for it; without workers this process may use CAP_NET_ADMIN.
+        Workers dial, and may keep only CAP_NET_RAW for that. Without workers this process may use CAP_NET_ADMIN.
         """
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         has_workers = self._configuration.kubeproxy.workers.number != 0

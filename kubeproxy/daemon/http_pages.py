@@ -24,7 +24,7 @@ from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
 
 HolderOf = Callable[[str, int], str]
-"""Names the process that has a host's port, for messages."""
+"""A function that names the process that has a host's port, for messages."""
 
 
 def http_servers(
@@ -84,7 +84,7 @@ def _metrics_servers(
             host=address,
             port=configured.port,
             setting="metricsBindAddress",
-            # The loopback address is an addition for the pages, so a start does not fail because of it.
+            # The loopback address is added for the pages, so a start does not fail because of it.
             hard_fail=configuration.bind_address_hard_fail and address == configured.address,
             on_failure=partial(health.degraded, Reason.SERVER, part=address),
             on_listening=partial(health.degraded, Reason.SERVER, None, part=address),

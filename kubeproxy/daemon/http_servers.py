@@ -1,6 +1,6 @@
-"""The daemon's HTTP servers: health, and metrics with status pages.
+"""The daemon's HTTP servers: one for health, and one for metrics with status pages.
 
-Clients do not wait for them, so `open` imports what belongs to HTTP (`http_pages`).
+Clients of Services do not wait for them, so `open` imports everything that belongs to HTTP (`http_pages`).
 """
 
 from __future__ import annotations

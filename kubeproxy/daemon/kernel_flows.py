@@ -1,9 +1,9 @@
 """Counts the connections of the kernel path and their bytes, and gives their ends to the access log.
 
 Both come from connection tracking. The whole table is read when a status or a scrape asks (`KernelTraffic`), and while
-rollouts wait for the ends of connections (`DrainReporter`); the ends twice a second while there is an access log. Both
-run in a thread that waits for the kernel in short intervals, in which the event loop runs, and one at a time: a flow
-that has ended is taken from the sums before its count is forgotten.
+rollouts wait for the ends of connections (`DrainReporter`). Ends are read twice a second while there is an access log.
+Both run in a thread that waits for the kernel in short intervals, in which the event loop runs. Only one of them runs
+at a time, so that a flow that has ended is added to the sums before its count is forgotten.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from kubeproxy.observability.picture import KernelFlowsState
 log = structlog.get_logger(__name__)
 
 ENDS_CPU_S: Final = 0.1
-"""How much processor time is spent on ends at a time. With two fetches in a second it is a fifth of a core. Further
-ends wait in the kernel."""
+"""How much CPU time is spent on ends at a time. With two fetches in a second it is a fifth of a core. Further ends wait
+in the kernel."""
 LINES_MAX: Final = 4096
-"""How many lines are written to the access log at a time. Workers write as many."""
+"""The largest number of lines written to the access log at a time. Workers write as many."""
 READ_SHARE: Final = 0.05
 """The largest share of one processor that readings of the table may take, whoever asks for them."""
 READ_PAUSE_LIMIT_S: Final = 30.0
@@ -66,8 +66,8 @@ NO_FLOWS: Final = FlowCounts(0, 0, 0)
 class KernelFlows:
     """The flows of this network namespace that our rules have led to endpoints.
 
-    `run` takes the counts from which bytes are counted. `read` and `ended` do nothing as long as no rule of this
-    process has led a connection by the kernel path.
+    `run` takes the first counts; bytes are counted from then on. `read` and `ended` do nothing as long as no rule of
+    this process has led a connection by the kernel path.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class KernelFlows:
         on_skipped: Callable[[int], None],
         settings: Path = DIRECTORY,
     ) -> None:
-        """`rules` returns those in force. They lead here once `taken` is set. A successor gives out the ends once
-        `superseded` is set, and a predecessor, if there is one, until `taken` is. `on_skipped` gets the number of
-        ends that were more than the access log takes."""
+        """`rules` returns the rules in force. They lead to this process once `taken` is set. A predecessor, if there is
+        one, logs the ends until `taken` is set, and a successor logs them once `superseded` is set. `on_skipped` gets
+        the number of ends that were more than the access log accepts."""
         self._rules = rules
         self._owners = FlowOwners(holder, _local)
         self._totals = FlowTotals()
@@ -101,7 +101,7 @@ class KernelFlows:
         self._problem = ""
         self._reading_s = 0.0
         self._read_at = self._next_at = -math.inf
-        """When the last reading began, and when the next one may, by `time.monotonic`."""
+        """When the last reading began, and when the next one may begin, by `time.monotonic`."""
         self._open_to: Counter[bytes] = Counter()
         """The number of open TCP connections by endpoint, as of the last reading."""
         self._one_at_a_time = threading.Lock()
@@ -114,8 +114,8 @@ class KernelFlows:
         self._follow_ends()
 
     async def run(self) -> None:
-        """Read the flows once, as soon as rules lead here by the kernel path. The bytes moved until then count for the
-        instance before."""
+        """Read the flows once, as soon as rules lead here by the kernel path. Bytes moved until then count for the
+        previous instance."""
         await self._taken.wait()
         await self._wanted.wait()
         while True:
@@ -124,7 +124,7 @@ class KernelFlows:
             await asyncio.sleep(BASE_LOOK_S)
 
     def use_ends(self, on: bool) -> None:
-        """Follow the ends of connections for the access log, or no longer."""
+        """Follow the ends of connections for the access log, or stop following them."""
         self._ends_wanted = on
         self._follow_ends()
 
@@ -186,7 +186,7 @@ class KernelFlows:
             self._log.reset("read")
         self._reading_s = time.monotonic() - began
         self._read_at = max(self._read_at, began)
-        # Processor time is counted, because on a busy node a reading waits for its turn, which costs nothing.
+        # CPU time is counted, because on a busy node a reading waits for its turn, which costs nothing.
         self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, cpu_s / READ_SHARE)
         self._report_losses()
 
@@ -258,7 +258,7 @@ class KernelFlows:
         except RuntimeError as error:  # No thread can be started.
             raise KernelError(f"cannot read flows: {error}; raise the limit on processes") from error
 
-    # This runs in a thread.
+    # The following functions run in a thread.
 
     def _read(self, rules: RuleSet) -> None:
         with self._one_at_a_time:
@@ -285,7 +285,7 @@ class KernelFlows:
             if rules is not None:
                 self._owners.use(rules)
             elif not self._has_predecessor():
-                return  # They wait in the kernel until the rules are known.
+                return  # The ends wait in the kernel until the rules are known.
             self._note_ends(self._ends, cpu_s=ENDS_CPU_S)
             if not self._ends_wanted or self._superseded.is_set():
                 self._close_ends()
@@ -312,7 +312,7 @@ class KernelFlows:
             self._ends.close()
             self._ends = None
 
-    # This runs in the event loop.
+    # The following functions run in the event loop.
 
     def _report_losses(self) -> None:
         if self._skipped:
@@ -329,8 +329,8 @@ class KernelFlows:
 
 
 def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int], *, now: float) -> Ended:
-    """Return the conntrack entry as a line of the access log. `now` is the time of its end, in Unix seconds, if the
-    kernel recorded none."""
+    """Return the conntrack entry as a record of the access log. `now` is used as the time of its end, in Unix seconds,
+    if the kernel recorded none."""
     number, _, _, target, target_port = flow.route
     began, ended = span(flow, lingering) or (now, None)
     return Ended(

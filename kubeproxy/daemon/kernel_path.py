@@ -1,4 +1,4 @@
-"""The kernel path while it runs: the rescue of failed connections, and the accounts of its connections."""
+"""The kernel path at run time: the rescue of failed connections, and the accounts of its connections."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class KernelPath:
         tasks.start(kept_running("kernel flows", self.flows.run), name="kernel flows")
 
     def _policy_changed(self, policy: DataPathPolicy) -> None:
-        """Follow a new policy: another data path is wanted, or possible."""
+        """Follow a new policy: another data path is wanted, or has become possible."""
         self._proxier.use(replace(self._proxier.settings, data_path=policy))
         self.rescue.policy_changed()
         self._expect_flows(policy)

@@ -1,4 +1,4 @@
-"""The steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out."""
+"""Writes the steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forwarding(
     client: Address | None,
     client_port: int,
 ) -> Iterator[str]:
-    """Yield the steps after the Service is known. `endpoints` are those of the frontend, by address with port."""
+    """Yield the steps after the Service is known. `endpoints` has those of the frontend, by address with port."""
     assert met.matched is not None
     count = len(spread.targets)
     yield f"the kernel leads it to one of {count} endpoints, {_choice(spread)}"
@@ -54,7 +54,7 @@ def _choice(spread: Spread) -> str:
 
 
 def _place(slots: Sequence[Target], client_hash: ClientHash, client: Address | None, client_port: int) -> str:
-    """Say which endpoint a client has under a hash, and why."""
+    """Return which endpoint a client has under a hash, and why."""
     by_port = client_hash.by_port
     if client is None or (by_port and not client_port):
         return f"which one, is decided by {'--from IP:PORT' if by_port else '--from IP'}, which is not given"
@@ -64,7 +64,7 @@ def _place(slots: Sequence[Target], client_hash: ClientHash, client: Address | N
 
 
 def _slots(traffic: Traffic, spread: Spread) -> str:
-    """Return the names by which ``nft list table inet kubeproxy`` shows the slots."""
+    """Return the names under which ``nft list table inet kubeproxy`` shows the slots."""
     destination, origin = traffic
     count = len(spread.slots) or len(spread.targets)
     spreads = place(destination, "spreads", origin)

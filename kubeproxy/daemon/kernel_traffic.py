@@ -21,7 +21,7 @@ from kubeproxy.runtime.time_slice import TimeSlice
 log = structlog.get_logger(__name__)
 
 FRESH_S: Final = 2.0
-"""For how long, at least, one reading of the kernel's counters answers further questions."""
+"""The shortest time for which one reading of the kernel's counters is used."""
 SHARE: Final = 0.05
 """The largest share of the time that reading may take. With thousands of Services it is done less often."""
 SLICE_S: Final = 0.002
@@ -29,7 +29,7 @@ SLICE_S: Final = 0.002
 
 
 class Flows(Protocol):
-    """The part of `KernelFlows` that is read here. Tests have flows without a kernel."""
+    """The part of `KernelFlows` that is used here. Tests have flows without a kernel."""
 
     async def refresh(self) -> None:
         """Read the flows from the kernel, unless that was done too often."""
@@ -41,8 +41,8 @@ class Flows(Protocol):
 class KernelTraffic:
     """The sums of frontends since this process began to read them.
 
-    The counters are read only when a status or a scrape asks. The kernel's counter of a destination begins anew when
-    its number of endpoints changes, and what it has counted since the last reading is lost then.
+    The counters are read only when a status or a scrape asks. The kernel's counter of a destination begins again when
+    its number of endpoints changes. Then what it has counted since the last reading is lost.
     """
 
     def __init__(

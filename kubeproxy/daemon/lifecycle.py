@@ -65,8 +65,8 @@ log = structlog.get_logger(__name__)
 EXIT_FAILURE = 1
 
 FIRST_S = 1.0
-"""How long the start of the HTTP servers, and of the sources beside a recalled state, waits for clients to be served
-first."""
+"""How long the start of the HTTP servers waits until clients are served. If a recalled state is served, the start of
+the sources waits as well."""
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
@@ -85,14 +85,14 @@ def run(configuration: Configuration, *, reload: Callable[[], Configuration], fi
 
 
 def refuse(error: ConfigError) -> int:
-    """Log why a configuration cannot be used; return the exit status."""
+    """Log why a configuration cannot be used, and return the exit status."""
     for fault in error.faults:
         log.error("cannot start", reason=fault)
     return ConfigError.EXIT_STATUS
 
 
 async def live(configuration: CurrentConfiguration) -> int:
-    """Run one process from start to stop; return the exit status."""
+    """Run one process from start to stop, and return the exit status."""
     began = time.time()
     signals = Signals()
     signals.listen()
@@ -118,11 +118,11 @@ async def live(configuration: CurrentConfiguration) -> int:
 
 
 def follow_container_init(how: str, tasks: TaskSet) -> None:
-    """As the child of a container's first process: say how the control process before this one has ended, if it has,
-    and end when this one hangs, because the next one can relieve its workers."""
+    """Do what the child of a container's first process has to do: log how the previous control process has ended, if it
+    has crashed, and end when this one hangs, because the next one can relieve its workers."""
     if how:
         log.error("previous control process has crashed", how=how)
-    os.environ[PREVIOUS_END] = ""  # the next program of a re-exec follows no crash
+    os.environ[PREVIOUS_END] = ""  # The next program of a re-exec does not follow a crash.
     tasks.start(end_if_hung(), name="hang")
 
 
@@ -151,13 +151,13 @@ class Daemon(Owner):
         tracker: Tracker,
         kernel: KernelSide,
     ) -> None:
-        """Make the parts, each from those before it. Nothing but the workers runs yet."""
+        """Make the parts, each from those before it. Only the workers run yet."""
         wanted = configuration.value
         self._configuration = configuration
         self._process = process
         self._data_plane = data_plane
         self._kernel = kernel
-        # It calls this object only once its control socket is bound, in `find_predecessor`.
+        # The takeover calls this object only after its control socket is bound, in `find_predecessor`.
         self._ownership = ownership = Ownership(wanted, process, self, marker, kernel, data_plane)
         process.closing.push_async_callback(process.tasks.close)
         self._reporting = reporting = Reporting.create(configuration, tracker, kernel, ownership)
@@ -183,9 +183,9 @@ class Daemon(Owner):
             tasks=process.tasks,
         )
         self._drain_reports: asyncio.Task[None] | None = None
-        """Writes the drain reports."""
+        """The task that writes the drain reports."""
 
-    # Start
+    # The start.
 
     async def find_predecessor(self) -> None:
         """Find the owner of the node, if there is one. Raise TakeoverRefusedError if it must not be followed."""
@@ -195,19 +195,19 @@ class Daemon(Owner):
         """Start every part that runs for as long as the process."""
         control_plane, tasks, stop = self._control_plane, self._process.tasks, self._process.signals.stop
         serving, follows = control_plane.proxier.serving, self._ownership.has_predecessor()
-        control_plane.node_changed()  # the search for a predecessor may have taken long
+        control_plane.node_changed()  # The search for a predecessor may have taken long.
         self._ownership.server.answer()
         control_plane.tracker.notify_node(self._on_node)
         self._show_progress()
-        # A predecessor serves meanwhile; and an address that is in use, if that is to fail the start, has to do so
-        # before the rules lead to us.
+        # A predecessor serves meanwhile. If an address in use is to fail the start, that has to happen before the rules
+        # lead to us.
         http_later = not follows and not self._configuration.value.bind_address_hard_fail
         if not http_later:
             await self._operator_view.http_servers.open()
         self._kernel_path.run(tasks)
         if not self._ownership.marker.others() and await control_plane.state_keeper.recall(at_once=True):
-            # The sources wait for the first answer from the recalled state, but not for the rescue, whose process may
-            # take seconds.
+            # From a recalled state the sources start only after the first clients are served. They do not wait for the
+            # rescue, whose process may take seconds.
             tasks.start(self._serve(), name="serve")
             await tasks.first_of(serving.wait(), stop.wait(), asyncio.sleep(FIRST_S))
             await control_plane.sources.start(self._process.closing)
@@ -230,7 +230,7 @@ class Daemon(Owner):
             await self._operator_view.http_servers.open()
 
     def _show_progress(self) -> None:
-        """Tell the service manager, and whoever reads the log, how far the start is."""
+        """Show the service manager, and the readers of the log, how far the start is."""
         proxier, tasks = self._control_plane.proxier, self._process.tasks
         tasks.start(self._process.notifier.beat(self._status), name="service manager")
         tasks.start(
@@ -246,14 +246,15 @@ class Daemon(Owner):
     async def _serve(self) -> None:
         """Let the rules lead clients here as soon as there is something to serve."""
         await self._kernel_path.rescue.ready()
-        # Before rules lead clients by the kernel path: it reports no ends of connections that began earlier.
+        # This comes before rules lead clients by the kernel path, because the kernel reports no ends of connections
+        # that began earlier.
         self._operator_view.use_access_log(self._configuration.value)
         self._use_drain_hook()
         self._process.tasks.start(kept_running("pod drains", self._pod_drains.run), name="pod drains")
         self._process.tasks.start(kept_running("proxier", self._control_plane.proxier.run), name="proxier")
 
     def _use_drain_hook(self) -> None:
-        """Answer preStop hooks, as soon as rules lead them here; or none, as the configuration says."""
+        """Answer preStop hooks as soon as rules lead them here, or none if the configuration says so."""
         proxier, hook = self._control_plane.proxier, self._drain_hook
         if not (self._configuration.value.kubeproxy.drain_hook_port and self._ownership.has_netfilter):
             hook.close()
@@ -266,20 +267,21 @@ class Daemon(Owner):
                 hook.listen()
         proxier.use(replace(proxier.settings, drain_hook=hook.port))
 
-    # Ready
+    # When the daemon is ready.
 
     async def _settle_in(self) -> None:
         """Do what can wait until clients are served.
 
-        The rules of another adapter, from an earlier run, would still catch clients; and connection tracking
-        has its settings only since there are rules that need it.
+        Rules of another adapter, from an earlier run, would still catch clients. Connection tracking has its settings
+        only when there are rules that need it.
         """
         ours, host_facts = self._kernel.netfilter.name, self._kernel.host_facts
         await self._control_plane.proxier.serving.wait()
-        await self._operator_view.http_servers.opened.wait()  # a status request right after READY=1 gets an answer
+        # A status request right after READY=1 then gets an answer.
+        await self._operator_view.http_servers.opened.wait()
         if not self._process.signals.stop.is_set():
             self._process.notifier.ready(self._status())
-        gc.freeze()  # the cluster's objects stay, too
+        gc.freeze()  # The objects of the cluster stay, too.
         sysctls.enforce(conntrack_limits(self._configuration.value))
         self._process.tasks.start(
             kept_running("leftovers", lambda: host_facts.follow_leftovers(ours)), name="leftovers"
@@ -304,7 +306,7 @@ class Daemon(Owner):
         self._control_plane.node_changed()
 
     async def _report_drains(self) -> None:
-        """Answer the drain requests of rollouts once the rules lead here; until then a predecessor answers them."""
+        """Answer the drain requests of rollouts once the rules lead here. Until then a predecessor answers them."""
         await self._ownership.taken.wait()
         await self._control_plane.sources.report_drains(self._kernel_path.flows.open_to)
 
@@ -317,7 +319,7 @@ class Daemon(Owner):
             stopping=self._process.signals.stop.is_set() or self._ownership.server.stop_requested.is_set(),
         )
 
-    # Reload
+    # Reloads.
 
     async def _follow_reloads(self) -> None:
         """Reload on SIGHUP."""
@@ -325,7 +327,8 @@ class Daemon(Owner):
         await self._reloader.follow(on_begin=notifier.reloading, on_end=lambda: notifier.ready(self._status()))
 
     async def _follow_reexecs(self) -> None:
-        """Re-exec on SIGUSR2: run the code on disk under the same process number, unless that costs connections."""
+        """Re-exec on SIGUSR2: run the code on disk under the same process number, unless that would cost
+        connections."""
         renew = self._process.signals.renew
         while True:
             await renew.wait()
@@ -346,7 +349,7 @@ class Daemon(Owner):
             self._kernel_path.rescue.bridge()
             reexec.renew(command)
 
-    # Drain and stop
+    # Drain and stop.
 
     async def end(self) -> None:
         """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too.
@@ -388,12 +391,12 @@ class Daemon(Owner):
         ours = self._ownership.taken.is_set() or not marker.others()
         if ours:
             await self._control_plane.sources.end_drain_reports()
-        requested = server.stop_requested.is_set()  # then clients wait for the other instance
+        requested = server.stop_requested.is_set()  # Then clients wait for the other instance.
         rules = rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit and not requested)
         await self._shutdown.leave(rules, within_s=last_s(grace_s))
         await self._drain_hook.end()
 
-    # As the owner of the node
+    # The methods of the owner of the node.
 
     def share(self, on: bool) -> None:
         """See `Owner.share`."""

@@ -12,7 +12,7 @@ from kubeproxy.observability.health import ProxyHealth
 
 
 class LoadBalancers:
-    """The Services that load balancers ask about, and the servers that answer while `run` runs."""
+    """The Services about which load balancers ask, and the servers that answer while `run` runs."""
 
     def __init__(self, health: ProxyHealth, events: Events, host_facts: HostFacts, taken: asyncio.Event) -> None:
         """Load balancers get no answer before `taken` is set."""

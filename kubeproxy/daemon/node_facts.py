@@ -38,8 +38,8 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts for the proxier.
 
-    `local` has every address of this host, and `landing` those by which other hosts know it. `can_preserve` tells
-    whether the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, and
+    `local` has every address of this host, and `landing` those by which other hosts know it. `can_preserve` is true if
+    the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, and
     `bridged` the families of frames that netfilter sees on every bridge.
     """
     local = list(local)

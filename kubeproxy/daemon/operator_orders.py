@@ -1,5 +1,5 @@
-"""Carries out what a person at this node asks for: take an endpoint out, put it back, wait for the end of a pod's
-connections, or try the sources again."""
+"""Carries out the orders of a person at this node: to take an endpoint out, to put it back, to wait for the end of a
+pod's connections, or to try the sources again."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from kubeproxy.proxier.proxier import Proxier
 log = structlog.get_logger(__name__)
 
 LONGEST_S: Final = 24 * 3600.0
-"""The longest order. An endpoint that was taken out by hand is easily forgotten, so an order has to be repeated."""
+"""The longest duration of an order. An endpoint that was taken out by hand is easily forgotten, so an order has to be
+repeated."""
 MOST: Final = 256
-"""How many endpoints may be out at a time. Taking out more is a task for the cluster's own objects."""
+"""The largest number of endpoints that may be out at a time. Taking out more is a task for the cluster's own
+objects."""
 SHOWN: Final = 3
 NEAREST: Final = 3
-"""How many endpoints are named to a person who has named one that does not exist."""
+"""How many existing endpoints are named to a person who has named one that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class _Aside:
 
 
 class OperatorOrders:
-    """The orders in force. They end with the process: a takeover or a restart forgets them."""
+    """The orders in force. They end with the process, so a takeover or a restart forgets them."""
 
     def __init__(self, proxier: Proxier, rescue: Rescue, sources: Sources, drains: PodDrains) -> None:
         self._proxier = proxier
@@ -67,7 +69,7 @@ class OperatorOrders:
                 continue
 
     async def obey(self, order: Order) -> str | None:
-        """Carry out an order. Return why it cannot be carried out, or None."""
+        """Carry out an order. Return why it cannot be carried out, or None if it was."""
         log.warning("order of an operator", action=order.action, endpoint=order.endpoint, caller=order.caller)
         if order.action is Action.RETRY:
             await self._sources.retry()
@@ -90,7 +92,7 @@ class OperatorOrders:
         return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
 
     async def _drain(self, order: Order) -> str | None:
-        """Wait until no connection to a pod is left; return what is left, or None."""
+        """Wait until no connection to a pod is left. Return what is left, or None if nothing is."""
         try:
             address = Address(parse_address(order.endpoint))
         except ValueError:
@@ -115,7 +117,7 @@ class OperatorOrders:
         self._changed.set()
 
     def complaint(self) -> str | None:
-        """Return which endpoints are out by hand. Return None if none is."""
+        """Return which endpoints were taken out by hand, or None if there are none."""
         if not self._aside:
             return None
         texts = [it.text for it in self._aside.values()]
@@ -131,8 +133,8 @@ def _target(text: str) -> Target:
 
 
 def why_unknown(target: Target, known: Set[Target]) -> str | None:
-    """Return that no Service has an endpoint, with the endpoints at the nearest addresses, because a mistyped one is
-    near. Return None if a Service has it."""
+    """Return that no Service has an endpoint, with the endpoints at the nearest addresses, because a mistyped address
+    is near the right one. Return None if a Service has the endpoint."""
     if target in known:
         return None
 

@@ -1,4 +1,4 @@
-"""What operators see and order: the monitor, the HTTP servers, the access log, orders at this node."""
+"""What operators see and use: the monitor, the HTTP servers, the access log, and orders at this node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubeproxy.runtime.tasks import TaskSet
 
 
 class OperatorView:
-    """Reads every part, and changes none but by an order."""
+    """Reads every part, and changes one only on an order."""
 
     def __init__(self, parts: Parts, drains: PodDrains) -> None:
         control_plane, rescue, reporting = parts.control_plane, parts.kernel_path.rescue, parts.reporting
@@ -49,7 +49,7 @@ class OperatorView:
         )
 
     def run(self, tasks: TaskSet) -> None:
-        """Start the tasks that run for as long as the process. `http_servers` are opened apart from them."""
+        """Start the tasks that run for as long as the process. `http_servers` are opened separately."""
         tasks.start(kept_running("monitor", self._monitor.run), name="monitor")
         tasks.start(self._monitor.measure_lag(), name="loop lag")
         tasks.start(kept_running("access log", self.access_log.run), name="access log")
@@ -67,5 +67,5 @@ class OperatorView:
         self.access_log.use(where, as_json=configuration.logging.format == "json")
 
     async def _ended(self) -> Sequence[Ended]:
-        """Take the connections of both data paths that have ended."""
+        """Return the connections of both data paths that have ended."""
         return [*await self._data_plane.ended(), *await self._flows.ended()]

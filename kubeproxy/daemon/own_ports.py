@@ -1,4 +1,4 @@
-"""How many service ports have a listener of their own. All others share a few (`proxier/shared_ports`)."""
+"""Decides how many service ports have a listener of their own. All others share a few (`proxier/shared_ports`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.dataplane.workers.count import workers_for
 
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SHARED_PORTS: Final = 16
-"""Ports of --proxy-port-range that are left for shared listeners."""
+"""The number of ports of --proxy-port-range that are left for shared listeners."""
 
 
 def own_ports(configuration: Configuration) -> int:
@@ -26,7 +26,7 @@ def own_ports(configuration: Configuration) -> int:
         try:
             first, last = map(int, PORT_RANGE.read_text().split())
         except (OSError, ValueError):
-            first, last = 32768, 60999  # the kernel's default
+            first, last = 32768, 60999  # This is the kernel's default.
         ports = (last - first + 1) // 2
     return most(descriptors, workers, ports)
 
@@ -35,5 +35,7 @@ def most(descriptors: int, workers: int, ports: int) -> int:
     """Return the number for these limits.
 
     A listener takes a descriptor in each worker, and up to one for each worker in the control process. Most descriptors
-    are left to clients there, and to node ports here. `ports` is what listeners may have of them."""
+    are left to clients in the workers, and to node ports in the control process. `ports` is the number that listeners
+    may use.
+    """
     return min(descriptors // (4 * max(1, workers)), ports)

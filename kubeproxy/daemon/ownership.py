@@ -1,4 +1,4 @@
-"""Owns the question which instance owns the node: the name of this run, the takeover, and a new instance's first
+"""Decides which instance owns the node, with the name of this run, the takeover, and a new instance's first
 transaction."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.model.version import __version__
 
 
 class Ownership:
-    """The place of this instance among those of the node: before, while and after the rules lead to it."""
+    """The role of this instance among the instances of the node: before, while and after the rules lead to it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Ownership:
         return self.taken.is_set() and not self.superseded.is_set()
 
     def _own(self) -> None:
-        """Act as the owner of the node: the rules lead here, and the predecessor has released everything."""
+        """Act as the owner of the node, because the rules lead here and the predecessor has released everything."""
         if self.has_netfilter:
             self.server.own()
         self.takeover.in_force()

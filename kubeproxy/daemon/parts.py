@@ -1,4 +1,4 @@
-"""The parts of the control process together, for the pages that show all of them to operators."""
+"""All parts of the control process together, for the pages that show them to operators."""
 
 from __future__ import annotations
 

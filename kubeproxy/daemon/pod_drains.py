@@ -1,9 +1,8 @@
 """Waits until the connections to a pod have ended, for its preStop hook or for an operator's command.
 
-Every connection to a pod passes connection tracking on the pod's own node, whichever node's proxy has led it there, and
-whichever proxy that is. So only this node can tell when the pod may end. The call is also the earliest sign that the
-pod will end. From then on this node sends the pod no new connections, as if the pod were terminating in its
-EndpointSlices.
+Every connection to a pod passes connection tracking on the pod's own node, whichever proxy on whichever node has led it
+there. So only this node can tell when the pod may end. The call is also the earliest sign that the pod will end. From
+then on this node sends the pod no new connections, as if the pod were terminating in its EndpointSlices.
 
 All waiting calls share one reading of the conntrack table, and readings may take only a share of the processor's time.
 """
@@ -42,25 +41,25 @@ learn of it either."""
 QUIET_S: Final = 10.0
 """How long, after that, datagrams and new connections that end at once may delay the end of a pod."""
 UNDO_S: Final = 10.0
-"""How long a pod is remembered after its last call. It gets no new connections in that time if an operator has asked
-for it."""
+"""How long a pod is remembered after its last call. If an operator has called, the pod gets no new connections in that
+time."""
 DOUBT_S: Final = 600.0
-"""The same time for a pod that has not terminated. The kubelet asks any address that a pod's author gives as `host` of
-a hook or a probe. So a call may be about another author's pod, and may come again and again."""
+"""How long a pod that has not terminated is remembered. The kubelet asks any address that a pod's author gives as
+`host` of a hook or a probe, so a call may be about another author's pod, and may come again and again."""
 MOST: Final = 1000
 """The largest number of calls that wait at a time. The kubelet runs 110 pods by default, and each container of a pod
 may ask."""
 MOST_OF_POD: Final = 100
-"""The same for one pod."""
+"""The largest number of calls that wait for one pod."""
 GATHER_S: Final = 0.02
-"""How long calls are gathered before the proxier learns of them, because many pods may leave at once."""
+"""For how long calls are gathered before the proxier learns of them, because many pods may leave at once."""
 
 Read = Callable[[Collection[Address]], Mapping[Address, Seen]]
-"""Reads the connections to addresses, in a thread. It raises KernelError when the kernel refuses."""
+"""A function that reads the connections to addresses, in a thread. It raises KernelError when the kernel refuses."""
 
 
 class End(StrEnum):
-    """Why a wait ended."""
+    """The reason why a wait ended."""
 
     IDLE = "idle"
     """No connection is left."""
@@ -69,19 +68,19 @@ class End(StrEnum):
     MOVED = "moved"
     """This process ends, and another one may continue the wait."""
     CROWD = "crowd"
-    """Too many calls wait already."""
+    """Too many calls were already waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a wait ended."""
+    """The result of a wait."""
 
     end: End
     open: int | None
     """The number of open connections to the pod, as last read, or None if they could not be read."""
     waited_s: float
     left_s: float
-    """The rest of the time."""
+    """The rest of the time, in seconds."""
 
     @property
     def text(self) -> str:
@@ -101,7 +100,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Pod:
-    """What is known about a pod while calls wait for it, and for `UNDO_S` afterwards. Times are the loop's."""
+    """The state of a pod while calls wait for it, and for `UNDO_S` afterwards. Times are the loop's."""
 
     identity: str
     """The pod, as `LocalPods.identity` names it."""
@@ -109,23 +108,23 @@ class _Pod:
     """Whether a Service had the pod when it asked first."""
     asked_at: float
     news_at: float | None = None
-    """When this node saw the pod terminating, or None if it does not terminate as far as the EndpointSlices tell."""
+    """When this node saw the pod terminating, or None if it does not terminate according to the EndpointSlices."""
     waiting: int = 0
     last_at: float = -math.inf
     """When its last call ended."""
     by_hand: int = 0
-    """How many of the waiting calls are an operator's."""
+    """How many of the waiting calls come from an operator."""
     hand_at: float = -math.inf
     """When the last of these calls ended."""
     seen: Seen | None = None
     read_at: float = -math.inf
-    """When the reading began that has seen the pod."""
+    """When the last reading with this pod began."""
     addresses: set[Address] = field(default_factory=set)
-    """All addresses that its EndpointSlices have had. The kubelet asks at one of them, and clients use one of each
-    family."""
+    """All addresses that the pod's EndpointSlices have had. The kubelet asks at one of them, and clients use one of
+    each family."""
 
     def note(self, now: float, *, terminates: bool) -> None:
-        """Take note of whether the EndpointSlices show the pod as terminating."""
+        """Record whether the EndpointSlices show the pod as terminating."""
         if not terminates:
             self.news_at = None
         elif self.news_at is None:
@@ -147,19 +146,19 @@ class _Pod:
 
 
 class PodDrains:
-    """The calls that wait. `run` reads the connections for them, until cancelled."""
+    """The waiting calls. `run` reads the connections for them, until cancelled."""
 
     def __init__(
         self, local_pods: LocalPods, on_leaving: Callable[[frozenset[Leaving]], None], *, read: Read = connections_to
     ) -> None:
-        """`on_leaving` is called with the pods that are to get no new connections, whenever they change."""
+        """`on_leaving` is called with the pods that are to get no new connections, whenever these change."""
         self._local_pods = local_pods
         self._on_leaving = on_leaving
         self._read = read
         self._leaving: frozenset[Leaving] = frozenset()
         self._pods: dict[Address, _Pod] = {}
         self._changed = asyncio.Condition()
-        """Notified after each reading, and when this process ends."""
+        """The condition that is notified after each reading, and when this process ends."""
         self._asked = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._ended = False
@@ -172,8 +171,9 @@ class PodDrains:
         return sum(pod.waiting for pod in self._pods.values())
 
     async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
-        """Wait until no connection to a pod is left, at most `timeout_s`. Have this node send it no new ones meanwhile:
-        if a person has asked, or the pod terminates, which its EndpointSlices have to say within `NEWS_S`."""
+        """Wait until no connection to a pod is left, at most `timeout_s`. Meanwhile have this node send it no new
+        connections, if a person has asked or if the pod terminates, which its EndpointSlices have to show within
+        `NEWS_S`."""
         began = _now()
         ends_at = began + timeout_s
         pods, pod = self._local_pods, self._pods.get(address)
@@ -205,13 +205,13 @@ class PodDrains:
         return outcome
 
     async def end(self) -> None:
-        """End all calls: another process may go on with them."""
+        """End all calls, because another process may continue them."""
         self._ended = True
         async with self._changed:
             self._changed.notify_all()
 
     async def run(self) -> None:
-        """Read the connections for all that wait, and undo what was begun for pods that stay."""
+        """Read the connections for all calls that wait, and give new connections again to pods that stay."""
         while True:
             if not self._pods:
                 self._asked.clear()
@@ -227,7 +227,7 @@ class PodDrains:
                 continue
 
     async def _look(self, addresses: Collection[Address]) -> float:
-        """Read the connections to these addresses; return the processor time that it took."""
+        """Read the connections to these addresses, and return the CPU time that it took."""
         began, cpu_s = _now(), 0.0
         pods = {address: self._pods[address] for address in addresses}
         others = self._local_pods.addresses_of({pod.identity for pod in pods.values() if pod.identity})
@@ -275,7 +275,7 @@ class PodDrains:
             self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._apply)
 
     def _apply(self) -> None:
-        """Have the proxier send no new connections to the pods at these addresses, at any of their addresses."""
+        """Have the proxier send no new connections to the pods that leave, at any of their addresses."""
         self._gathering = None
         now = _now()
         leaving = self._local_pods.leaving({it: pod.identity for it, pod in self._pods.items() if pod.leaves(now)})

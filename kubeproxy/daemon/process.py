@@ -25,16 +25,16 @@ class Process:
     signals: Signals
     notifier: Notifier
     find_holders: Holders
-    """Names the processes that have a port."""
+    """A function that names the processes that have a port."""
     tasks: TaskSet
     closing: AsyncExitStack
-    """Closes the parts in the opposite order of their making."""
+    """The stack that closes the parts in the opposite order of their making."""
     began: float
     """When the process started, in Unix seconds."""
 
 
 def on_crash(task: str, error: BaseException) -> None:
-    """Log a background task that ended by an exception."""
+    """Log a background task that ended with an exception."""
     log.error("background task failed", task=task, exc_info=error)
 
 
@@ -42,7 +42,7 @@ def look_at_own_ports(find_holders: Holders, configuration: Configuration) -> No
     """Find out which processes have the ports of this daemon's servers, while this process may look at other processes'
     sockets.
 
-    Without the capabilities a message could only name the user. The likeliest holder of such a port is kube-proxy.
+    Without the capabilities a message could only name the user. Usually kube-proxy has such a port.
     """
     for address in (configuration.healthz_bind_address, configuration.metrics_bind_address):
         if address.served:

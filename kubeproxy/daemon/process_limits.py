@@ -1,4 +1,5 @@
-"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphans, memory, a hanging loop."""
+"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphaned children, memory, and a
+hanging loop."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from kubeproxy.runtime import privileges
 log = structlog.get_logger(__name__)
 
 MODULES: Final = ("ip_tables", "ip6_tables")
-"""The modules of the legacy tables. The kernel itself loads those of a single table or match."""
+"""The modules of the legacy tables. The kernel itself loads the modules of a single table or match."""
 MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
 """How often the process looks for dead children of others."""
 HUNG_S: Final = 20.0
-"""In a container, a control process that hangs for this long ends. The liveness probe, which would end its workers,
-too, allows this time and that of another start."""
+"""In a container a control process that hangs for this long ends itself. The liveness probe, which would also end its
+workers, allows this time and that of another start."""
 
 
 def raise_descriptor_limit() -> int:
@@ -39,9 +40,9 @@ def raise_descriptor_limit() -> int:
 
 
 def forbid_core_dumps() -> None:
-    """Allow no core dump of this process and its children: it holds tokens and client keys.
+    """Allow no core dump of this process and its children, because it would contain tokens and client keys.
 
-    The limit is 1 byte and not 0. Both are too little for a file; but the kernel starts a handler behind a pipe
+    The limit is 1 byte and not 0. Both are too little for a file. But the kernel starts a handler behind a pipe
     (core_pattern "|...") with 0, and not with 1 (fs/coredump.c). A limit of 0 that is already set stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -52,12 +53,13 @@ def forbid_core_dumps() -> None:
 def set_oom_score_adj(adjustment: int) -> None:
     """Set the score by which the kernel chooses a process to kill when memory runs out.
 
-    Lowering it needs CAP_SYS_RESOURCE; as with kube-proxy, a refusal is only logged.
+    Lowering it needs CAP_SYS_RESOURCE. As with kube-proxy, a refusal is only logged.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(adjustment), encoding="ascii")
     except OSError as error:
-        # Where a limit of the machine forbids it, there is nothing to do at each start: a person who looks finds it.
+        # If a limit of the machine forbids it, nobody has to act at each start, so this is logged for those who look
+        # for it.
         log.debug(
             "cannot set oomScoreAdj",
             wanted=adjustment,
@@ -67,7 +69,8 @@ def set_oom_score_adj(adjustment: int) -> None:
 
 
 def load_modules() -> None:
-    """Load the kernel modules of the legacy tables if they are missing. The adapters report what is missing then."""
+    """Load the kernel modules of the legacy tables if they are missing. If that fails, the adapters report what is
+    missing."""
     program = shutil.which("modprobe")
     if program is not None and not all(Path(f"/proc/net/{name}_names").exists() for name in MODULES):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -77,8 +80,8 @@ def load_modules() -> None:
 async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
     """Reap zombies that no part of this process waits for, until cancelled.
 
-    After a re-exec the children of the program before are ours: its workers and its rescue process. As zombies they
-    would count against the limit on processes. Parts of this process reap their own children within one look.
+    After a re-exec the children of the previous program are ours: its workers and its rescue process. As zombies they
+    would count against the limit on processes. Parts of this process reap their own children within one interval.
     """
     us = os.getpid()
     before: set[int] = set()
@@ -92,9 +95,10 @@ async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
 
 
 async def end_if_hung(*, hung_s: float = HUNG_S) -> None:
-    """End this process, after a traceback on stderr, when its loop has hung for `hung_s`; until cancelled.
+    """End this process, after a traceback on stderr, when its loop has hung for `hung_s`. Run until cancelled.
 
-    It does for a container what the watchdog of systemd does on a host."""
+    In a container this replaces the watchdog that systemd has on a host.
+    """
     try:
         while True:
             faulthandler.dump_traceback_later(hung_s, exit=True)
@@ -106,7 +110,7 @@ async def end_if_hung(*, hung_s: float = HUNG_S) -> None:
 def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or no /proc
+    except OSError:  # The kernel lacks CONFIG_PROC_CHILDREN, or there is no /proc.
         return []
 
 
@@ -121,8 +125,8 @@ def settle_memory() -> None:
     """Exempt the objects of the start from garbage collection, and collect new ones often.
 
     The data plane leaves no cycles behind, so a full collection is hardly ever needed. Frequent collections of new
-    objects cost no more in sum, and while ten thousand Services arrive, no pause is longer than a millisecond; with a
-    threshold of 50,000 objects it was eight.
+    objects cost no more in sum, and while ten thousand Services arrive, no pause is longer than a millisecond. With a
+    threshold of 50,000 objects it was eight milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -130,13 +134,13 @@ def settle_memory() -> None:
 
 
 def restrict_process(configuration: Configuration) -> None:
-    """Set limits and drop capabilities: before the first thread, and before anything is read from the network."""
+    """Set limits and drop capabilities, before the first thread and before anything is read from the network."""
     forbid_core_dumps()
     raise_descriptor_limit()
     set_oom_score_adj(configuration.oom_score_adj)
     order = configuration.netfilter_order
     if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
-        load_modules()  # programs load them, and cannot do so without these capabilities
+        load_modules()  # Programs load the modules, and could not do so without these capabilities.
     try:
         privileges.restrict()
     except OSError as error:

@@ -15,7 +15,7 @@ from kubeproxy.proxier.observer import ProxierObserver
 
 
 class ProxierEvents(ProxierObserver):
-    """The proxier's observer. `adapter` names the packet filter; `clock` is the one of the health."""
+    """The proxier's observer. `adapter` is the name of the packet filter, and `clock` that of the health."""
 
     def __init__(
         self,
@@ -69,14 +69,15 @@ class ProxierEvents(ProxierObserver):
         self._metrics.conntrack_failed()
 
     def failed(self, error: KubeproxyError) -> None:
-        """Record a failed sync. A failure of the kernel counts as one of the packet filter."""
+        """Record a failed sync. A failure of the kernel is counted for the packet filter."""
         self._failed = True
         self._health.failing(str(error))
         if isinstance(error, KernelError):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Record Events of new problems. The node stays healthy, and a scrape reads their number from the snapshot."""
+        """Send Events of new problems. The node stays healthy, and a scrape reads the number of problems from the
+        snapshot."""
         self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

@@ -23,7 +23,7 @@ class Reloader:
     """Replaces the configuration in force."""
 
     def __init__(self, parts: Parts, operator_view: OperatorView, use_drain_hook: Callable[[], None]) -> None:
-        """`use_drain_hook`: called when the configuration in force is another one."""
+        """`use_drain_hook` is called when another configuration comes into force."""
         self._parts = parts
         self._use_drain_hook = use_drain_hook
         self._operator_view = operator_view
@@ -41,14 +41,14 @@ class Reloader:
                 await self._reload()
                 await control_plane.sources.reload()
             except (KubeproxyError, MemoryError):
-                signals.reload.set()  # Try again.
+                signals.reload.set()  # The next signal tries again.
                 raise
             finally:
                 if served and not signals.stop.is_set():
                     on_end()
 
     async def _reload(self) -> None:
-        """Read the configuration, and apply it. Refuse a faulty one as a whole."""
+        """Read the configuration, and apply it. A faulty one is refused as a whole."""
         current, parts = self._configuration, self._parts
         try:
             new = await current.read()

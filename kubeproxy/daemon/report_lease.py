@@ -46,8 +46,8 @@ class ReportLease:
     async def write(self, client: Client, report: str, *, last: bool = False) -> bool:
         """Write the report, and return whether the API server has accepted it. With `last` it expires at once.
 
-        Without its Node object nothing is written: rollouts believe only reports that belong to a Node, because
-        otherwise anybody could invent nodes for them to wait for.
+        If the Node object is not known, nothing is written: rollouts believe only reports that belong to a Node,
+        because otherwise anybody could invent nodes for them to wait for.
         """
         from kubeproxy.kubernetes.client.errors import ApiError
         from kubeproxy.kubernetes.object_client import is_not_found

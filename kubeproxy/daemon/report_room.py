@@ -1,9 +1,9 @@
-"""How large a node's drain report may be, how much of it each namespace may have, and what fits.
+"""Decides how large a node's drain report may be, how much of it each namespace may have, and what fits.
 
-Every node writes a report, and the API server keeps its history for some minutes. So all nodes together have a rate of
-bytes, and a report has the size that they can write in `PAUSE_LIMIT_S`. A namespace gets what it needs as long as all
-needs fit; otherwise those that need the most get less. A Service that does not fit is left out, and its rollout waits
-for its time-outs: the report says of which namespace.
+Every node writes a report, and the API server keeps its history for some minutes. So all nodes together have a limited
+rate of bytes, and a report may have the size that they can write in `PAUSE_LIMIT_S`. A namespace gets what it needs as
+long as everything fits; otherwise the namespaces that need the most get less. A Service that does not fit is left out,
+and its rollout waits for its time-outs. The report names the namespaces of left-out Services.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kubeproxy.model.drain_report import REPORT_BYTES, DrainState
 WRITES_PER_S: Final = 500.0
 """How many reports all nodes together write in a second: as many as 5,000 kubelets that renew their Leases."""
 BYTES_PER_S: Final = 4_000_000.0
-"""How many bytes all nodes together write in a second. In the five minutes for which etcd keeps them that is 1.2 GB, of
-the 2 GB that it holds by default."""
+"""How many bytes all nodes together write in a second. etcd keeps them for five minutes, which are 1.2 GB of the 2 GB
+that it holds by default."""
 PAUSE_S: Final = 0.2
 """The shortest time between two reports of one node."""
 PAUSE_LIMIT_S: Final = 15.0
@@ -29,9 +29,9 @@ LEAST_BYTES: Final = 24_576
 LEASE_BYTES: Final = 1_000
 """The size of a Lease without its report."""
 PART: Final = 2
-"""A report has this many parts, and a namespace may have one of them."""
+"""A namespace may have one of this many parts of a report."""
 NOTES: Final = 8
-"""A report has this many parts, and one of them is for the names of namespaces with Services that are left out."""
+"""One of this many parts of a report is for the names of namespaces with Services that are left out."""
 
 
 def pause_s(nodes: int, size: int) -> float:
@@ -46,12 +46,12 @@ def room(nodes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What has room in a report."""
+    """What fits into a report."""
 
     services: Collection[ServiceName] = ()
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """The number of Services without room, by namespace. Those under the empty name are of namespaces that are not
-    named here."""
+    """The number of Services that were left out, by namespace. Those under the empty name belong to namespaces that are
+    not named here."""
 
 
 def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
@@ -66,8 +66,8 @@ def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
     left_out: dict[str, int] = {}
     for number, (_, namespace) in enumerate(needs):
         part, taken = min(most, left // (len(needs) - number)), 0
-        # The smallest Services come first: so most of them fit, and a large one keeps no other out. One Service fits in
-        # any case while there is room: if all parts are too small, those that need the least are served.
+        # The smallest Services come first, so that most of them fit and a large one keeps no other out. One Service
+        # fits in any case while there is room: if all parts are too small, those that need the least are served.
         for size, name in sorted(by_namespace[namespace]):
             if taken + size <= part or (not taken and size <= min(most, left)):
                 taken += size
@@ -91,11 +91,11 @@ def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
 
 
 _NOTE_BYTES: Final = 12
-"""The bytes that it takes to say how many Services of a namespace are left out, without the namespace's name."""
+"""The bytes that it takes to tell how many Services of a namespace are left out, without the namespace's name."""
 
 
 def size_of(name: ServiceName, state: DrainState) -> int:
-    """Return the most bytes that a Service takes in a report, whatever is counted for it."""
+    """Return the largest number of bytes that a Service can take in a report, whatever its counts are."""
     listed = sum(len(address) + 3 for address in (*state.report.unused, *state.report.kept))
     counts = sum(len(address) + 12 for address in state.counted)
     return len(str(name)) + 72 + listed + counts

@@ -13,12 +13,12 @@ from typing import Final
 from kubeproxy.model.drain_report import NodeReport, ServiceReport
 
 HEARTBEAT_S: Final = 60.0
-"""The longest time between two writes. With jitter it makes a fifth of the kubelets' writes of Leases, which are 10 s
-apart."""
+"""The longest time between two writes. With jitter these writes are a fifth of the kubelets' writes of Leases, which
+are 10 s apart."""
 COUNTS_S: Final = 5.0
-"""The shortest time between two writes, if the second has only other counts of connections."""
+"""The shortest time between two writes if only the counts of connections differ."""
 NAMESPACE_S: Final = 5.0
-"""The average time between two writes for the news of one namespace."""
+"""The average time between two writes for the changes of one namespace."""
 BURST: Final = 10
 """How many writes a namespace may have at once. An ordinary rollout needs no more."""
 RETRY_FIRST_S, RETRY_LIMIT_S = 1.0, 30.0
@@ -33,14 +33,14 @@ class ReportSchedule:
         self._written_at = -math.inf
         self._beat_at = -math.inf
         self._news: dict[str, float] = {}
-        """The namespaces with news, and when a node that has nothing else to wait for writes them."""
+        """The namespaces with changes, and when each of them is written if nothing else delays it."""
         self._paid_until: dict[str, float] = {}
         """For each namespace, until when its writes so far use up a rate of one in `NAMESPACE_S`."""
         self._failures = 0
         self._retry_at = -math.inf
 
     def due(self, report: NodeReport, pause_s: float, now: float) -> float:
-        """Return when to write this report. `pause_s` is the shortest time between two writes, over which all nodes
+        """Return when to write this report. `pause_s` is the shortest time between two writes, within which nodes
         spread theirs."""
         if self._written is None:
             return self._retry_at
@@ -71,8 +71,8 @@ class ReportSchedule:
 
 
 def news(before: NodeReport, now: NodeReport) -> set[str]:
-    """Return the namespaces in which a rollout may wait for this change. Only changes of the number of open connections
-    do not count. A Service without requests is no news any more."""
+    """Return the namespaces in which a rollout may wait for this change. A change of nothing but the number of open
+    connections does not count, nor does a Service whose requests are gone."""
     return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}
 
 

@@ -1,5 +1,5 @@
-"""The records that the other parts report to, and that are made before them: metrics, health, Events, answers to load
-balancers."""
+"""The records to which the other parts report, and which are made before them: metrics, health, Events, and answers to
+load balancers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The rescue of failed connections, while the configuration asks for the kernel path: see docs/rescue.md.
+"""The rescue of failed connections, as long as the configuration wants the kernel path (docs/rescue.md).
 
-It connects the guardian, which notices failures, with the proxier, which changes the rules. What a worker's dial has
-ejected on the userspace path is ejected here, too: an endpoint has one state, whichever process has noticed a failure.
+It connects the guardian, which notices failures, with the proxier, which changes the rules. An endpoint that a worker's
+dial has ejected on the userspace path is ejected here, too, because an endpoint has one state, whichever process has
+noticed a failure.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ log = structlog.get_logger(__name__)
 WORKERS_LOOK_S = 2.0
 """How often the workers' ejections are read."""
 FORGET_S = 1.0
-"""How often endpoints are forgotten that no Service has any more."""
+"""How often endpoints that no Service has any more are forgotten."""
 READY_S = BRIDGE_S
-"""How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. For that long the
-rules of the program before are kept alive. On a busy node its process takes seconds to start."""
+"""How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. The rules of the
+previous program are kept alive for that long. On a busy node the rescue process takes seconds to start."""
 FORGOTTEN = {"close": 0}
-"""A connection that its endpoint has reset is forgotten at once. If the kernel remembered it, a client that uses its
-port again would be led to the same endpoint as before, which may be dead by now, and would see its refusal."""
+"""The settings with which the kernel forgets a connection at once when its endpoint has reset it. If the kernel
+remembered it, a client that uses its port again would be led to the same endpoint, which may be dead by now, and would
+see that endpoint's refusal."""
 GAP_S = 3.0
-"""How long the rescue may be interrupted before `auto` leaves the kernel path: a restart of its process takes less."""
+"""How long the rescue may be interrupted before `auto` leaves the kernel path. A restart of its process takes less."""
 
 
 class Rescue:
@@ -68,14 +70,14 @@ class Rescue:
         self._why_not: str | None = None
         self._ready = asyncio.Event()
         self._counts = RescueCounts()
-        """The counts of guardians that have ended."""
+        """The counts of earlier guardians."""
         self._restarts = 0
-        """How often guardians that have ended restarted their processes."""
+        """How often earlier guardians have restarted their processes."""
         self._worked = False
         self._changed_at = _now()
 
     def policy_changed(self) -> None:
-        """Start or stop the rescue as the policy of data paths now asks for."""
+        """Start or stop the rescue, as the policy of data paths now wants."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -93,7 +95,7 @@ class Rescue:
             await self._changed.wait()
 
     async def ready(self) -> None:
-        """Wait until the first rules can report failures, if they are to report them, but not for long.
+        """Wait for a limited time until the first rules can report failures, if they are to report them.
 
         Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec.
         """
@@ -111,7 +113,7 @@ class Rescue:
         return await self._ejector.restore(target)
 
     def state(self) -> RescueState | None:
-        """Return the state for the status and metrics, or None if the kernel path is not asked for."""
+        """Return the state for the status and metrics, or None if the kernel path is not configured."""
         if self._data_paths.policy.wanted is Wanted.USERSPACE:
             return None
         guardian = self._guardian
@@ -130,12 +132,12 @@ class Rescue:
         )
 
     def _note(self, working: bool) -> None:
-        """Note since when the rescue works, or does not."""
+        """Record since when the rescue works, or does not."""
         if working is not self._worked:
             self._worked, self._changed_at = working, _now()
 
     def complaint(self) -> str | None:
-        """Return why failed connections of the kernel path are not rescued. Return None if they are, or if there is no
+        """Return why failed connections of the kernel path are not rescued, or None if they are or if there is no
         kernel path."""
         if not self._wanted:
             return None
@@ -205,7 +207,7 @@ class Rescue:
             await asyncio.sleep(FORGET_S)
 
     async def _watch_workers(self) -> None:
-        """Eject what the workers have ejected since the last look."""
+        """Eject the endpoints that the workers have ejected since the last call."""
         before: frozenset[Endpoint] = frozenset()
         while True:
             await asyncio.sleep(WORKERS_LOOK_S)
@@ -213,7 +215,7 @@ class Rescue:
             for name, ejected in (await self._data_plane.ejected()).items():
                 if (protocol := self._proxier.view.protocol_of(name)) is not None:
                     found.update((Endpoint(protocol, each.target), each.reason) for each in ejected)
-            # An endpoint stays back if a dial of the guardian's has brought it back, even if a worker keeps it ejected.
+            # An endpoint that a dial of the guardian has brought back stays back, even if a worker keeps it ejected.
             await self._ejector.noticed({each: reason for each, reason in found.items() if each not in before})
             before = frozenset(found)
 

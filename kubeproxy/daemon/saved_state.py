@@ -1,9 +1,9 @@
-"""The file of the last state: what the sources had, for a start that cannot list them yet.
+"""The file of the last state: the objects of the sources, for a start that cannot list them yet.
 
-It holds values of `kubeproxy.model`. These have no secrets, but they name every Service of the cluster, so the file's
-owner alone may read it. A file that is not this node's own, of this boot, of these sources and of this version's model
-is refused as a whole (`UnusableStateError`). It is replaced at once, so a reader finds the old one or the new one. It
-is not synced to a disk: after a power failure the node has booted again, and a state of another boot is refused.
+It holds values of `kubeproxy.model`. These have no secrets, but they name every Service of the cluster, so only the
+file's owner may read it. A file of another node, boot, set of sources or version of the model is refused as a whole
+(`UnusableStateError`). It is replaced atomically, so a reader finds either the old or the new file. It is not synced to
+a disk, because after a power failure the node has booted again, and a state of another boot is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kubeproxy.model.errors import KubeproxyError
 
 FILE: Final = "state"
 SIZE_MAX: Final = 256 << 20
-"""The largest file in bytes. It is ten times what 10,000 Services of 10 endpoints take before they are compressed."""
+"""The size limit of the file in bytes. It is ten times what 10,000 Services of 10 endpoints take before compression."""
 _PART: Final = 100
-"""How many objects are encoded at once, which takes less than a millisecond. No other thread runs meanwhile."""
+"""How many objects are encoded at once, which takes less than a millisecond. No other thread runs in that time."""
 _PART_MAX: Final = 64 << 20
 """The largest part in bytes, decompressed."""
 _MAGIC: Final = b"kubeproxy state\n"
@@ -52,18 +52,18 @@ class UnusableStateError(KubeproxyError):
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The contents of one source."""
+    """The objects of one source."""
 
     name: str
     services: Sequence[Service]
     slices: Sequence[EndpointSlice]
     since: float | None = None
-    """Since when changes may be missing, in Unix seconds. None if none was missing when this was written."""
+    """The Unix time since which changes may be missing, or None if none was missing when this was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The contents of all complete sources, and the Node object."""
+    """The objects of all complete sources, and the Node object."""
 
     sources: Sequence[SourceState]
     node: Node | None = None
@@ -75,15 +75,16 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     identity: str
     node: Node | None
     sources: list[tuple[str, float | None, int, int]]
-    """For each source its name, since when changes may be missing, and the numbers of Services and EndpointSlices."""
+    """For each source its name, the time since which changes may be missing, and the numbers of Services and
+    EndpointSlices."""
 
 
 class StateFile:
-    """The state file in a directory. `identity` names the node and the configuration; the state of another one is
+    """The state file in a directory. `identity` names the node and the configuration; a state with another identity is
     refused.
 
-    The file's name has the network namespace's number, because daemons of two namespaces of a host may have the same
-    directory. The methods block, so they belong in a thread.
+    The file's name contains the network namespace's number, because daemons of two namespaces of a host may have the
+    same directory. The methods block, so call them in a thread.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -116,13 +117,13 @@ class StateFile:
                 temporary.unlink()
 
     def confirm(self) -> None:
-        """Note that nothing has changed since the file was written."""
-        with contextlib.suppress(OSError):  # The next write reports what is wrong.
+        """Record that nothing has changed since the file was written."""
+        with contextlib.suppress(OSError):  # If this fails, the next write reports what is wrong.
             os.utime(self.path)
 
     def read(self) -> SavedState | None:
         """Return the state in the file, with `since` of each source, or None if there is no file. Raise
-        UnusableStateError otherwise."""
+        UnusableStateError if the file cannot be used."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._remove_unfinished()
@@ -229,14 +230,14 @@ def _part(file: BinaryIO) -> bytes:
 
 
 def _place() -> str:
-    """Return the name of this boot and this network namespace, because the addresses of another one mean other
-    hosts."""
+    """Return the name of this boot and this network namespace. In another boot or namespace the same addresses mean
+    other hosts."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {_namespace()}"
 
 
 def _namespace() -> str:
-    """Return the number of this network namespace. No other one has it until the next boot, or, before Linux 5.14,
-    until this one has gone."""
+    """Return the number of this network namespace. No other namespace has it until the next boot, or, before Linux
+    5.14, until this one is gone."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         cookie = sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8)
         return f"{int.from_bytes(cookie, 'little'):x}"

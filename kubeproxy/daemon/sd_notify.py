@@ -1,7 +1,8 @@
-"""Notifies the service manager: sd_notify(3), datagrams of ``NAME=value`` lines.
+"""Notifies the service manager as sd_notify(3) does, by datagrams with ``NAME=value`` lines.
 
-``NOTIFY_SOCKET`` has the address of its socket, ``WATCHDOG_USEC`` the period of its watchdog. Without the first, this
-module sends nothing. The event loop feeds the watchdog, never a thread: when the loop hangs, the watchdog must end.
+``NOTIFY_SOCKET`` has the address of its socket, and ``WATCHDOG_USEC`` the period of its watchdog. Without the first
+one, this module sends nothing. The event loop feeds the watchdog, never a thread, because the watchdog has to fire when
+the loop hangs.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, pid: int) -> Notifier:
-        """Return the notifier of these variables, read as sd_notify(3) and sd_watchdog_enabled(3) do.
+        """Return the notifier for these variables, which are read as sd_notify(3) and sd_watchdog_enabled(3) do.
 
-        A watchdog of another process (``WATCHDOG_PID``) is ignored; an unreadable value is logged and ignored.
+        A watchdog of another process (``WATCHDOG_PID``) is ignored. An unreadable value is logged and ignored.
         """
         address = environment.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":
@@ -63,7 +64,7 @@ class Notifier:
             address = None
         return cls(address, watchdog_s=_watchdog_s(environment, pid) if address else None)
 
-    # Events
+    # The events.
 
     def starting(self, status: str) -> None:
         """Report that the process starts. From now on every beat extends the timeout."""
@@ -105,8 +106,8 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         """Send the lines in one datagram.
 
-        A datagram that does not fit into the socket now goes first next time: the loop must not wait for another
-        process, and without READY=1 the service manager would end the start.
+        A datagram that does not fit into the socket now is sent first next time. The loop must not wait for another
+        process, but without READY=1 the service manager would end the start.
         """
         if self._socket is None or self._address is None:
             return

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """The reasons of Events, in kube-proxy's words if it has the same."""
+    """The reasons of Events, with kube-proxy's words where it has the same reason."""
 
     STARTING = "Starting"
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
@@ -39,7 +39,7 @@ class Events:
 
     @property
     def recorder(self) -> EventRecorder | None:
-        """Return what sends the Events, or None if there is no API server, or not yet."""
+        """Return the sender of Events, or None if there is no API server, or no sender yet."""
         return self._recorder
 
     @recorder.setter
@@ -63,7 +63,7 @@ class Events:
             )
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Record new problems. `problems` has all Services with problems now."""
+        """Send Events of new problems. `problems` has all Services with problems now."""
         for service, texts in problems.items():
             for text in texts:
                 if text not in self._problems.get(service, ()):
@@ -71,18 +71,20 @@ class Events:
         self._problems = problems
 
     def endpoint_lost(self, service: ServiceName, target: Target) -> None:
-        """Record that an endpoint of a Service has not answered for minutes. Every node says it in the same words."""
+        """Send an Event that an endpoint of a Service has not answered for minutes. Every node sends it with the same
+        words."""
         text = (
             f"endpoint {target} is listed as ready and has not answered for minutes; it gets no clients until it does"
         )
         self._warn(service, Reason.EJECTED, text, shared=True)
 
     def health_failed(self, node_name: str, text: str) -> None:
-        """Record that the health server has no address. If there is no recorder yet, keep the warning for later."""
+        """Send an Event that the health server has no address. If there is no recorder yet, keep the warning for
+        later."""
         self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
 
     def health_server_failed(self, service: ServiceName, text: str) -> None:
-        """Record that a health check node port is in use by another process."""
+        """Send an Event that a health check node port is in use by another process."""
         self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
 
     def _warn_node(self, node_name: str, reason: Reason, text: str) -> None:
@@ -94,7 +96,7 @@ class Events:
     def _warn(self, service: ServiceName, reason: Reason, text: str, *, shared: bool = False) -> None:
         if self.recorder is None:
             return
-        # With a recorder this module is imported already; without one it must not be imported (see `sources`).
+        # With a recorder this module is already imported. Without one it must not be imported (see `sources`).
         from kubeproxy.sources.kubernetes.kinds import SOURCE
 
         if self._owner_of(service) == SOURCE:

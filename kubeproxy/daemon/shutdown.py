@@ -1,4 +1,5 @@
-"""The shutdown, after a request to stop or after a takeover: of clients, of the rules, of the data plane."""
+"""The steps of a shutdown, after a request to stop or after a takeover: for clients, for the rules, and for the data
+plane."""
 
 from __future__ import annotations
 
@@ -24,24 +25,24 @@ LAST_S: Final = 1.0
 RULES_S: Final = 10.0
 """How long the last transaction may take. Kubernetes and others send SIGKILL some 30 s after SIGTERM."""
 MOVE_S: Final = 30.0
-"""How long connections may take to move before the others drain. Workers go on moving them then."""
+"""How long connections may take to move before the others drain. Workers continue to move them during the drain."""
 ARRIVAL_S: Final = 0.5
-"""How long packets that were under way when the rules changed may take to arrive: a round trip."""
+"""How long packets on their way may take to arrive after the rules changed: a round trip."""
 
 
 class RulesAtExit(Enum):
     """The last change of the packet filter's rules."""
 
     LEAVE = auto()
-    """Keep them: they lead to another instance."""
+    """Keep the rules, because they lead to another instance."""
     REMOVE = auto()
-    """Remove them: service addresses do not answer any more."""
+    """Remove the rules. Service addresses do not answer any more."""
     PAUSE = auto()
-    """Hold new clients back until the next process serves, but for those that the kernel leads to endpoints."""
+    """Hold new clients back until the next process serves, except those that the kernel leads to endpoints."""
 
 
 def rules_at_exit(*, ours: bool, cleanup_on_exit: bool) -> RulesAtExit:
-    """Return the last change. `ours` tells that the rules lead to this process, or to none."""
+    """Return the last change. `ours` is true if the rules lead to this process, or to none."""
     if not ours:
         return RulesAtExit.LEAVE
     return RulesAtExit.REMOVE if cleanup_on_exit else RulesAtExit.PAUSE
@@ -53,14 +54,14 @@ def last_s(grace_s: float) -> float:
 
 
 def arrival_s(grace_s: float) -> float:
-    """Return how long to wait for packets under way, out of the rest of the grace period."""
+    """Return how long to wait for packets on their way, within the rest of the grace period."""
     return min(ARRIVAL_S, grace_s / 2)
 
 
 class Shutdown:
     """The steps of a shutdown: either `wind_down` and then `leave`, or `drain_after_takeover`.
 
-    During `wind_down` a new instance may still take over; then `drain_after_takeover` follows.
+    During `wind_down` a new instance may still take over. Then `drain_after_takeover` follows.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Shutdown:
         await self._drain_last(grace_s)
 
     async def _move(self, successor: str) -> None:
-        """Move connections to the instance at a control socket. One that hangs does not keep this one alive."""
+        """Move connections to the instance at a control socket. An instance that hangs does not keep this one alive."""
         try:
             async with asyncio.timeout(MOVE_S):
                 moved, left = await self._data_plane.move(successor)
@@ -120,10 +121,11 @@ class Shutdown:
             log.info("connections moved", moved=moved, left=left)
 
     async def _drain_last(self, grace_s: float) -> None:
-        """Accept the packets under way; then stop accepting, and drain for at most `grace_s`."""
+        """Accept the packets on their way, then stop accepting, and drain for at most `grace_s`."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
-        # A client repeats a first packet that was lost, and is led where the packet was led. A closed port would refuse
-        # it. The first look finds packets that no listener has taken, the second one handshakes that did not end.
+        # A client repeats a first packet that was lost, and the repetition is led where the first one was led. A closed
+        # port would refuse it. The first call finds packets that no listener has accepted, and the second one
+        # handshakes that did not end.
         await self._proxier.kernel.forget_ended(ours=True)
         await self._data_plane.retire()
         await self._proxier.kernel.forget_ended(ours=True)
@@ -136,9 +138,9 @@ class Shutdown:
         self._proxier.close()
 
     async def _drain(self, grace_s: float) -> None:
-        """Wait for the connections open now."""
+        """Wait for the connections that are open now."""
         await self._hurried(self._data_plane.drain(grace_s))
 
     async def _hurried(self, patience: Coroutine[Any, Any, Any]) -> None:
-        """Wait, until a second signal ends the waiting."""
+        """Wait, until a second signal ends the wait."""
         await self._tasks.first_of(patience, self._signals.at_once.wait())

@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class Signals:
-    """The signals: SIGTERM and SIGINT stop the process, the second time at once; SIGHUP reloads; SIGUSR2
+    """The signals: SIGTERM and SIGINT stop the process, and immediately if sent twice. SIGHUP reloads, and SIGUSR2
     re-executes."""
 
     def __init__(self) -> None:

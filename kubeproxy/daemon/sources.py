@@ -1,7 +1,7 @@
 """Starts the sources of Services that the configuration names, and keeps them running.
 
-A source is imported only if the configuration names it: the API server's client takes as long to import as everything
-else before the first client is served.
+A source is imported only if the configuration names it, because the API server's client takes as long to import as
+everything else that comes before the first client is served.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def source_names(configuration: Configuration) -> list[str]:
 def source_texts(configuration: Configuration) -> tuple[str, ...]:
     """Return the configured sources in words, without secrets, to be compared with those of another instance.
 
-    Paths are absolute. An API server is named by its setting, because a pod's own one may get another address by a
-    change of the network and is still the same.
+    Paths are absolute. An API server is named by its setting, because the address of a pod's own API server may change
+    with the network although the server stays the same.
     """
     from kubeproxy.observability.redaction import redact
 
@@ -117,7 +117,7 @@ class Sources:
             self._tasks.start(kept_running("events", recorder.run), name="events"),
             self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
         )
-        # The tasks end before their client is closed, as otherwise they would log that as an outage.
+        # The tasks end before their client is closed, because otherwise they would log the closing as an outage.
         closing.push_async_callback(self._tasks.end, *running)
 
     def _start_manifests(self) -> None:
@@ -153,7 +153,7 @@ class Sources:
             await self._drain_reporter.end(self._client)
 
     async def retry(self) -> None:
-        """Ask all sources again now, without waiting for the end of the time between two tries."""
+        """Ask all sources again now, without waiting for the end of their backoff."""
         if self._kubernetes is not None:
             self._kubernetes.retry()
         await self.reload()
@@ -177,15 +177,15 @@ class Sources:
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 
     def kubernetes_complaint(self) -> str | None:
-        """Return what is wrong with the API server's objects. Return None if nothing is."""
+        """Return what is wrong with the API server's objects, or None if nothing is."""
         return self._kubernetes.complaint() if self._kubernetes is not None else None
 
     def manifests_complaint(self) -> str | None:
-        """Return what is wrong with the manifests. Return None if nothing is."""
+        """Return what is wrong with the manifests, or None if nothing is."""
         return self._manifests.state().complaint if self._manifests is not None else None
 
     def behind_s(self, source: str) -> float:
-        """Return for how many seconds changes of a source may be missing. Return 0 if the source is in step."""
+        """Return for how many seconds changes of a source may be missing, or 0 if the source is up to date."""
         if source != "kubernetes" or self._kubernetes is None:
             return 0.0
         return max(reflector.behind_s for reflector in self._kubernetes.state())

@@ -1,7 +1,8 @@
-"""Shows the progress of a start; with ten thousand Services a start takes seconds.
+"""Shows the progress of a start, which takes seconds with ten thousand Services.
 
-On a terminal it is one line, drawn again until everything is served, and erased then; elsewhere a log line every few
-seconds. A shorter start shows nothing. `status` is the line for service managers, also after the start.
+On a terminal the progress is one line that is drawn again until everything is served, and then erased. Elsewhere it is
+a log line every few seconds. A shorter start shows nothing. `status` returns the line for service managers, also after
+the start.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LINE_S: Final = 0.2
 """How often the line on a terminal is drawn."""
 LOG_S: Final = 5.0
 MOST_LOG_S: Final = 300.0
-"""When the first line is logged. Each pause after it is twice as long as the one before, up to this."""
+"""The longest pause between two log lines. The first line comes after the first pause, and each pause is twice as long
+as the one before, up to this."""
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -67,8 +69,9 @@ async def show(
 ) -> None:
     """Show the progress until `serving` is set.
 
-    `as_text` tells that the log is text, so that a redrawn line fits among its lines. `trouble` returns why a source
-    cannot be listed, or an empty text as long as nothing is known."""
+    With `as_text` the log is text, so that a redrawn line fits among its lines. `trouble` returns why a source cannot
+    be listed, or an empty text as long as nothing is known.
+    """
     stream = stream or sys.stderr
     if as_text and _can_be_redrawn(stream):
         with _line(stream) as draw:

@@ -1,8 +1,8 @@
-"""Keeps the last state of the sources in a file, and serves a start from it until the sources themselves are complete.
+"""Keeps the last state of the sources in a file, and serves it after a start until the sources themselves are complete.
 
 Without the file, a restart while the API server is away would leave the node without Services. kube-proxy's rules stay
-for as long as nothing removes them; so does what is served from the file, however old it is. It is marked, and each
-source's first complete list replaces it.
+as long as nothing removes them. In the same way the content of the file is served however old it is. It is marked as
+stale, and each source's first complete list replaces it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kubeproxy.runtime.threads import NotBegun, in_thread
 log = structlog.get_logger(__name__)
 
 NONE: Final = "none"
-"""The setting for no file."""
+"""The value of the setting for no file."""
 LOOK_S: Final = 2.0
-"""How often the keeper looks for changes, and so how far the file may lag behind."""
+"""How often the keeper checks for changes, and so how far the file may lag behind."""
 SHARE: Final = 0.005
 """The largest share of a processor that writing may take. A large state that keeps changing is written less often."""
 CONFIRM_S: Final = 10.0
 """How often a file without changes is confirmed."""
 FRESH_S: Final = 600.0
-"""An older state is served only if the sources are not complete within `START_GRACE_S`: its addresses may belong to
-other pods by now, and the sources usually answer."""
+"""A state older than this is served only if the sources are not complete within `START_GRACE_S`. Its addresses may
+belong to other pods by now, and the sources usually answer."""
 
 
 class StateKeeper:
@@ -53,14 +53,14 @@ class StateKeeper:
         owns_rules: Callable[[], bool],
         behind_s: Callable[[str], float],
     ) -> None:
-        """`file` is None if none is wanted. `owns_rules` returns whether this process is the one that serves the node,
-        and `behind_s` for how long changes of a source may be missing."""
+        """`file` is None if no file is wanted. `owns_rules` returns whether this process is the one that serves the
+        node, and `behind_s` for how many seconds changes of a source may be missing."""
         self._file = file
         self._tracker = tracker
         self._owns_rules = owns_rules
         self._behind_s = behind_s
         self._since: dict[str, float] = {}
-        """The recalled sources, and since when their state may be wrong, in Unix seconds."""
+        """The recalled sources, each with the Unix time since which its state may be wrong."""
         self._recalled_at: float | None = None
         self._written: object = None
         """The value of `_version` when the file was written."""
@@ -69,7 +69,7 @@ class StateKeeper:
 
     async def recall(self, *, at_once: bool = False) -> bool:
         """Serve the state in the file for every source that is not complete, and return whether there is such a state.
-        With `at_once` a state that is too old for that is not served."""
+        With `at_once` a state older than `FRESH_S` is not served."""
         if self._file is None or self._recalled_at is not None or all(self._tracker.sources().values()):
             return False
         try:
@@ -91,13 +91,13 @@ class StateKeeper:
 
     @property
     def stale(self) -> Mapping[str, float]:
-        """Return the sources for which the state of an earlier run is served, and since when it may be wrong, in Unix
-        seconds."""
+        """Return the sources for which the state of an earlier run is served, each with the Unix time since which it
+        may be wrong."""
         complete = self._tracker.sources()
         return {name: since for name, since in self._since.items() if not complete[name]}
 
     def complaint(self) -> str | None:
-        """Return which sources are not listed although they have had enough time. Return None if there are none."""
+        """Return which sources are not listed although they have had enough time, or None if there are none."""
         stale = self.stale
         if not stale or self._recalled_at is None or time.monotonic() - self._recalled_at < START_GRACE_S:
             return None
@@ -117,7 +117,7 @@ class StateKeeper:
             stale = self.stale
 
     async def write(self) -> float:
-        """Write the file if there is anything new. Return the processor time that it took, in seconds."""
+        """Write the file if there is anything new. Return the CPU time that it took, in seconds."""
         file, version = self._file, self._version()
         if file is None or not self._owns_rules():
             return 0.0
@@ -164,7 +164,7 @@ class StateKeeper:
 
 
 def state_file(configuration: Configuration) -> StateFile | None:
-    """Return the file that the configuration asks for. Return None if it asks for none."""
+    """Return the file that the configuration asks for, or None if it asks for none."""
     wanted = configuration.kubeproxy.state_directory
     if wanted == NONE:
         return None
@@ -177,10 +177,10 @@ def default_directory() -> Path:
 
 
 def identity(configuration: Configuration) -> str:
-    """Return a digest of what a state depends on: this node's name, and the sources with all that selects and names
-    their objects.
+    """Return a digest of everything on which a state depends: this node's name, and the sources with all that selects
+    and names their objects.
 
-    An API server counts by its address, because a kubeconfig may name another cluster by now.
+    An API server is identified by its address, because a kubeconfig may name another cluster by now.
     """
     manifests = configuration.kubeproxy.manifests
     parts = (
@@ -205,7 +205,7 @@ def _server(configuration: Configuration) -> str:
     try:
         return settings.read().host
     except ConfigError:
-        return ""  # The sources report it.
+        return ""  # The sources report such an error.
 
 
 def _moment(unix_s: float) -> str:

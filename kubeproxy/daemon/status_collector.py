@@ -18,7 +18,7 @@ from kubeproxy.observability.status.status_service import StatusService
 
 
 class StatusCollector:
-    """Reads every part and changes none. Call `run` while the daemon lives; `routes` belong on the metrics port."""
+    """Reads every part and changes none. Call `run` while the daemon lives. `routes` belong on the metrics port."""
 
     def __init__(self, parts: Parts, recent_warnings: RecentWarnings, kernel_traffic: KernelTraffic) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""How a start proceeds on a node where another instance serves, or has served."""
+"""The start on a node where another instance serves, or has served."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kubeproxy.runtime.keep_running import kept_running
 log = structlog.get_logger(__name__)
 
 SOURCES_LOOK_S = 0.02
-"""How often a new instance looks whether its sources are complete, before it compares itself with its predecessor."""
+"""How often a new instance checks whether its sources are complete, before it compares itself with its predecessor."""
 OTHERS_LOOK_S = 0.5
-"""How often a start looks whether earlier instances are still alive."""
+"""How often a start checks whether earlier instances are still alive."""
 FORGET_S, FORGET_SHARE = 2.0, 20
-"""How often a start deletes the conntrack entries of connections that earlier instances end, and the largest share of
-the time (one part in this many) in which it does nothing else."""
+"""How often a start deletes the conntrack entries of connections that earlier instances end, and the share of the time
+(one part in this many) that this may take."""
 
 
 class Succession:
-    """The steps by which this instance follows another one."""
+    """The steps with which this instance follows another one."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Succession:
         """Find the owner of the node, if there is one. If there is no earlier instance, clients wait until this one
         serves."""
         if not self._ownership.has_netfilter:
-            return  # No rules lead to such instances, so several may run side by side.
+            return  # No rules lead to such instances, so several of them may run side by side.
         self._require_own_user()
         owner = await self._ownership.takeover.begin(given_up=self._process.signals.stop.is_set)
         if owner is not None:
@@ -70,7 +70,7 @@ class Succession:
             # would serve.
             await self._control_plane.proxier.hold(True)
         if self._ownership.marker.others():
-            # The earlier instances serve meanwhile, so take over only when everything is known.
+            # The earlier instances serve meanwhile, so this one takes over only when everything is known.
             self._control_plane.tracker.start_within(math.inf)
             self._process.tasks.start(kept_running("others", self._outlive_others), name="others")
         else:
@@ -92,13 +92,14 @@ class Succession:
             await self._control_plane.proxier.hold(False)
 
     async def recall_later(self) -> None:
-        """Serve the state of an earlier run if the sources are not complete soon. A predecessor serves a better one."""
+        """Serve the state of an earlier run if the sources are not complete soon. A predecessor would serve a better
+        state."""
         await asyncio.sleep(START_GRACE_S)
         if self._ownership.predecessor is None:
             await self._control_plane.state_keeper.recall()
 
     def _require_own_user(self) -> None:
-        """Raise TakeoverRefusedError if a kubeproxy of another user runs: it cannot be asked to yield, so the two would
+        """Raise TakeoverRefusedError if a kubeproxy of another user runs. It cannot be asked to yield, so the two would
         fight over the rules."""
         if self._configuration.value.kubeproxy.takeover == "force":
             return
@@ -107,8 +108,8 @@ class Succession:
 
     async def _outlive_others(self) -> None:
         """Start with what is known if earlier instances end first, because some Services are better than none. Once the
-        rules lead here, delete the conntrack entries of the connections that the others end, and of those that have
-        moved here from them: both lead to ports of theirs."""
+        rules lead here, delete the conntrack entries of the connections that the other instances end, and of those that
+        have moved here from them, because both kinds lead to ports of the other instances."""
         others, control_plane, clock = self._ownership.marker.others, self._control_plane, _now
         while not self._ownership.taken.is_set():
             if not others():
@@ -133,7 +134,7 @@ class Succession:
         return sum(worker.adopted_open for worker in await self._data_plane.worker_status())
 
     async def _disarm(self) -> None:
-        """Remove redirects to ports that no process has any more, or that another process may get. What the kernel
+        """Remove redirects to ports that no process has any more, and that another process may get. What the kernel
         leads to endpoints by itself stays."""
         try:
             for adapter in await pause_stale_rules():

@@ -23,7 +23,8 @@ _CONTENTS: Final = (
 
 
 def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
-    """Return the routes of both pages; other paths, such as Go profiles, get a text that lists them."""
+    """Return the routes of both pages. Other paths, such as those of Go profiles, get a text that lists the two
+    pages."""
 
     async def tasks(request: web.Request) -> web.Response:
         return _text(tasks_text())

@@ -1,9 +1,9 @@
-"""Whether the proxy is live, healthy and ready (pure); `routes` answers it over HTTP.
+"""Decides whether the proxy is live, healthy and ready (pure); `routes` answers this over HTTP.
 
 The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice
-the sync period, which happens only if syncs fail or do not end. An idle proxy is healthy. One without a successful sync
-is live, but not healthy: kube-proxy does not even listen until then. Readiness, which kube-proxy does not have, ends
-with the drain.
+the sync period, which happens only if syncs fail or do not end. An idle proxy is healthy. A proxy without a successful
+sync is live, but not healthy: kube-proxy does not even listen until then. Readiness, which kube-proxy does not have,
+ends with the drain.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from kubeproxy.model import Family
 
 
 class Reason(StrEnum):
-    """Why the daemon is not wholly well, the worst first.
+    """The reasons why something is wrong with the daemon, the worst first.
 
-    One list for all who look: the head of the status, its page, ``/readyz``, the label of ``kubeproxy_degraded``."""
+    All readers use this one list: the head of the status, its page, ``/readyz``, and the label of
+    ``kubeproxy_degraded``.
+    """
 
     DRAINING = "draining"
     STARTING = "starting"
@@ -48,7 +50,7 @@ class Reason(StrEnum):
     """Changes of the API server's objects are not known, or not all objects are kept."""
     CONFIGURATION = "configuration"
     MANIFESTS = "manifests"
-    """A manifest is faulty, and what stands in it is not in effect."""
+    """A manifest is faulty, and its contents are not in effect."""
     LEFTOVERS = "leftovers"
     """Rules of another proxy are in force."""
     LOG = "log"
@@ -62,7 +64,7 @@ DEGRADES_ONLY: Final = frozenset(
         *(Reason.OPERATOR, Reason.LOG, Reason.ACCESS_LOG),
     )
 )
-"""The reasons that do not keep the daemon from serving and taking changes."""
+"""The reasons with which the daemon still serves and applies changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +73,37 @@ class Health:
 
     now: float
     last_updated: float | None
-    """None before the first successful sync."""
+    """When a sync last succeeded. It is None before the first success."""
     on_time: bool
-    """No change has waited for too long."""
+    """Whether no change has waited for too long."""
     node_eligible: bool
-    """The node is not being deleted and has no taint that announces it."""
+    """Whether the node takes new connections. It does not if it is being deleted or has a taint that announces that."""
     draining: bool
     failing: str | None
-    """Why the last sync failed. None if it did not fail."""
+    """Why the last sync failed, or None if it did not fail."""
     families: tuple[Family, ...]
     degraded: Mapping[Reason, str] = field(default_factory=dict)
     """The problems that other parts have found, in words."""
     node_exists: bool = True
     """Whether the cluster has a Node for this node."""
     exhausted: str | None = None
-    """Why no client could be served for minutes. None if clients are served."""
+    """Why no client could be served for minutes, or None if clients are served."""
 
     @property
     def live(self) -> bool:
-        """Return whether /livez succeeds, because the process needs no restart. A node under deletion is no reason to
-        restart."""
+        """Return whether /livez succeeds, because the process needs no restart. The deletion of the node is no reason
+        to restart."""
         return self.on_time
 
     @property
     def healthy(self) -> bool:
-        """Return whether /healthz succeeds, so that load balancers may send new connections to this node. It does not
-        before the first sync: until then kube-proxy does not even listen."""
+        """Return whether /healthz succeeds, so that load balancers may send new connections to this node. It fails
+        before the first sync; until then kube-proxy does not even listen."""
         return self.last_updated is not None and self.on_time and self.node_eligible and self.exhausted is None
 
     @property
     def reasons(self) -> Mapping[Reason, str]:
-        """Return all problems in words, the worst first. There are none if all is well."""
+        """Return all problems in words, the worst first. The result is empty if nothing is wrong."""
         found = dict(self.degraded)
         if self.draining:
             found[Reason.DRAINING] = "the process ends when its connections have"
@@ -154,9 +156,9 @@ class ProxyHealth:
         self._waiting_since = None
 
     def progressed(self, now: float) -> None:
-        """Record a sync during which further changes arrived; their wait begins now.
+        """Record a sync after which further changes wait; their wait begins now.
 
-        Under constant changes there may be no moment without one, which is not late.
+        Under constant changes some change may always be waiting, but none for too long.
         """
         if self._waiting_since is not None:
             self._waiting_since = now
@@ -168,13 +170,14 @@ class ProxyHealth:
     def node_eligible(self, eligible: bool, *, exists: bool = True) -> None:
         """Record whether the node takes new connections, and whether the cluster has a Node for it.
 
-        As in kube-proxy: not deleted, not tainted ToBeDeletedByClusterAutoscaler. Both are true before the first call.
+        As in kube-proxy, a node takes no new connections if it is being deleted or has the taint
+        ToBeDeletedByClusterAutoscaler. Both values are true before the first call.
         """
         self._node_eligible = eligible
         self._node_exists = exists
 
     def degraded(self, reason: Reason, problem: str | None, *, part: str = "") -> None:
-        """Record a problem that does not make the node unhealthy, in words. None ends it.
+        """Record a problem, in words, that does not make the node unhealthy. None ends it.
 
         Problems of several parts with the same reason are kept apart.
         """
@@ -187,7 +190,7 @@ class ProxyHealth:
     def exhausted(self, reason: str | None) -> None:
         """Record why no client could be served for minutes, or with None that clients are served.
 
-        The process stays live: a restart would cut open connections.
+        The process stays live, because a restart would cut open connections.
         """
         self._exhausted = reason
 

@@ -20,15 +20,15 @@ class ConfigurationState:
     """The configuration in force, compared with the file on disk at the last reload. Times are Unix seconds."""
 
     file: str
-    """Empty if there are flags alone."""
+    """The configuration file. It is empty if there are only flags."""
     loaded_at: float
-    """When the configuration in force was read."""
+    """The time at which the configuration in force was read."""
     faults: tuple[str, ...] = ()
     """Why the last reload was refused. It is empty if the reload was not refused."""
     refused_at: float | None = None
     """When the first of the reloads refused since then was refused."""
     needs_restart: tuple[str, ...] = ()
-    """The fields that have changed in the file, and take effect at a restart only."""
+    """The fields that have changed in the file and take effect only at a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class EventCounts:
     sent: int
     """How many Events the API server has accepted."""
     dropped: int
-    """Events beyond the rate limit, or refused by the API server."""
+    """The number of Events beyond the rate limit, or refused by the API server."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainingEndpoints:
-    """What rollouts have asked of this node."""
+    """The requests of rollouts to this node."""
 
     addresses: Collection[Address]
     """The endpoints that drain now."""
     open: Mapping[Address, int]
-    """Open connections to the draining endpoints, and to others that rollouts ask for; without zeros."""
+    """The number of open connections to the draining endpoints, and to others for which rollouts ask, without zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class KernelFlowsState:
     problem: str
     """Why the last reading failed. It is empty if the reading succeeded."""
     reading_s: float
-    """How long the last reading took; 0 before the first."""
+    """How many seconds the last reading took. It is 0 before the first reading."""
     ends_followed: bool
-    """Whether the kernel reports the end of each connection, as for the access log."""
+    """Whether the kernel reports the end of each connection, as the access log needs."""
     ends: int
-    """Reported ends of our connections."""
+    """The number of reported ends of our connections."""
     overflows: int
-    """How often the kernel had no room for ends."""
+    """The number of times at which the kernel had no room for ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,22 @@ class Picture:
     proxier: Snapshot
     watches: Sequence[ReflectorState] = ()
     manifests: ManifestState | None = None
-    """None if no manifests are configured."""
+    """The state of the manifests, or None if no manifests are configured."""
     requests: Requests | None = None
-    """The requests to the API server. None if no API server is configured."""
+    """The requests to the API server, or None if no API server is configured."""
     events: EventCounts | None = None
-    """None if no API server is configured."""
+    """The counts of Events, or None if no API server is configured."""
     draining: DrainingEndpoints | None = None
     data_path: str = "userspace"
     """The setting kubeproxy.dataPath."""
     rescue: RescueState | None = None
-    """None if the kernel path is not asked for."""
+    """The state of the rescue, or None if the kernel path is not configured."""
     kernel_flows: KernelFlowsState | None = None
-    """None until a rule of this process has led a connection by the kernel path."""
+    """The state of the kernel path's connections, or None until a rule of this process has led one."""
     conntrack: ConntrackRoom | None = None
-    """None if the kernel does not track connections, or does not report them."""
+    """The usage of connection tracking, or None if the kernel does not track connections, or does not report them."""
     stale: Mapping[str, float] = field(default_factory=dict)
-    """The sources for which the state of an earlier run is served, and since when that may be wrong, in Unix
-    seconds."""
+    """The sources for which the state of an earlier run is served, each with the time in Unix seconds since which that
+    state may be wrong."""
     reasons: Mapping[Reason, str] = field(default_factory=dict)
-    """Why the daemon is not wholly well (see `Health.reasons`)."""
+    """The problems of the daemon (see `Health.reasons`)."""

@@ -18,10 +18,10 @@ from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
-"""The answer of ``/proxyMode``, kube-proxy's name for this kind of proxy."""
+"""The answer of ``/proxyMode``: kube-proxy's name for this kind of proxy."""
 
 _SMALL: Final = 16 * 1024
-"""Answers up to this number of bytes are not compressed."""
+"""The size in bytes up to which answers are not compressed."""
 
 
 def health_routes(
@@ -33,8 +33,8 @@ def health_routes(
 ) -> list[web.RouteDef]:
     """Make the routes ``/healthz`` and ``/livez``, as in the newest kube-proxy, and ``/readyz``.
 
-    `clock` is the proxier's, in seconds; `wall_ns` gives Unix nanoseconds. Only clients by loopback get reasons: the
-    server is open to the network for load balancers.
+    `clock` is the proxier's, in seconds, and `wall_ns` returns Unix nanoseconds. Only clients by loopback get reasons,
+    because the server is open to the network for load balancers.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -86,14 +86,14 @@ def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
 def metrics_routes(
     exposition: Exposition, metrics: Metrics, configuration: Callable[[], Mapping[str, object]]
 ) -> list[web.RouteDef]:
-    """Return the pages of the metrics server; `configuration` gives the settings in effect with Go's field names."""
+    """Return the pages of the metrics server. `configuration` returns the settings in effect with Go's field names."""
 
     async def scrape(request: web.Request) -> web.Response:
         text = await exposition.render()
         headers = {"Content-Type": CONTENT_TYPE}
         if len(text) > _SMALL and "gzip" in request.headers.get("Accept-Encoding", "").lower():
-            # zlib releases the interpreter lock, so the thread does not delay the loop. Level 1 makes an answer 20
-            # times smaller.
+            # zlib releases the interpreter lock, so the thread does not delay the loop. Level 1 already makes an answer
+            # 20 times smaller.
             text = await asyncio.to_thread(gzip.compress, text, 1)
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=text, headers=headers)
@@ -124,10 +124,11 @@ def metrics_routes(
 def health_body(
     state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
 ) -> dict[str, object]:
-    """Return the body of the newest kube-proxy; `detailed` adds ``reasons``, why the daemon is not wholly well.
+    """Return the body of the newest kube-proxy. `detailed` adds ``reasons``, the problems of the daemon.
 
-    While healthy, ``lastUpdated`` is the current time, because load balancers expect it: older releases gave the time
-    of the last sync, which ran even without changes. ``status`` has the families that were synced, and when.
+    While the proxy is healthy, ``lastUpdated`` is the current time, because load balancers expect that: older releases
+    gave the time of the last sync, which ran even without changes. ``status`` has the families that were synced, and
+    when.
     """
 
     def wall(moment: float | None) -> str:
@@ -159,7 +160,7 @@ _NEVER: Final = "0001-01-01T00:00:00Z"
 
 
 def rfc3339_nano(unix_ns: int) -> str:
-    """Format a time as Go's time.RFC3339Nano does in UTC: fractions without trailing zeros."""
+    """Format a time as Go's time.RFC3339Nano does in UTC, with fractions without trailing zeros."""
     seconds, nanoseconds = divmod(unix_ns, 1_000_000_000)
     fraction = f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"

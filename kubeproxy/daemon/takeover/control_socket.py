@@ -1,9 +1,9 @@
 """The abstract Unix socket of a control process for other processes of this network namespace.
 
 Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
-over. KEY is the time since boot and a random number, so nobody can bind the name first, and names order processes by
-age. Workers do not inherit the socket, so a name ends with its control process. The names of challenges hold it
-(`peer_capability`), so a whole one has 107 bytes at most.
+over. KEY is the time since boot and a random number, so that nobody can bind the name first and the names order
+processes by age. Workers do not inherit the socket, so a name ends with its control process. The names of challenges
+contain this name (`peer_capability`), so a complete name has 107 bytes at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PREFIX: Final = "kubeproxy/control/"
 BACKLOG: Final = 1024
 BATCH: Final = 64
 PAUSE_S: Final = 0.01
-"""The pause after BATCH accepted connections: at most 6,400 connections a second, a few percent of a core."""
+"""The pause after BATCH accepted connections. It allows 6,400 connections a second, which take a few percent of a
+core."""
 ROOM_S: Final = 0.25
 """How long a connect waits at a time while the queue is full."""
 _TIMEVAL: Final = struct.Struct("@ll")
@@ -36,13 +37,13 @@ class ControlSocket:
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
         self.name = ""
-        """Empty until `listen`."""
+        """The name, which is empty until `listen`."""
         self._sock: socket.socket | None = None
         self._on_peer: Callable[[socket.socket], None] = socket.socket.close
         self._pause: asyncio.TimerHandle | None = None
 
     def listen(self, on_peer: Callable[[socket.socket], None]) -> None:
-        """Bind the name, and pass connections of our user to `on_peer`; those of other users are closed at once."""
+        """Bind the name, and pass connections of our user to `on_peer`. Those of other users are closed at once."""
         self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{os.urandom(8).hex()}"
         self._on_peer = on_peer
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -61,9 +62,9 @@ class ControlSocket:
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
 
     def prove(self, challenge: int, purpose: peer_capability.Purpose) -> bool:
-        """Answer a challenge that came over this socket, and close it; see `peer_capability.answer`.
+        """Answer a challenge that came over this socket, and close it (see `peer_capability.answer`).
 
-        A released name may be another process's by now, so no challenge for it is answered any more.
+        A released name may belong to another process by now, so no challenge for it is answered any more.
         """
         if not self.open:
             os.close(challenge)
@@ -94,7 +95,7 @@ class ControlSocket:
             except BlockingIOError:
                 return
             except OSError:
-                break  # no descriptor, or no memory: try again after the pause
+                break  # There is no descriptor or no memory left, so try again after the pause.
             try:
                 ours = uid_of(peer) == os.geteuid()
             except OSError:
@@ -115,7 +116,7 @@ class FullError(Exception):
 
 
 async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
-    """Return a non-blocking connection to a control socket. Raise FullError if its queue is full, OSError if
+    """Return a non-blocking connection to a control socket. Raise FullError if its queue is full, and OSError if it is
     refused."""
     if waits_for_room:
         return await in_thread(lambda: _connect_waiting(name))
@@ -123,7 +124,7 @@ async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
 
 
 def _connect_waiting(name: str) -> socket.socket:
-    """Connect when there is room, within ROOM_S: the kernel queues only blocking connects while the backlog is full."""
+    """Connect when there is room, within ROOM_S. While the backlog is full the kernel queues only blocking connects."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ROOM_S * 1e6)))
     _connect(name, sock).setblocking(False)

@@ -56,9 +56,10 @@ async def give(order: Order, *, within_s: float = ANSWER_S, prefix: str = PREFIX
 
 
 async def _give(order: Order, name: str, uid: int, within_s: float) -> str:
-    """Give an order to one control process; return why it refuses, or nothing.
+    """Give an order to one control process. Return why it refuses, or an empty text.
 
-    OSError, ValueError without an answer."""
+    Raise OSError or ValueError if there is no answer.
+    """
     with _as_user(uid):
         sock = await connect(name, waits_for_room=False)
     end = sock.close
@@ -87,7 +88,8 @@ async def _give(order: Order, name: str, uid: int, within_s: float) -> str:
 
 @contextmanager
 def _as_user(uid: int) -> Iterator[None]:
-    """Connect as the daemon's user, since it looks at no one else's connections; the proof itself needs root."""
+    """Connect as the daemon's user, because the daemon ignores connections of any other user. Only the proof itself
+    needs root."""
     own = os.geteuid()
     if uid != own:
         os.seteuid(uid)

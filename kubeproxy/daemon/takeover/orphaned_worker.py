@@ -1,8 +1,8 @@
 """An orphaned worker, as the owner of the node sees it.
 
-A worker outlives its control process: it keeps serving until the owner's rules are in force. It has no privileges, so
-any process of our user may claim to be one: its answers are bounded, and count for our frontends and endpoints only
-(`RestoreBindings`).
+A worker outlives its control process and keeps serving until the owner's rules are in force. It has no privileges, so
+any process of our user may claim to be a worker. So its answers are bounded, and they count only for our frontends and
+endpoints (`RestoreBindings`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 log = structlog.get_logger(__name__)
 
 MOVE_S = 10.0
-"""How long a worker may take to move its connections before it is told to retire. It goes on moving then."""
+"""How long a worker may take to move its connections before it is told to retire. It continues to move them
+afterwards."""
 RECALL_S = 5.0
 """How long a worker may take to answer `Recall`."""
 
@@ -50,7 +51,8 @@ class OrphanedWorker:
         *,
         can_move: bool,
     ) -> None:
-        """`can_move`: it speaks our version of `Move`, and has shown the marker of a run of kubeproxy."""
+        """`can_move` is true if the worker speaks our version of `Move`, and has shown the marker of a run of
+        kubeproxy."""
         self.pid = hello.pid
         self.can_move = can_move
         """Whether its connections may come to our workers."""
@@ -68,11 +70,11 @@ class OrphanedWorker:
         self._moved = asyncio.Event()
         """Set when it has moved what it could, or the connection has ended."""
         self._room = 0
-        """How many clients more the current answer may name."""
+        """How many more clients the current answer may name."""
 
     async def serve(self) -> None:
-        """Read the worker's answers until it ends. Raise OSError if the connection breaks, and ValueError for any other
-        text."""
+        """Read the worker's answers until the worker ends. Raise OSError if the connection breaks, and ValueError for
+        an invalid text."""
         try:
             while (message := await receive(self._reader, FROM_ORPHANS)) is not None:
                 if isinstance(message, Done):
@@ -96,12 +98,12 @@ class OrphanedWorker:
 
     async def recall(self) -> list[RestoreBindings]:
         """Return the session affinity bindings, as far as the answer comes in time. A worker of another protocol
-        version gives none."""
+        version has none to return."""
         if self._same_protocol:
             self._answered.clear()
             self._bindings.clear()
             self._room = AFFINITY_ENTRIES
-            with contextlib.suppress(OSError):  # it may end, or hang, at any time
+            with contextlib.suppress(OSError):  # The worker may end, or hang, at any time.
                 async with asyncio.timeout(RECALL_S):
                     await send(self._writer, Recall())
                     await self._answered.wait()
@@ -109,16 +111,17 @@ class OrphanedWorker:
         return self._bindings
 
     async def move(self, entrances: Entrances) -> None:
-        """Have it move its connections through these sockets; return when it has moved what it could, or has ended."""
+        """Have the worker move its connections through these sockets. Return when it has moved what it could, or has
+        ended."""
         request = Move(entrances.workers, entrances.count)
         self._moved.clear()
         with contextlib.suppress(OSError):
             async with asyncio.timeout(MOVE_S):
-                # Nothing else is to be sent: it has answered the last request.
+                # Nothing else waits to be sent, because the worker has answered the last request.
                 send_first(self._sock, request, [sock.fileno() for sock in entrances.sockets])
                 await self._moved.wait()
 
     async def retire(self) -> None:
-        """Have it stop: the rules lead to us. Every protocol version understands this."""
-        with contextlib.suppress(OSError):  # it may end at any time
+        """Have the worker stop, because the rules lead to us. Every protocol version understands this."""
+        with contextlib.suppress(OSError):  # The worker may end at any time.
             await send(self._writer, Retire())

@@ -1,4 +1,4 @@
-"""What an owner does for a new instance, and how long it waits for one."""
+"""The interface of an owner towards a new instance, and the limit for how long the owner waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Owner(Protocol):
     """What the owner of the node does for a new instance, for a person's command, and for itself when rules change."""
 
     def share(self, on: bool) -> None:
-        """Let another process hold the same node ports, or no longer."""
+        """Let another process hold the same node ports, or stop letting it."""
 
     async def hold(self, on: bool) -> None:
         """Leave the rules alone from now on, or maintain them again."""
@@ -34,7 +34,7 @@ class Owner(Protocol):
         """Let a worker of another instance send its connections to ours."""
 
     async def yield_all(self) -> None:
-        """Release what only one process can have; the rules are another's."""
+        """Release what only one process can have, because the rules lead to another process."""
 
     def grace_s(self) -> float:
         """Return how long open connections may go on after a stop, in seconds."""
@@ -47,10 +47,11 @@ class Owner(Protocol):
 
 
 class HoldTime:
-    """The time during which a new instance keeps the owner from its rules: HOLD_S in all, however often it begins."""
+    """The time during which a new instance keeps the owner from its rules. It is HOLD_S in all, however often the
+    instance begins."""
 
     def __init__(self, patience: asyncio.Timeout) -> None:
-        """`patience` is the timeout around everything that the new instance can draw out."""
+        """`patience` is the timeout around everything that the new instance can prolong."""
         self._patience = patience
         self._left_s = HOLD_S
 
@@ -60,12 +61,12 @@ class HoldTime:
         return self._patience.when() is not None
 
     def begin(self) -> None:
-        """Measure the time from now on."""
+        """Begin to measure the time."""
         if not self.lasts:
             self._patience.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     def end(self) -> None:
-        """Measure no longer."""
+        """Stop measuring the time."""
         if (until := self._patience.when()) is not None:
             self._left_s = until - asyncio.get_running_loop().time()
             self._patience.reschedule(None)

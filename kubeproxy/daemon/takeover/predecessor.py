@@ -50,11 +50,11 @@ from kubeproxy.runtime.peer_capability import Purpose
 log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 5.0
-"""How long a process has for an answer; one that takes longer hangs, and is passed over."""
+"""How long a process may take for an answer. One that takes longer is considered hanging, and is passed over."""
 
 
 class BusyError(Exception):
-    """No instance can take over from the process now, or it is `looking` for an owner, too."""
+    """Raised if no instance can take over from the process now. With `looking` the process looks for an owner, too."""
 
     def __init__(self, *, looking: bool) -> None:
         super().__init__("it looks for an owner, too" if looking else "it is busy")
@@ -62,7 +62,7 @@ class BusyError(Exception):
 
 
 class UnprovenError(Exception):
-    """The peer has not proven CAP_NET_ADMIN."""
+    """Raised if the peer has not proven CAP_NET_ADMIN."""
 
 
 async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_for_room: bool = False) -> Predecessor:
@@ -124,7 +124,7 @@ class Predecessor:
         name: str,
         same_protocol: bool,
     ) -> None:
-        """With another protocol version `stop` is all that works."""
+        """With another protocol version only `stop` works."""
         self.name = name
         self.pid = first.pid
         self.version = first.version
@@ -134,7 +134,7 @@ class Predecessor:
         self._reader = reader
         self._writer = writer
         self.silent = False
-        """Whether it did not answer in time, though it has not ended."""
+        """Whether the owner did not answer in time although it has not ended."""
 
     def __str__(self) -> str:
         return f"the running kubeproxy (pid {self.pid}, version {self.version})"
@@ -146,21 +146,21 @@ class Predecessor:
         return bindings
 
     async def hold(self) -> None:
-        """Have it leave the rules alone."""
+        """Have the owner leave the rules alone."""
         await self._ask(Hold())
 
     async def resume(self) -> None:
-        """Have it maintain the rules again, because we could not."""
+        """Have the owner maintain the rules again, because this instance could not take them over."""
         await self._ask(Resume())
 
     async def take(self, take: Take) -> str | None:
-        """Have it release the ports and its name, and move its connections, because the rules are ours. Return why it
-        refuses, or None."""
+        """Have the owner release the ports and its name, and move its connections, because the rules lead to this
+        instance. Return why it refuses, or None."""
         return await self._ask(take)
 
     async def stop(self) -> float:
-        """Have it stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError if it does
-        not."""
+        """Have the owner stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError if
+        it does not."""
         async with asyncio.timeout(ANSWER_S):
             await send(self._writer, Stop())
             match await receive(self._reader, ANSWERS):
@@ -177,7 +177,7 @@ class Predecessor:
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def _ask(self, request: TakeoverMessage, bindings: list[RestoreBindings] | None = None) -> str | None:
-        """Send a request and wait for its end. Return why it was refused, or None. Fill `bindings` meanwhile."""
+        """Send a request and wait for its end. Return why it was refused, or None. Meanwhile fill `bindings`."""
         word = type_of(request)
         known = 0
         try:
@@ -193,7 +193,7 @@ class Predecessor:
                             known += len(part.bindings)
                             bindings.append(part)
                         case _:
-                            pass  # a late answer to an earlier request
+                            pass  # This is a late answer to an earlier request.
             log.warning("predecessor has ended", pid=self.pid, asked=word)
         except ConnectionError:
             log.warning("predecessor has ended", pid=self.pid, asked=word)

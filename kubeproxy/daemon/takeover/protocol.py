@@ -55,18 +55,18 @@ class Hello(TakeoverMessage, frozen=True):
     protocol: int
     pid: int
     version: str
-    """Of the program, for the log."""
+    """The version of the program, for the log."""
 
 
 class Action(StrEnum):
-    """What an `Order` asks for."""
+    """The action that an `Order` asks for."""
 
     EJECT = "eject"
     """Give an endpoint no new clients for a while."""
     RESTORE = "restore"
     """Give an endpoint clients again, whether a person has taken it out or it had failed."""
     PROBED = "probed"
-    """An endpoint has answered the caller: give it clients again, if it had failed."""
+    """An endpoint has answered the caller: give it clients again, if it was ejected for failures."""
     DRAIN = "drain"
     """Wait until no connection to a pod's address is left, and send the pod no new ones meanwhile."""
     RETRY = "retry"
@@ -79,9 +79,9 @@ class Order(TakeoverMessage, frozen=True):
     protocol: int
     action: Action
     endpoint: str = ""
-    """``IP:PORT``, or a pod's address; empty where the action is about none."""
+    """The endpoint as ``IP:PORT``, or a pod's address. It is empty if the action needs none."""
     for_s: float = 0.0
-    """How long an endpoint is out, or a pod waits."""
+    """For how many seconds an endpoint is out, or a pod waits."""
     caller: str = ""
     """The caller in words, for log and status."""
 
@@ -91,11 +91,11 @@ class Busy(TakeoverMessage, frozen=True):
 
     protocol: int
     looking: bool = False
-    """Whether it is a new instance, too, and looks for an owner."""
+    """Whether the process is a new instance itself, and looks for an owner."""
 
 
 class Prove(TakeoverMessage, frozen=True):
-    """The owner's first message: prove CAP_NET_ADMIN. Frozen."""
+    """The owner's first message, which demands proof of CAP_NET_ADMIN. Frozen."""
 
     protocol: int
     pid: int
@@ -103,11 +103,12 @@ class Prove(TakeoverMessage, frozen=True):
 
 
 class Proof(TakeoverMessage, frozen=True):
-    """The challenge of `Prove` is answered. Frozen."""
+    """Tells that the challenge of `Prove` is answered. Frozen."""
 
 
 class Stop(TakeoverMessage, frozen=True):
-    """Stop as after SIGTERM: drain, have the kernel hold new clients back, end. Frozen."""
+    """Asks the owner to stop as after SIGTERM: to drain, to have the kernel hold new clients back, and to end.
+    Frozen."""
 
 
 class Stopping(TakeoverMessage, frozen=True):
@@ -118,31 +119,32 @@ class Stopping(TakeoverMessage, frozen=True):
 
 
 class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):
-    """The new instance may send its requests, and what the owner serves (`serves_enough`). Frozen."""
+    """Tells that the new instance may send its requests, and what the owner serves (`serves_enough`). Frozen."""
 
     services: int = -1
-    """Services of all sources; negative if unknown."""
+    """The number of Services of all sources, or a negative number if it is unknown."""
     sources: tuple[str, ...] = ()
-    """The sources in words; empty if unknown."""
+    """The sources in words, or empty if they are unknown."""
 
 
 class Hold(TakeoverMessage, frozen=True):
-    """Leave the rules alone from now on."""
+    """Asks the owner to leave the rules alone from now on."""
 
 
 class Resume(TakeoverMessage, frozen=True):
-    """Maintain the rules again."""
+    """Asks the owner to maintain the rules again."""
 
 
 class Take(TakeoverMessage, frozen=True, omit_defaults=True):
-    """The rules lead to the new instance: release the ports and the name, move the connections, and drain the rest."""
+    """Tells that the rules lead to the new instance. The owner releases the ports and the name, moves connections, and
+    drains the rest."""
 
     successor: str = ""
-    """The control socket of the new instance, to which workers turn. It is empty if no connection can move."""
+    """The control socket of the new instance, to which workers connect. It is empty if no connection can move."""
 
 
 class Refused(TakeoverMessage, frozen=True):
-    """The request of type `request` is not carried out."""
+    """Tells that the request of type `request` is not carried out."""
 
     request: str
     reason: str
@@ -177,7 +179,7 @@ async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
 
 
 async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return the next message, or None at the end. Raise ValueError for any other text."""
+    """Return the next message, or None at the end. Raise ValueError for an invalid text."""
     line = await reader.readline()
     return decode(line, decoder) if line.endswith(b"\n") else None
 
@@ -186,14 +188,14 @@ def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Seque
     """Send over a non-blocking socket that has no stream yet, or whose stream has nothing to send. Raise OSError when
     the connection has ended."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    # A line is shorter than what an empty socket takes at once.
+    # A line is shorter than what an empty socket accepts at once.
     sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
 
 
 async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[int]]:
     """Return the first message over a socket that has no stream yet, and its descriptors, which the caller closes.
 
-    Raise OSError when the connection breaks or ends, and ValueError for any other text.
+    Raise OSError when the connection breaks or ends, and ValueError for an invalid text.
     """
     descriptors: list[int] = []
     line = b""

@@ -1,7 +1,7 @@
 """Re-exec: the control process executes the code on disk, under the same process number and command line.
 
-Its workers keep serving as orphans, and retire when the new image's rules are in force. First a separate process
-loads the code on disk and checks the configuration with it; if that fails, nothing happens.
+Its workers keep serving as orphans, and retire when the new program's rules are in force. First a separate process
+loads the code on disk and checks the configuration with it. If that fails, nothing happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 CHECK_S = 30.0
 """How long each check of the new code may take."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""The signals that are handled. The default action of each would end the new image before it handles them."""
+"""The signals that are handled. Their default action would end the new program before it handles them."""
 
 
 def command() -> list[str]:
@@ -26,17 +26,17 @@ def command() -> list[str]:
 
 
 def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
-    """Return why this process cannot re-exec now. Return None if it can.
+    """Return why this process cannot re-exec now, or None if it can.
 
-    `holds_connections` tells that it serves clients itself, without workers; `settled`, that the rules lead to it
-    alone."""
+    With `holds_connections` it serves clients itself, without workers. With `settled` the rules lead only to it.
+    """
     if holds_connections:
         return "without workers every connection would be lost; restart it, or start a new instance"
     return None if settled else "a takeover is under way"
 
 
 async def why_not(words: Sequence[str]) -> str | None:
-    """Return why the code on disk does not start by this command. Return None if it does."""
+    """Return why the code on disk does not start with this command, or None if it does."""
     for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon.lifecycle")):
         if (complaint := await _complaint(check)) is not None:
             return complaint
@@ -66,9 +66,9 @@ async def _complaint(words: Sequence[str]) -> str | None:
 
 
 def renew(words: Sequence[str]) -> NoReturn:
-    """Execute the code on disk. Signals stay pending until the new image handles them."""
+    """Execute the code on disk. Signals stay pending until the new program handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    logging.shutdown()  # flush it
+    logging.shutdown()  # Flush the log before the program is replaced.
     os.execv(words[0], list(words))
 
 

@@ -21,15 +21,15 @@ log = structlog.get_logger(__name__)
 
 
 class RuleTransfer(Netfilter, Conntrack):
-    """A `Netfilter` and a `Conntrack`; the first use takes the rules over from the predecessor, if there is one.
+    """A `Netfilter` and a `Conntrack`. Their first use takes the rules over from the predecessor, if there is one.
 
-    The steps: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction turns the
-    rules to us; the flows that still lead to it are deleted; it releases the rest (`Take`). If the transaction fails,
-    or the predecessor still sees rules that lead to it, it maintains its rules again, and the next `apply` is the
-    first. Every other call, and every later one, is the adapter's.
+    The steps are: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction
+    redirects clients to us; the flows that still lead to the predecessor are deleted; it releases the rest (`Take`). If
+    the transaction fails, or the predecessor still sees rules that lead to it, the predecessor maintains its rules
+    again, and the next `apply` is the first. Every other call, and every later one, goes to the adapter.
 
-    The flows come before `Take`: if this process ends in between, the predecessor goes on, and no client that keeps its
-    UDP socket is left to a process that has released its ports.
+    The flows come before `Take`, so that if this process ends in between, the predecessor continues and no client that
+    keeps its UDP socket is left to a process that has released its ports.
 
     `on_taken` is called once, when the rules lead to us and the predecessor has released everything.
     """
@@ -106,7 +106,8 @@ class RuleTransfer(Netfilter, Conntrack):
         return changed
 
     async def _restore_bindings(self) -> None:
-        """Keep clients with their endpoints, as far as the predecessor and orphaned workers answer. Never fails."""
+        """Keep clients with their endpoints, as far as the predecessor and orphaned workers answer. This never
+        fails."""
         try:
             bindings = await self._takeover.recall()
             for at in range(0, len(bindings), CHUNK_MESSAGES):
@@ -114,11 +115,11 @@ class RuleTransfer(Netfilter, Conntrack):
                 await asyncio.sleep(0)
             if bindings:
                 log.info("session affinity restored", clients=sum(len(part.bindings) for part in bindings))
-        except Exception as error:  # whatever it is, it must not stop the takeover
+        except Exception as error:  # No error may stop the takeover.
             log.warning("session affinity not restored", reason=str(error) or repr(error))
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """See `Conntrack.reconcile`. A failure does not stop the takeover: the caller tries again."""
+        """See `Conntrack.reconcile`. A failure does not stop the takeover, because the caller tries again."""
         try:
             deleted = await self._conntrack.reconcile(before, now)
         except KubeproxyError:
@@ -146,8 +147,7 @@ class RuleTransfer(Netfilter, Conntrack):
     async def _send_take(self, predecessor: Predecessor) -> str | None:
         """Send `Take`. Return why the predecessor refuses it, or None.
 
-        It refuses while rules lead to it. If it uses the other adapter, its rules are still there and are removed
-        first.
+        It refuses while rules lead to it. If it uses the other adapter, its rules still exist and are removed first.
         """
         take = self._takeover.server.take
         if await predecessor.take(take) is None:

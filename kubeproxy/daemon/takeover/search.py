@@ -1,7 +1,7 @@
 """The search for the owner of the node among the control processes of this network namespace.
 
-Any process of our user may bind the name of a control socket, so those that do not prove CAP_NET_ADMIN cost a start
-little: all are asked at once, they have ANSWER_S in all, and whoever comes later is not waited for.
+Any process of our user may bind the name of a control socket. So processes that do not prove CAP_NET_ADMIN must not
+cost a start much: all are asked at once, they have ANSWER_S in all, and nobody waits for processes that come later.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ log = structlog.get_logger(__name__)
 RETRY_S: Final = 0.1
 """How often busy processes are asked again."""
 BUSY_S: Final = 60.0
-"""How long the new instance waits for a busy process in all. Meanwhile that one serves, or another does."""
+"""How long the new instance waits for a busy process in all. Meanwhile the busy process serves, or another one does."""
 FULL_S: Final = 30.0
-"""How long it tries, in all, to reach processes with a full queue: any user may fill the owner's."""
+"""How long it tries, in all, to reach processes with a full queue, because any user may fill the owner's queue."""
 AT_ONCE: Final = 1024
-"""Names asked at a time; each takes two descriptors."""
+"""The number of names that are asked at a time. Each takes two descriptors."""
 THREADS: Final = 32
-"""Processes with a full queue that are waited for at a time; each takes a thread."""
+"""The number of processes with a full queue for which the search waits at a time. Each takes a thread."""
 WARNINGS: Final = 10
-"""Warnings about other processes."""
+"""The largest number of warnings about other processes."""
 STOP_MARGIN_S: Final = 30.0
-"""How long a process that was asked to stop may take after its grace period: its last clients, and the rules."""
+"""How long a process that was asked to stop may take after its grace period, for its last clients and the rules."""
 
 
 class _State(Enum):
-    """Why a process is asked again."""
+    """The reason why a process is asked again."""
 
     BUSY = "busy"
     LOOKING = "looking for an owner, too"
@@ -62,25 +62,25 @@ class Search:
         self._hello = hello
         self._obstacle = obstacle
         self.passed_over: set[str] = set()
-        """Names of those that may own the node and did not answer, or were busy for too long."""
+        """The names of processes that may own the node but did not answer, or were busy for too long."""
         self._unproven: set[str] = set()
-        """Names of those without CAP_NET_ADMIN."""
+        """The names of processes without CAP_NET_ADMIN."""
         self._proven: set[str] = set()
-        """Names of those that have it, and are asked again."""
+        """The names of processes that have the capability, and are asked again."""
         self._asked_until = 0.0
-        """Until when others are asked, in time of the loop."""
+        """Until when other processes are asked, by the loop's clock."""
         self._states: dict[str, tuple[_State, float]] = {}
-        """In which state each process is that is asked again, and since when."""
+        """The state of each process that is asked again, and since when it has that state."""
         self._stopping: dict[str, float] = {}
-        """Names of those that stop at our request, and until when."""
+        """The names of processes that stop at our request, and until when they may take."""
         self._warnings = 0
 
     async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        """Return the owner, or None if the node is ours (or `given_up` says so). Raise TakeoverRefusedError if
-        `obstacle` forbids it.
+        """Return the owner, or None if the node is ours (or if `given_up` is set). Raise TakeoverRefusedError if
+        `obstacle` forbids taking over.
 
-        An owner of another protocol version is asked to stop, and waited for. The caller has to answer accordingly from
-        then on, and must not await anything in between.
+        An owner of another protocol version is asked to stop, and waited for. After this call the caller has to answer
+        as the owner if there is none, and must not await anything in between.
         """
         logged = False
         self._asked_until = _now() + ANSWER_S
@@ -101,8 +101,8 @@ class Search:
                 surplus.close()
             if found:
                 return found[0]
-            # Nothing is awaited from here to where we answer as the owner: an older process that has come meanwhile
-            # is seen here, and a later one gets our answer.
+            # Nothing is awaited between here and the point at which we answer as the owner. An older process that has
+            # come meanwhile is seen here, and a later one gets our answer.
             waits = bool(others) or self._waits_for_stopping()
             if not busy and not waits and not any(name < self._control.name for name in self._names()):
                 return None
@@ -113,7 +113,8 @@ class Search:
         return None
 
     def _names(self) -> list[str]:
-        """Return the names of processes that may own the node and are still waited for, the newest first."""
+        """Return the names of processes that may own the node and for which the search still waits, the newest
+        first."""
         done = self.passed_over | self._unproven | self._stopping.keys()
         names = [name for name in self._control.others() if name not in done]
         early = _now() < self._asked_until
@@ -138,7 +139,8 @@ class Search:
         return list(islice(filter(None, turns), AT_ONCE))
 
     async def _ask(self, name: str) -> Predecessor:
-        """See `predecessor.greet`. Those that have proven nothing have the time until `_asked_until`, all together."""
+        """Call `predecessor.greet`. Processes that have proven nothing have the time until `_asked_until`, all
+        together."""
         full = self._is_full(name)
         within_s = ANSWER_S if full or name in self._proven else max(0.0, self._asked_until - _now())
         return await greet(name, self._hello, within_s=within_s, waits_for_room=full)
@@ -148,16 +150,17 @@ class Search:
         match error:
             case BusyError(looking=True):
                 self._proven.add(name)
-                if name < self._control.name:  # a younger one waits for us
+                if name < self._control.name:  # A younger process waits for us.
                     self._lasts(name, _State.LOOKING)
                 return False
             case BusyError():
                 self._proven.add(name)
                 return self._lasts(name, _State.BUSY)
-            case FullError() | MemoryError():  # the latter: no thread for the connect
+            case FullError() | MemoryError():  # Or there is no thread for the connect.
                 return self._lasts(name, _State.FULL)
             case ConnectionError():
-                # It has just ended, perhaps because another instance took over: what the others answered is older.
+                # The process has just ended, perhaps because another instance took over, so the answers of the others
+                # are outdated.
                 return self._lasts(name, _State.BUSY if name in self._proven else _State.ENDED)
             case UnprovenError():
                 self._unproven.add(name)
@@ -171,7 +174,7 @@ class Search:
                 raise error
 
     def _lasts(self, name: str, state: _State) -> bool:
-        """Return whether a process may stay in `state` any longer. One that has been in it for too long is passed
+        """Return whether a process may stay in `state` any longer. A process that has been in it for too long is passed
         over."""
         if name not in self._states or self._states[name][0] is not state:
             self._states[name] = state, _now()
@@ -206,7 +209,7 @@ class Search:
                 raise TakeoverRefusedError(str(owner), reason)
 
     async def _stop(self, owner: Predecessor) -> None:
-        """Ask an owner of another protocol version to stop; one that does not is passed over."""
+        """Ask an owner of another protocol version to stop. One that does not stop is passed over."""
         seen = {"pid": owner.pid, "version": owner.version, "its": owner.protocol, "ours": self._hello.protocol}
         try:
             grace_s = await owner.stop()
@@ -220,7 +223,7 @@ class Search:
         log.warning("predecessor: other takeover protocol, stops first", **seen, within_s=grace_s)
 
     def _waits_for_stopping(self) -> bool:
-        """Return whether a process that was asked to stop is still there. One that takes too long is passed over."""
+        """Return whether a process that was asked to stop still exists. One that takes too long is passed over."""
         now, left = _now(), set(self._control.others())
         for name, until in list(self._stopping.items()):
             if name not in left or now >= until:

@@ -1,9 +1,10 @@
 """The owner's side of a takeover: it answers new instances and orphaned workers.
 
-An owner obeys a process of its user that proves CAP_NET_ADMIN over our network namespace (`peer_capability`): such a
-process could do the same harm without us. The proof is for one purpose and one connection: that for `Take` is none for
-`Stop`, and a process between the two can pass neither on. A process that has it may still be wrong. So `Take` is
-refused while the kernel's rules lead to the owner, and `Hold` ends after a time in all (`owner.HOLD_S`).
+An owner obeys a process of its user that proves CAP_NET_ADMIN over our network namespace (`peer_capability`), because
+such a process could do the same harm without us. The proof is for one purpose and one connection: a proof for `Take`
+does not count for `Stop`, and a process between the two can pass neither on. A process with the proof may still be
+wrong. So `Take` is refused while the kernel's rules lead to the owner, and the time of all `Hold`s is limited
+(`owner.HOLD_S`).
 
 Orphaned workers have no privileges and are not trusted (`orphaned_worker`). Those that show the marker of their run,
 which only a process with CAP_NET_ADMIN can have made (`instances.is_marker`), may move their connections here.
@@ -72,16 +73,16 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 RECALL_S: Final = 1.0
-"""How long the data plane may take for `Recall`; less than ANSWER_S, so that the owner does not seem to hang."""
+"""How long the data plane may take for `Recall`. It is less than ANSWER_S, so that the owner does not seem to hang."""
 REAPS: Final = 50
 REAP_S: Final = 0.1
-"""How often, and how far apart, a worker that is about to end is looked at."""
+"""How often the owner checks whether a worker that is about to end has ended, and the pause in between."""
 ORPHANS: Final = 256
-"""Orphaned workers at a time; they need prove nothing."""
+"""The largest number of orphaned workers at a time, which need to prove nothing."""
 PEERS: Final = 256
-"""Connections at a time without a proof; one more ends the oldest."""
+"""The largest number of connections without a proof at a time. One more ends the oldest."""
 REFUSALS_LOG_S: Final = 60.0
-"""How often a refused takeover is logged at most."""
+"""The shortest time between two log lines about refused takeovers."""
 
 
 class TakeoverServer:
@@ -93,16 +94,16 @@ class TakeoverServer:
         self._version = version
         self._tasks = TaskSet(self._crashed)
         self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
-        """Connections without a proof, the oldest first."""
+        """The connections without a proof, the oldest first."""
         self._looking = True
-        """Whether the search for a predecessor goes on."""
+        """Whether the search for a predecessor is still in progress."""
         self._predecessor: Predecessor | None = None
         self._owns = False
         self._answering = False
         """Whether new instances are accepted."""
         self._has_new_instance = False
         self._steady = asyncio.Event()
-        """Not set while a new instance turns the rules to itself."""
+        """An event that is cleared while a new instance redirects clients to itself."""
         self._steady.set()
         self.superseded = asyncio.Event()
         """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
@@ -115,11 +116,11 @@ class TakeoverServer:
         self._refusals = 0
         self._refusal_logged_at = -math.inf
 
-    # State
+    # The state.
 
     @property
     def take(self) -> Take:
-        """The request by which a predecessor hands over to us."""
+        """Return the request with which a predecessor hands over to us."""
         return Take(successor=self._control.name)
 
     def listen(self) -> None:
@@ -136,7 +137,7 @@ class TakeoverServer:
         self._answering = True
 
     def own(self) -> None:
-        """Own the node, which is no longer our predecessor's."""
+        """Own the node, which no longer belongs to our predecessor."""
         self._owns = True
 
     def in_force(self) -> None:
@@ -146,11 +147,11 @@ class TakeoverServer:
             self._tasks.start(self._relieve(orphan), name="takeover: relieve")
 
     async def _relieve(self, orphan: OrphanedWorker) -> None:
-        """Have an orphaned worker move its connections to our workers, if it may, and retire."""
+        """Have an orphaned worker move its connections to our workers, if it may, and then retire."""
         if orphan.can_move:
             try:
                 entrances = await self._owner.adopt()
-            except OSError as error:  # no descriptors are left
+            except OSError as error:  # No descriptors are left.
                 log.warning("orphaned worker: connections stay with it", pid=orphan.pid, reason=str(error))
             else:
                 await self._move(orphan, entrances)
@@ -166,7 +167,7 @@ class TakeoverServer:
 
     @property
     def orphans(self) -> int:
-        """Orphaned workers that are connected."""
+        """Return the orphaned workers that are connected."""
         return len(self._orphans)
 
     async def recall_orphans(self) -> list[list[RestoreBindings]]:
@@ -174,7 +175,7 @@ class TakeoverServer:
         return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
 
     async def between(self) -> None:
-        """Wait while a new instance turns the rules to itself, but not for one that hangs."""
+        """Wait while a new instance redirects clients to itself, but not for one that hangs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await self._steady.wait()
@@ -189,7 +190,8 @@ class TakeoverServer:
         )
 
     def yield_to_rival(self) -> None:
-        """Yield to a younger process without a connection to it, because the rules lead there: as after `Take`."""
+        """Yield to a younger process without a connection to it, because the rules lead to it. The effect is that of
+        `Take`."""
         if not self._yielding and not self.superseded.is_set():
             self._yielding = True
             self._tasks.start(self._yield(), name="takeover: yield")
@@ -201,7 +203,7 @@ class TakeoverServer:
         self.superseded.set()
 
     def release(self) -> None:
-        """Give the name up for good; connections stay."""
+        """Give the name up for good. Connections stay."""
         self._control.close()
 
     async def close(self) -> None:
@@ -209,11 +211,11 @@ class TakeoverServer:
         self.release()
         await self._tasks.close()
 
-    # Connections
+    # The connections.
 
     @property
     def _follows(self) -> bool:
-        """Return whether the node is still our predecessor's."""
+        """Return whether the node still belongs to our predecessor."""
         return self._predecessor is not None and not self._predecessor.gone and not self._owns
 
     def _on_connection(self, sock: socket.socket) -> None:
@@ -257,7 +259,7 @@ class TakeoverServer:
             elif isinstance(hello, Order):
                 reason = await self._obeyed(hello, reader)
                 await send(writer, Done("order") if reason is None else Refused("order", reason))
-            elif (busy := self._busy()) is not None:  # another instance has proven itself first
+            elif (busy := self._busy()) is not None:  # Another instance has proven itself first.
                 await send(writer, busy)
             elif hello.protocol != PROTOCOL:
                 await self._serve_other_protocol(hello, reader, writer)
@@ -273,7 +275,7 @@ class TakeoverServer:
                 sock.close()
 
     async def _obeyed(self, order: Order, reader: asyncio.StreamReader) -> str | None:
-        """Obey an order for as long as its caller waits. Return why it is refused, or None."""
+        """Obey an order as long as its caller waits. Return why it is refused, or None."""
 
         async def caller_leaves() -> None:
             with contextlib.suppress(OSError):
@@ -290,7 +292,7 @@ class TakeoverServer:
         return reason
 
     def _busy(self) -> Busy | None:
-        """Return the answer to a new instance that has to wait. Return None if it may take over now."""
+        """Return the answer to a new instance that has to wait, or None if it may take over now."""
         if self._looking:
             return Busy(PROTOCOL, looking=True)
         if self._follows or not self._answering or self._has_new_instance or not self._control.open:
@@ -317,7 +319,7 @@ class TakeoverServer:
         return await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
 
     def _refuse(self, pid: int) -> None:
-        """Log it, once in REFUSALS_LOG_S."""
+        """Log a refusal, at most once in REFUSALS_LOG_S."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now >= self._refusal_logged_at + REFUSALS_LOG_S:
@@ -412,7 +414,7 @@ class TakeoverServer:
         return Accepted(services=offer.services, sources=in_message(offer.sources))
 
     async def _obstacle(self) -> str | None:
-        """Return why the rules do not allow `Take`. Return None if they do."""
+        """Return why the rules do not allow `Take`, or None if they do."""
         try:
             return "the kernel's rules still lead to this process" if await self._owner.leads_here() else None
         except KernelError as error:
@@ -422,12 +424,12 @@ class TakeoverServer:
         try:
             async with asyncio.timeout(RECALL_S):
                 bindings = freshest(await self._owner.bindings())
-        except Exception as error:  # whatever it is, it must not stop the takeover
+        except Exception as error:  # No error may stop the takeover.
             log.warning("session affinity not sent", reason=repr(error))
             return
         for part in bindings:
             await send(writer, Bindings(part))
-            await asyncio.sleep(0)  # without workers this loop serves clients, too
+            await asyncio.sleep(0)  # Without workers this loop serves clients, too.
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)
@@ -441,7 +443,7 @@ async def _shows_marker(sock: socket.socket, run: str) -> bool:
 
 
 async def _reap(pid: int) -> None:
-    """Wait for an orphaned worker: after a re-exec it is our child, and would stay as a zombie."""
+    """Wait for an orphaned worker to end. After a re-exec it is our child, and would stay as a zombie."""
     with contextlib.suppress(ChildProcessError):
         for _ in range(REAPS):
             if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait

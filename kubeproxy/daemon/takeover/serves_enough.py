@@ -1,7 +1,7 @@
-"""What two instances serve, compared: a new one must not take the node over to serve nothing, or something else.
+"""Compares what two instances serve, because a new one must not take the node over to serve nothing, or something else.
 
-A second `kubeproxy run` takes over from the first. That is meant for upgrades. Started by mistake, with other manifests
-or with an empty directory, it would take the node's Services away.
+A second `kubeproxy run` takes over from the first. That is meant for upgrades. If it were started by mistake, with
+other manifests or with an empty directory, it would take the node's Services away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kubeproxy.model.errors import KubeproxyError
 LEAST_SHARE: Final = 0.5
 """The share of the owner's Services that a new instance must have."""
 _LENGTH: Final = 2000
-"""Characters of all sources together that fit into a message."""
+"""The largest number of characters of all sources together in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,21 @@ class Offer:
     """What an instance serves."""
 
     services: int
-    """Services of all sources that are complete; negative if unknown."""
+    """The number of Services of all complete sources, or a negative number if it is unknown."""
     sources: tuple[str, ...]
-    """A text for each source, without secrets: ``manifests /etc/kubeproxy/manifests``. Empty if unknown."""
+    """A text for each source, without secrets, such as ``manifests /etc/kubeproxy/manifests``. It is empty if the
+    sources are unknown."""
 
 
 class TakeoverRefusedError(KubeproxyError):
-    """The new instance would serve less than the running one. Ends the start."""
+    """Raised if the new instance would serve less than the running one. It ends the start."""
 
     def __init__(self, owner: str, reason: str) -> None:
         super().__init__(f"{owner} {reason}; stop it first, or take over all the same with --takeover=force")
 
 
 def in_message(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources as a message holds them: sorted, or, if they are too long, as one digest."""
+    """Return the sources as a message contains them: sorted, or, if they are too long, as one digest."""
     texts = tuple(sorted(sources))
     if sum(map(len, texts)) <= _LENGTH:
         return texts
@@ -47,12 +48,12 @@ def in_message(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def offer_in(message: Accepted) -> Offer:
-    """Return what the owner serves, as its message says."""
+    """Return what the owner serves according to its message."""
     return Offer(message.services, message.sources)
 
 
 def other_sources(owner: Offer, own: Offer) -> str | None:
-    """Return why the sources forbid a takeover. Return None if they do not. Further sources of our own do no harm."""
+    """Return why the sources forbid a takeover, or None if they do not. Additional sources of ours do no harm."""
     missing = [source for source in owner.sources if source not in in_message(own.sources)]
     if not missing:
         return None
@@ -60,7 +61,7 @@ def other_sources(owner: Offer, own: Offer) -> str | None:
 
 
 def fewer_services(owner: Offer, own: Offer) -> str | None:
-    """Return why the number of Services forbids a takeover. Return None if it does not."""
+    """Return why the number of Services forbids a takeover, or None if it does not."""
     if owner.services <= 0 or own.services >= owner.services * LEAST_SHARE:
         return None
     noun = "Service" if owner.services == 1 else "Services"

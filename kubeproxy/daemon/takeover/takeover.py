@@ -48,15 +48,15 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 GATHER_S: Final = 1.0
-"""How long orphaned workers may take to find our name: they look four times meanwhile."""
+"""How long orphaned workers may take to find our name. They look four times in that time."""
 
 
 DISPLACED: Final = 32
-"""How many silent processes are asked at a time to yield: most may be no kubeproxy."""
+"""How many silent processes are asked to yield at a time. Most of them may not be a kubeproxy."""
 
 
 class Takeover:
-    """The new instance's side; `server` is the side of the owner that it becomes."""
+    """The new instance's side. `server` is the side of the owner that it becomes."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class Takeover:
         forced: bool = False,
         prefix: str = PREFIX,
     ) -> None:
-        """`others` returns whether a process of another run lives. `forced` takes over whatever this process serves."""
+        """`others` returns whether a process of another run lives. With `forced` this process takes over whatever it
+        serves."""
         self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)
@@ -78,18 +79,18 @@ class Takeover:
         self.server = TakeoverServer(self._control, owner, version=version)
         self._listens_since = -math.inf
         self.predecessor: Predecessor | None = None
-        """The owner that we follow; None if there is none."""
+        """The owner that this instance follows, or None if there is none."""
 
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Bind our name, and find the owner of the node.
 
-        Return None if there is none, or none that answers, or if `given_up` says so. Raise TakeoverRefusedError if it
+        Return None if there is none, if none answers, or if `given_up` is set. Raise TakeoverRefusedError if the owner
         serves from other sources.
         """
         self.server.listen()
         self._listens_since = asyncio.get_running_loop().time()
         self.predecessor = await self._search.find(given_up)
-        self.server.found(self.predecessor)  # nothing was awaited since the search ended
+        self.server.found(self.predecessor)  # Nothing was awaited since the search ended.
         return self.predecessor
 
     def _obstacle(self, owner: Offer) -> str | None:
@@ -108,7 +109,8 @@ class Takeover:
         """Return the session affinity bindings of the predecessor and of orphaned workers, as far as they answer in
         time."""
         if self._others():
-            # Without a predecessor the others are orphaned workers, which serve while we wait for their connections.
+            # Without a predecessor the other processes are orphaned workers, which serve while we wait for their
+            # connections.
             await asyncio.sleep(self._listens_since + GATHER_S - asyncio.get_running_loop().time())
         orphans = self.server.recall_orphans()
         if self.predecessor is None:
@@ -130,7 +132,7 @@ class Takeover:
         await self._tasks.close()
 
     async def _displace(self, silent: set[str]) -> None:
-        """Have processes that we have passed over yield when they answer again; a few at a time, in any order."""
+        """Have processes that were passed over yield when they answer again, a few at a time and in any order."""
         while self._control.open and (silent := silent.intersection(self._control.others())):
             some = random.sample(sorted(silent), min(len(silent), DISPLACED))
             yielded = await asyncio.gather(*map(self._has_yielded, some))
@@ -138,10 +140,10 @@ class Takeover:
             await asyncio.sleep(ANSWER_S)
 
     async def _has_yielded(self, name: str) -> bool:
-        """Have one process yield, and repair the rules after it. Return whether the process answered.
+        """Have one process yield, and repair the rules afterwards. Return whether the process answered.
 
-        One of another protocol version yields by itself when it sees our rules: if it stopped, it would take the rules
-        away once more.
+        A process of another protocol version yields by itself when it sees our rules. If it were asked to stop, it
+        would take the rules away once more.
         """
         try:
             owner = await greet(name, self._hello)

@@ -21,7 +21,7 @@ _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a refused request."""
+    """The answer to a request that is refused."""
 
     status: int
     text: str
@@ -31,21 +31,21 @@ class Refusal:
 class Access:
     """The rules of one server.
 
-    `names`: the host names of this node, in lower case. `public`: other hosts may read every page
+    `names` has the host names of this node, in lower case. With `public` other hosts may read every page
     (``kubeproxy.publicStatus``).
     """
 
     names: frozenset[str] = frozenset()
     public: bool = False
     open_pages: frozenset[str] = OPEN_PAGES
-    """Pages for other hosts."""
+    """The pages that other hosts may read."""
 
     def refusal(self, page: str | None, hosts: Sequence[str], *, from_loopback: bool) -> Refusal | None:
-        """Return the refusal of a request. Return None if the request is answered.
+        """Return the refusal of a request, or None if the request is answered.
 
-        `page`: the pattern of the route, None without a match; `hosts`: all values of the ``Host`` header. A client
-        without the header (HTTP/1.0) is no browser. Open pages accept any name from other hosts, because Prometheus may
-        scrape by any DNS name; from loopback they do not, so that a loopback server answers no website.
+        `page` is the pattern of the route, or None if no route matches. `hosts` has all values of the ``Host`` header.
+        A client without the header (HTTP/1.0) is no browser. From other hosts, open pages accept any name, because
+        Prometheus may scrape by any DNS name. From loopback they do not, so that a loopback server answers no website.
         """
         is_open = page in self.open_pages
         if not (is_open or from_loopback or self.public):
@@ -68,8 +68,8 @@ _MISDIRECTED: Final = Refusal(
 
 
 def host_name(value: str) -> str | None:
-    """Return the host of a ``Host`` header, in lower case, without port, brackets and final dot. Return None if the
-    header is malformed."""
+    """Return the host of a ``Host`` header, in lower case, without port, brackets and final dot, or None if the header
+    is malformed."""
     match = _HOST.fullmatch(value.strip().lower())
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """Decides which connections an HTTP server keeps when there are too many.
 
-Limits are per client address, because one attacker has few of them. A flood from one address is refused before it costs
-an answer. If there are still too many connections, the address with most loses one. So a probe of the kubelet or of a
-load balancer, which has one or two, gets its answer.
+Limits are per client address, because one attacker has few addresses. A flood from one address is refused before it
+costs an answer. If there are still too many connections, the address with the most connections loses one. So a probe of
+the kubelet or of a load balancer, which has one or two connections, gets its answer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 RATE: Final = 100.0
-"""New connections per second for an address of another host. A load balancer makes one every few seconds."""
+"""The number of new connections per second for an address of another host. A load balancer makes one every few
+seconds."""
 LOCAL_RATE: Final = 2000.0
-"""New connections per second for an address of this host, which all local clients share."""
+"""The number of new connections per second for an address of this host, which all local clients share."""
 BURST_S: Final = 2.0
-"""For how many seconds the rate may be saved up during a pause, to be used at once."""
+"""For how many seconds the allowance may be saved up during a pause."""
 ADDRESSES: Final = 4096
-"""For how many addresses the rate is recorded. The one that was seen longest ago is dropped."""
+"""The number of addresses whose rate is recorded. Beyond it the address that was seen longest ago is dropped."""
 LOCAL_SHARE: Final = 4
-"""Addresses of this host lose connections last, unless one address has more than this part of all (1/n)."""
+"""Addresses of this host lose connections last, unless one address has more than this fraction (1/n) of all
+connections."""
 
 T = TypeVar("T")
 
 
 def client_key(address: str) -> str:
-    """Return the key of a client's limits: an IPv4 address, or the /64 network of an IPv6 address, which one host
-    has."""
+    """Return the key for a client's limits: an IPv4 address, or the /64 network of an IPv6 address, because one host
+    has all of its addresses."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -47,7 +49,7 @@ class Admission:
         self._rate, self._local_rate = rate, local_rate
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """The remaining connections of each client key, and when they were computed. The key that was seen longest ago
-        is first."""
+        comes first."""
 
     def admit(self, key: str, now: float, *, local: bool) -> bool:
         """Return whether a new connection of this client key is served."""
@@ -63,7 +65,7 @@ class Admission:
 
 
 class Kept(Generic[T]):
-    """The open connections by client key, each key's oldest first."""
+    """The open connections by client key, with the oldest of each key first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -86,7 +88,7 @@ class Kept(Generic[T]):
         self._count += 1
 
     def remove(self, key: str, connection: T) -> None:
-        """Remove a connection, if it is there."""
+        """Remove a connection if it is known."""
         connections = self._by_key.get(key, {})
         if connection not in connections:
             return
@@ -97,8 +99,8 @@ class Kept(Generic[T]):
             self._local.discard(key)
 
     def surplus(self) -> T | None:
-        """Return the connection to close beyond the limit, the oldest of the key with most. Return None below the
-        limit."""
+        """Return the connection to close when there are more than the limit: the oldest of the key with the most
+        connections. Return None if there are not."""
         if self._count <= self._limit:
             return None
         return next(iter(self._by_key[max(self._by_key, key=self._weight)]))

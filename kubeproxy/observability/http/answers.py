@@ -1,4 +1,4 @@
-"""What stands between a request and its page: refusals before it, headers after it."""
+"""Middlewares between a request and its page: they refuse requests before the page, and set headers after it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kubeproxy.observability.http.access import Access, is_loopback
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 
 SERVER: Final = "kubeproxy"
-"""The ``Server`` header, without versions, which would help an attacker."""
-# aiohttp has no setting for this, and no hook sees its answers to garbage.
+"""The ``Server`` header. It has no versions, which would help an attacker."""
+# aiohttp has no setting for this, and no hook sees its answers to malformed requests.
 web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -23,11 +23,11 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""The headers of every answer, unless the page sets its own. With them browsers do not guess types, frame pages or
-cache them."""
+"""The headers of every answer, unless the page sets its own. They keep browsers from guessing types, framing pages and
+caching them."""
 
 Gate = Callable[[web.Request], Awaitable[web.Response | None]]
-"""Returns the answer to a request that its page must not answer, or None."""
+"""A function that returns the answer to a request that its page must not answer, or None."""
 
 
 def answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
@@ -82,7 +82,7 @@ def from_loopback(request: web.Request) -> bool:
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Set the headers of every answer, and have the connection end after it."""
+    """Set the headers of every answer, and end the connection after it."""
     response.force_close()
     response.headers["Connection"] = "close"
     for name, value in HEADERS.items():

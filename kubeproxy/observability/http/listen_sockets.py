@@ -1,10 +1,10 @@
-"""The listening sockets of an HTTP server: one address and port, several accept queues.
+"""The listening sockets of an HTTP server: one address and port, and several accept queues.
 
 A flood fills an accept queue faster than a busy process empties it, and the kernel drops the packets of all other
-clients. A client tries again only after a second, when a kubelet has given up. So clients of this host have their own
-queue, and clients of other hosts are spread over several by address: a flood from one address fills one of them. A
-classic BPF program chooses the queue (SO_ATTACH_REUSEPORT_CBPF); without it the kernel chooses, and the queues are no
-worse than one.
+clients. A client tries again only after a second, when a kubelet has already given up. So clients of this host have a
+queue of their own, and clients of other hosts are spread over several queues by address, so that a flood from one
+address fills only one of them. A classic BPF program chooses the queue (SO_ATTACH_REUSEPORT_CBPF). Without the program
+the kernel chooses, and the queues are no worse than one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 OTHERS: Final = 4
-"""Queues for clients of other hosts; a power of two."""
+"""The number of queues for clients of other hosts, which is a power of two."""
 BACKLOG: Final = 1024
 """How many connections may wait in each queue."""
 
@@ -41,10 +41,10 @@ _LOCAL: Final = (RET, 0, 0, 0)
 
 
 def program() -> tuple[Step, ...]:
-    """Return the BPF program that returns the number of the queue.
+    """Return the BPF program that computes the number of the queue.
 
-    0 for clients of this host, with a loopback address or one equal to the destination; 1 to `OTHERS` for
-    others, by the last byte of the IPv4 address or of the IPv6 network (/64).
+    It is 0 for clients of this host, which have a loopback address or the same address as the destination. It is 1 to
+    `OTHERS` for other clients, by the last byte of the IPv4 address or of the IPv6 network (/64).
     """
     ipv4: list[Step] = [
         (LD_ABS, 0, 0, NETWORK_HEADER + 12),
@@ -59,7 +59,7 @@ def program() -> tuple[Step, ...]:
         *_spread(NETWORK_HEADER + 15),
     ]
     ipv6: list[Step] = []
-    other = _spread(NETWORK_HEADER + 15)  # 8 bytes into the source address, which begins at 8
+    other = _spread(NETWORK_HEADER + 15)  # The last word is 8 bytes into the source address, which begins at 8.
     for word in range(4):
         left = 4 * (3 - word) + 1  # These are the remaining steps of the comparison, and its return.
         ipv6 += [
@@ -76,10 +76,10 @@ def _spread(byte: int) -> tuple[Step, ...]:
 
 
 def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -> list[socket.socket]:
-    """Open the listening sockets, the one for this host first. Raise OSError if the address is not free.
+    """Open the listening sockets, with the one for this host first. Raise OSError if the address is not free.
 
-    `alone`: one socket for all clients, which saves descriptors where there are many servers. The first socket is bound
-    without SO_REUSEPORT, so that the bind fails if another process listens on the port, even one that shares it.
+    With `alone` open one socket for all clients, which saves descriptors if there are many servers. The first socket is
+    bound without SO_REUSEPORT, so that the bind fails if another process listens on the port, even one that shares it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     queues: list[socket.socket] = []

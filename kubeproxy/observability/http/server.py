@@ -1,7 +1,7 @@
 """A small HTTP server for probes and scrapers that withstands any client.
 
-A connection carries one request and has a time limit from accept to last byte. The limit covers clients that send
-nothing, that send headers slowly and that do not read the answer. In a flood of connections, `admission` decides by the
+A connection carries one request and has a time limit from accept to last byte. The limit stops clients that send
+nothing, that send headers slowly, or that do not read the answer. In a flood of connections, `admission` decides by the
 clients' addresses which ones stay; `access` decides which requests are answered.
 """
 
@@ -39,69 +39,71 @@ RETRY_S: Final = 5.0
 EXPECTED_RETRY_S: Final = 0.05
 """Seconds between two attempts while the address is about to become free."""
 EXPECTED_S: Final = 30.0
-"""Seconds for which an address is expected to become free: longer than the takeover from a predecessor."""
+"""For how many seconds an address is expected to become free. This is longer than a takeover from a predecessor."""
 CONNECTION_S: Final = 30.0
-"""Time limit of a connection; Prometheus gives up after 10 s by default, kubelet's probes after 1 s."""
+"""The time limit of a connection in seconds. Prometheus gives up after 10 s by default, and the kubelet's probes after
+1 s."""
 HANDSHAKE_S: Final = 10.0
-"""Time limit of a TLS handshake."""
+"""The time limit of a TLS handshake in seconds."""
 CONNECTIONS: Final = 64
-"""Connections open at once."""
+"""The largest number of open connections."""
 CLOSE_S: Final = 1.0
 """How many seconds pending answers get when the server closes."""
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections accepted from one queue per turn of the loop: a flood delays other work by about a millisecond."""
+"""The largest number of connections accepted from one queue per turn of the loop. With this number a flood delays other
+work by about a millisecond."""
 FULL_PAUSE_S: Final = 0.1
 """For how many seconds nothing is accepted if the process has no descriptor or memory for a connection."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, 0 s. Closing then resets the connection, and the kernel keeps no state."""
+"""The value of SO_LINGER: on, with 0 s. Closing then resets the connection, and the kernel keeps no state."""
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
-"""The errors of a connection that ended before accept. The next one may work."""
+"""The errors that concern one connection, which ended before it was accepted. The next accept may work."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a server listens, and what happens if it cannot."""
+    """The address where a server listens, and what happens if it cannot."""
 
     name: str
     """The server's name, for messages."""
     host: str
     port: int
     setting: str
-    """The configuration field of the address, for messages."""
+    """The configuration field that has the address, for messages."""
     hard_fail: bool = False
     """Whether a failed bind fails the start (kube-proxy's bindAddressHardFail). Otherwise the server tries again."""
     dualstack: bool = True
     """Whether the unspecified IPv6 address serves IPv4 as well, as in Go."""
     alone: bool = False
-    """Whether there is one socket instead of several queues, see `open_queues`."""
+    """Whether there is one socket instead of several queues (see `open_queues`)."""
     retry_s: float = RETRY_S
     quiet: bool = False
-    """Whether failures are logged at level debug only, because `on_failure` reports them."""
+    """Whether failures are logged only at level debug, because `on_failure` reports them."""
     on_failure: Callable[[str], None] = lambda problem: None
-    """Called with a bind's failure, once for each reason."""
+    """A function that is called with a bind's failure, once for each reason."""
     on_listening: Callable[[], None] = lambda: None
     holder_of: Callable[[str, int], str] = lambda host, port: ""
-    """Names the process that has an address, or returns an empty text."""
+    """A function that names the process that has an address, or returns an empty text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What protects a server from its clients."""
+    """The protection of a server from its clients."""
 
     connection_s: float = CONNECTION_S
     connections: int = CONNECTIONS
     admission: Admission | None = None
-    """Decides which addresses may connect. None stands for the default limits."""
+    """The limits for addresses that connect. With None the default limits hold."""
     on_refused: Callable[[], None] = lambda: None
-    """Called for each connection beyond the limit of its address."""
+    """A function that is called for each connection beyond the limit of its address."""
     access: Access | None = None
-    """Decides which requests are answered. Without it all are."""
+    """The rules for requests. With None all requests are answered."""
     gate: Gate | None = None
-    """Asked after `access`. It answers a request in place of its page, or returns None."""
+    """A function that is called after `access`. It answers a request instead of the request's page, or returns None."""
     tls: Callable[[], ssl.SSLContext] | None = None
-    """Gives the context of each handshake. Without it the server speaks plain HTTP."""
+    """The source of the context for each handshake. With None the server speaks plain HTTP."""
 
 
 class HttpServer:
@@ -139,20 +141,20 @@ class HttpServer:
         self._expected_until = -math.inf
         self._retry_now = asyncio.Event()
         self._logged_reason = ""
-        """Why the bind failed, as last logged."""
+        """The reason of the last failed bind that was logged."""
         self._tasks = TaskSet(self._crashed)
         self._accepting = TaskSet(self._crashed)
 
     @property
     def port(self) -> int | None:
-        """Return the port on which the server listens. Return None while it does not listen."""
+        """Return the port on which the server listens, or None while it does not listen."""
         if not self._queues:
             return None
         port: int = self._queues[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
-        """Listen. If the bind fails, raise KernelError with `hard_fail`; without it a task tries again."""
+        """Start to listen. If the bind fails, raise KernelError with `hard_fail`; otherwise a task tries again."""
         await self._runner.setup()
         try:
             await self._listen()
@@ -169,8 +171,8 @@ class HttpServer:
     def expect_port(self, within_s: float = EXPECTED_S) -> None:
         """Expect the address to become free within `within_s` seconds.
 
-        Until then the server tries to bind often, and a failed attempt is no failure. May be called at any time, also
-        before `start`.
+        Until then the server tries to bind often, and a failed attempt is no failure. This may be called at any time,
+        also before `start`.
         """
         self._expected_until = asyncio.get_running_loop().time() + within_s
         self._retry_now.set()
@@ -180,7 +182,8 @@ class HttpServer:
         return asyncio.get_running_loop().time() < self._expected_until
 
     async def close(self) -> None:
-        """Stop listening and free the port; pending answers get a second. May be called at any time, repeatedly."""
+        """Stop listening and free the port. Pending answers get a second. This may be called at any time,
+        repeatedly."""
         self._stop_accepting()
         await self._tasks.close()
         try:
@@ -188,7 +191,8 @@ class HttpServer:
         finally:
             for connection in list(self._open):
                 connection.abort()
-            # Not earlier: uvloop closes a connection whose accept is cancelled, and does not tell aiohttp.
+            # This must not be done earlier: uvloop closes a connection whose accept is cancelled, and does not tell
+            # aiohttp.
             await self._accepting.close()
 
     async def _listen(self) -> None:
@@ -233,7 +237,7 @@ class HttpServer:
             self._listening.on_failure(f"cannot listen on {self._address}: {reason}")
 
     def _reason(self, error: OSError) -> str:
-        """Return the kernel's words, and the process that has the address."""
+        """Return the kernel's reason, with the process that has the address."""
         holder = (
             self._listening.holder_of(self._listening.host, self._listening.port)
             if error.errno == errno.EADDRINUSE
@@ -326,7 +330,7 @@ class HttpServer:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Return whether a record is no fault of the client. Any client could fill the log with its own faults."""
+    """Return whether a log record is about a fault of ours. Clients could fill the log with faults of their own."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 

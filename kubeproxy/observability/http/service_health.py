@@ -1,4 +1,4 @@
-"""Health check node ports: load balancers learn there which nodes have local endpoints of a Service.
+"""Serves the health check node ports, where load balancers learn which nodes have local endpoints of a Service.
 
 A Service of type LoadBalancer with externalTrafficPolicy Local has such a port. The answers are those of the newest
 kube-proxy (pkg/proxy/healthcheck).
@@ -33,11 +33,11 @@ class _Binding(NamedTuple):
 
 
 class ServiceHealthServers:
-    """One HTTP server per health check node port and node address.
+    """One HTTP server for each health check node port and node address.
 
-    If a port is not free, its Service has no such server for the time being: the failure is logged once and reported to
-    `on_failure` (for an event on the Service), and the server tries again. Of two Services with the same port, the one
-    that has it keeps it. `clock` is the clock of `health`.
+    If a port is not free, its Service has no such server for the time being. The failure is logged once and reported to
+    `on_failure` (for an event on the Service), and the server tries again. If two Services have the same port, the one
+    that already serves it keeps it. `clock` is the clock of `health`.
     """
 
     def __init__(
@@ -58,12 +58,13 @@ class ServiceHealthServers:
         self._holders: dict[int, ServiceName] = {}
         self._servers: dict[_Binding, HttpServer] = {}
         self._reported: dict[ServiceName, tuple[int, ServiceName | None]] = {}
-        """The reported failures by Service: the port, and the Service that has it. That is None if the address is not
-        free."""
+        """The reported failures by Service: the port, and the Service that has the port, or None if another process has
+        it."""
         self._changing = asyncio.Lock()
 
     async def sync(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Serve exactly these: Service -> (healthCheckNodePort, ready endpoints on this node); port 0: none.
+        """Serve exactly these Services, each with its healthCheckNodePort and its number of ready endpoints on this
+        node. With port 0 the Service has no server.
 
         New numbers are served at once. Sockets have changed when this returns, which takes up to a second while answers
         are pending.
@@ -94,7 +95,7 @@ class ServiceHealthServers:
             for service, holder in refused.items():
                 port = self._wanted[service][0]
                 self._report(service, port, f"health check node port {port} is taken by {holder}", holder=holder)
-            # Closed first: a port may pass from one Service to another.
+            # These servers are closed first, because a port may pass from one Service to another.
             await asyncio.gather(*(self._servers.pop(binding).close() for binding in self._servers.keys() - bindings))
             for binding in sorted(bindings - self._servers.keys()):
                 self._servers[binding] = server = self._make_server(binding)
@@ -147,7 +148,7 @@ def assign(
 ) -> tuple[dict[int, ServiceName], dict[ServiceName, ServiceName]]:
     """Return the Service of each port, and for each refused Service the one that has its port.
 
-    A Service keeps its port as long as it wants it; a free port goes to the first Service that wants it.
+    A Service keeps its port as long as it wants it. A free port goes to the first Service that wants it.
     """
     holder_of = {port: service for port, service in holders.items() if wanted.get(service, (0, 0))[0] == port}
     for service, (port, _) in wanted.items():
@@ -156,7 +157,7 @@ def assign(
 
 
 def bindable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """Return the addresses to bind: each once; a wildcard address replaces all of its family."""
+    """Return the addresses to bind, each once. A wildcard address replaces all others of its family."""
     given = set(addresses)
     all_of = {family for family, wildcard in NODE_PORTS.items() if wildcard in given}
     return tuple(

@@ -26,7 +26,7 @@ class TimedConnection(asyncio.Protocol):
         """Begin the connection."""
         self._transport = cast(asyncio.Transport, transport)
         self._inner.connection_made(transport)
-        if self._aborted:  # It was aborted before the connection was made, because the loop was very late.
+        if self._aborted:  # The connection was aborted before it was made, because the loop was very late.
             self._transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:

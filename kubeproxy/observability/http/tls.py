@@ -1,4 +1,4 @@
-"""The certificate of a server: files that may be replaced at any time, or one made in memory that nothing signs."""
+"""The certificate of a server: from files that may be replaced at any time, or made in memory and signed by nobody."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import structlog
 from kubeproxy.model.errors import ConfigError
 
 CHECK_S: Final = 10.0
-"""Seconds between two looks at the files."""
+"""The number of seconds between two checks of the files."""
 SELF_SIGNED_DAYS: Final = 365
 """For how many days the certificate made in memory is valid, as kube-controller-manager's. Each start makes a new
 one."""
@@ -28,10 +28,10 @@ class TlsFiles:
     """The paths of PEM files, which may be empty."""
 
     certificate: str = ""
-    """The server's certificate followed by its chain. Without it a certificate is made in memory."""
+    """The server's certificate followed by its chain. If it is empty, a certificate is made in memory."""
     key: str = ""
     client_ca: str = ""
-    """The authorities of client certificates. If it is empty, no client certificate is asked for."""
+    """The authorities of client certificates. If it is empty, clients are not asked for certificates."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -51,8 +51,8 @@ class ServingTls:
         self._checked_at = clock()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next handshake. Files that cannot be used are logged, and the earlier ones
-        stay."""
+        """Return the context for the next handshake. Files that cannot be used are logged, and the earlier ones stay in
+        use."""
         now = self._clock()
         if now - self._checked_at >= CHECK_S:
             self._checked_at = now
@@ -93,7 +93,7 @@ class ServingTls:
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Return a value that changes with the file, also if a link in its path is replaced, as in a mounted Secret."""
+    """Return a value that changes with the file, even if a link in its path is replaced, as in a mounted Secret."""
     try:
         status = os.stat(path)
     except OSError:
@@ -102,7 +102,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def _load_self_signed(context: ssl.SSLContext) -> None:
-    """Make a certificate for this host's names and loopback addresses, and a key that no disk ever has."""
+    """Make a certificate for this host's names and loopback addresses, and a key that is never written to a disk."""
     import ipaddress
     from datetime import UTC, datetime, timedelta
 
@@ -132,7 +132,7 @@ def _load_self_signed(context: ssl.SSLContext) -> None:
     )
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    descriptor = os.memfd_create("serving")  # ssl takes only paths.
+    descriptor = os.memfd_create("serving")  # ssl accepts only paths.
     with open(descriptor, "wb") as file:
         file.write(secret + certificate.public_bytes(pem))
         file.flush()

@@ -23,25 +23,25 @@ from kubeproxy.observability.logs.setup import OURS, bare_value
 from kubeproxy.runtime.time_slice import TimeSlice
 
 FETCH_S: Final = 0.5
-"""Seconds between two fetches; each process of the data plane keeps a few thousand ended connections."""
+"""The number of seconds between two fetches. Each process of the data plane keeps a few thousand ended connections."""
 BATCH: Final = 1000
-"""Lines rendered and written at a time."""
+"""The number of lines that are rendered and written at a time."""
 SLICE_S: Final = 0.002
-"""How many seconds of logging lie between two yields to the event loop."""
+"""How many seconds of work lie between two yields to the event loop."""
 THE_LOG: Final = "-"
-"""The value of the setting for the log itself."""
+"""The value of the setting that sends the lines to the log itself."""
 MODE: Final = 0o640
-"""The permissions of a new file. Addresses of clients are not for every user."""
+"""The permissions of a new file. Not every user may see addresses of clients."""
 
 log = structlog.get_logger(__name__)
 access = structlog.get_logger(f"{OURS}.access")
 
 
 class AccessLog:
-    """Writes the connections that `ended` gives to the place that `use` sets.
+    """Writes the connections that `ended` returns to the place that `use` sets.
 
-    `on_lost` gets the number of lines that could not be written. A failure of the file is logged once, and the next
-    lines try again.
+    `on_lost` gets the number of lines that could not be written. A failure of the file is logged once, and writing is
+    tried again with the next lines.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class AccessLog:
         self._complaint: str | None = None
 
     def complaint(self) -> str | None:
-        """Return why the last lines were lost. Return None if they were written."""
+        """Return why the last lines were lost, or None if they were written."""
         return self._complaint
 
     def use(self, where: str, *, as_json: bool) -> None:
         """Set where lines go: a file, the log itself (``-``), or nowhere if `place` is empty.
 
-        A file has logfmt or JSON lines, and the log itself keeps its own format. A call always reopens the file.
+        A file has logfmt or JSON lines, and the log itself keeps its own format. Each call reopens the file.
         """
         self._where, self._json = where, as_json
         self._complaint = None
@@ -92,7 +92,7 @@ class AccessLog:
             if not self._where:
                 return
             try:
-                ended = sorted(await self._ended(), key=_end)  # Each process gives its own.
+                ended = sorted(await self._ended(), key=_end)  # Each process returns its own connections.
             except KubeproxyError as error:
                 self._log.warning("cannot fetch ended connections", reason=str(error))
                 return
@@ -134,14 +134,14 @@ class _File:
         self._descriptor = -1
 
     def append(self, text: bytes) -> None:
-        """Append whole lines. Raise OSError if not all of them could be written."""
+        """Append complete lines. Raise OSError if not all of them could be written."""
         self._reopen()
         remaining = memoryview(text)
         while remaining:
             remaining = remaining[os.write(self._descriptor, remaining) :]
 
     def _reopen(self) -> None:
-        """Open the file unless the open one still has the name."""
+        """Open the file, unless it is open and still has its name."""
         if self._descriptor >= 0:
             try:
                 there, here = os.stat(self.path), os.fstat(self._descriptor)
@@ -156,7 +156,7 @@ class _File:
         self._descriptor = os.open(self.path, flags, MODE)
 
     def close(self) -> None:
-        """Close the file; the next `append` opens it again."""
+        """Close the file. The next `append` opens it again."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -185,7 +185,7 @@ def facts(ended: Ended) -> dict[str, Any]:
 
 
 def text_line(ended: Ended) -> str:
-    """Return a logfmt line; the time of the end comes first, ``-`` stands for no value."""
+    """Return a logfmt line. The time of the end comes first, and ``-`` stands for a missing value."""
     words = [f"{key}={'-' if value in (None, '') else bare_value(value)}" for key, value in facts(ended).items()]
     return f"{_moment(ended)} {' '.join(words)}\n"
 

@@ -27,13 +27,13 @@ from kubeproxy.observability.logs.writer import LogWriter
 Format = Literal["text", "json"]
 
 OURS: Final = "kubeproxy"
-"""The parent of our loggers; all others belong to libraries."""
+"""The parent of our loggers. All other loggers belong to libraries."""
 
 _JOURNAL_PRIORITY: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
 """syslog(3) priorities, which sd-daemon(3) reads from a ``<N>`` before each line."""
 
 _VERBOSITY: Final = {"info": 0, "debug": 4}
-"""kube-proxy's ``-v`` from which on a level is logged."""
+"""The value of kube-proxy's ``-v`` from which on a level is logged."""
 
 _COLOUR: Final = {"critical": "\x1b[1;31m", "error": "\x1b[31m", "warning": "\x1b[33m", "info": "\x1b[32m", "debug": ""}
 _DIM: Final = "\x1b[2m"
@@ -41,14 +41,14 @@ _BOLD: Final = "\x1b[1m"
 _RESET: Final = "\x1b[0m"
 
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-"""A value that needs no quotes."""
+"""A pattern for values that need no quotes."""
 
 
 def levels(verbosity: int) -> tuple[int, int]:
     """Return the lowest logged level of our loggers and of libraries for kube-proxy's ``-v``.
 
-    0: messages for the operator; 2: also those of libraries; 4: debugging; 8: also debugging of libraries, as client-go
-    logs bodies of requests from 8 on.
+    0 logs messages for the operator, 2 also those of libraries, 4 debugging, and 8 also debugging of libraries, because
+    client-go logs bodies of requests from 8 on.
     """
     ours = logging.DEBUG if verbosity >= 4 else logging.INFO
     libraries = logging.DEBUG if verbosity >= 8 else logging.INFO if verbosity >= 2 else logging.WARNING
@@ -56,12 +56,13 @@ def levels(verbosity: int) -> tuple[int, int]:
 
 
 def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | None = None) -> None:
-    """Log to `stream` (stderr) in `fmt` (text) with kube-proxy's `verbosity`; replaces an earlier call's setup."""
+    """Log to `stream` (by default stderr) in `fmt` (by default text) with kube-proxy's `verbosity`. This replaces the
+    setup of an earlier call."""
     stream = sys.stderr if stream is None else stream
     journal = _is_journal(stream)
     root = logging.getLogger()
     before = [old for old in root.handlers if isinstance(old, _Handler)]
-    # The writer of an earlier handler keeps its backlog, which comes first.
+    # The writer of an earlier handler keeps its backlog, which is written first.
     handler = _Handler(
         next((old.log_writer for old in before if old.log_writer.stream is stream), None) or LogWriter(stream)
     )
@@ -105,14 +106,14 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
 
 
 def configure_command() -> None:
-    """Configure the log of a command that ends: warnings and errors go to stderr, because stdout has what the command
-    was asked for."""
+    """Configure the log of a command that ends. Warnings and errors go to stderr, because stdout is for the command's
+    output."""
     configure(verbosity=0)
     logging.getLogger(OURS).setLevel(logging.WARNING)
 
 
 def writer_problem() -> str | None:
-    """Return what went wrong with writing the log since the last call. Return None if nothing did."""
+    """Return what went wrong with writing the log since the last call, or None if nothing did."""
     problems = (
         handler.log_writer.problem() for handler in logging.getLogger().handlers if isinstance(handler, _Handler)
     )
@@ -181,7 +182,7 @@ class JsonLine:
 
 
 class _Handler(logging.Handler):
-    """Our handler, a class of its own to distinguish it from handlers of libraries and tests."""
+    """Our handler. It has a class of its own so that it differs from handlers of libraries and tests."""
 
     def __init__(self, log_writer: LogWriter) -> None:
         super().__init__()
@@ -203,7 +204,7 @@ class _Handler(logging.Handler):
 
 
 def _loss(lines: int) -> logging.LogRecord:
-    """Return a record in the place of lost lines."""
+    """Return a record that takes the place of lost lines."""
     event: Any = {"event": "log lines lost", "level": "warning", "logger": __name__, "lines": lines}
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
     # ProcessorFormatter reads the fields of a record that has these two attributes.
@@ -237,7 +238,8 @@ def _is_ours(name: str) -> bool:
 def _is_journal(stream: TextIO) -> bool:
     """Return whether the stream leads to the journal.
 
-    systemd puts the journal's device and inode into the environment (systemd.exec(5)); a redirected stderr differs.
+    systemd puts the journal's device and inode into the environment (systemd.exec(5)). They differ if stderr is
+    redirected.
     """
     expected = os.environ.get("JOURNAL_STREAM", "")
     if not expected:
@@ -259,7 +261,7 @@ def _bare(key: str) -> str:
 
 
 def bare_value(value: object) -> str:
-    """Return a value in a line of text: quoted where necessary, without characters that could forge a line."""
+    """Return a value for a line of text, quoted if necessary, without characters that could forge a line."""
     plain = _plain(value)
     if isinstance(plain, bool) or plain is None:
         text = json.dumps(plain)
@@ -272,7 +274,7 @@ def bare_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it; names, addresses and errors become text (`str`)."""
+    """Return a value for JSON. Names, addresses and errors become text (`str`)."""
     if value is None or isinstance(value, bool) or type(value) in (int, str):
         return value
     if isinstance(value, float):

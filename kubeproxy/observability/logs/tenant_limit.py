@@ -1,4 +1,4 @@
-"""Bounds the log lines that one tenant causes: by object and by namespace.
+"""Bounds the log lines that one tenant causes, by object and by namespace.
 
 Each change of an object may have a line, and a tenant can change an object a hundred times a second. The present state
 is on the status page and in the metrics, whatever the log leaves out.
@@ -19,27 +19,27 @@ FIELDS: Final = {
     "service problem resolved": "service",
     "sync failed": "key",
 }
-"""Messages about objects of tenants, and the field that has NAMESPACE/NAME."""
+"""The messages about objects of tenants, each with the field that has NAMESPACE/NAME."""
 INTERVAL_S: Final = 60.0
 OF_OBJECT: Final = 5
 OF_NAMESPACE: Final = 50
 """How many lines of one kind a namespace may have in `INTERVAL_S`."""
 CAPACITY: Final = 4096
-"""Objects and namespaces that are remembered; beyond it the oldest interval is forgotten."""
+"""The number of objects and namespaces that are remembered. Beyond it the oldest interval is forgotten."""
 
 
 class TenantLimit:
-    """A processor of structlog, which drops lines beyond the bounds. The next line that passes has their number as
+    """A processor of structlog that drops lines beyond the bounds. The next line that passes has their number as
     ``suppressed=N``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
-        """By message and object or namespace: since when lines are counted, and how many there were since then."""
+        """By message and object or namespace: since when lines are counted, and how many there have been."""
         self._unsaid: dict[str, int] = {}
-        """Lines dropped by message since the last one that passed."""
+        """The number of lines dropped since the last line that passed, by message."""
         self.suppressed = 0
-        """Lines dropped in all."""
+        """The total number of dropped lines."""
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Let a line pass, or drop it."""
@@ -71,4 +71,4 @@ class TenantLimit:
 
 
 TENANTS: Final = TenantLimit()
-"""The one of this process."""
+"""The limit of this process."""

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Final, TextIO
 
 BACKLOG_BYTES: Final = 1 << 20
-"""The size of the backlog in bytes: some five thousand lines, beside the 64 KiB of a pipe."""
+"""The size of the backlog in bytes: some five thousand lines, in addition to the 64 KiB of a pipe."""
 FLUSH_S: Final = 1.0
 """How many seconds the end of the process waits for a reader."""
 _FLUSH_POLL_S: Final = 0.01
@@ -31,7 +31,7 @@ class LogWriter:
             self._descriptor = stream.fileno()
         except OSError:  # The stream has no descriptor.
             self._descriptor = -1
-        # No lock: garbage collection, which may log, runs anywhere. Each counter has one writer.
+        # There is no lock, because garbage collection, which may log, runs anywhere. Each counter has one writer.
         self._backlog: SimpleQueue[memoryview] = SimpleQueue()
         self._queued = self._written = 0
         self._refused = self._failed = 0
@@ -49,7 +49,8 @@ class LogWriter:
         return self._queued - self._written
 
     def write(self, lines: str) -> bool:
-        """Write or queue all lines or none, and return whether they were taken. One thread at a time may call it."""
+        """Write or queue all lines or none, and return whether they were accepted. One thread at a time may call
+        this."""
         if self._descriptor < 0:
             self.stream.write(lines)
             self.stream.flush()
@@ -76,7 +77,7 @@ class LogWriter:
             time.sleep(_FLUSH_POLL_S)
 
     def problem(self) -> str | None:
-        """Return what went wrong since the last call. Return None if nothing did."""
+        """Return what went wrong since the last call, or None if nothing did."""
         (lost, written), self._last_check = self._last_check, (self.lost, self._written)
         if self.waiting and self._written == written:
             return "stderr has no reader; log lines wait"
@@ -114,7 +115,7 @@ class LogWriter:
 
 
 def _has_room(descriptor: int, *, within_ms: int | None) -> bool:
-    """Return whether a write of PIPE_BUF bytes does not block; it may still fail."""
+    """Return whether a write of PIPE_BUF bytes would not block. The write may still fail."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(within_ms))

@@ -33,8 +33,8 @@ CountersOf = Mapping[FrontendName, Counters]
 class Exposition:
     """Renders scrapes one at a time; concurrent scrapers wait for each other.
 
-    `picture` gives the state of the control plane, in the event loop's thread. If the data plane gives no answer, the
-    scrape has the metrics of the control plane only.
+    `picture` returns the state of the control plane, and is called in the event loop's thread. If the data plane does
+    not answer, the scrape has only the metrics of the control plane.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Exposition:
         async with self._one_at_a_time:
             self._metrics.state.read(self._picture())
             traffic = await self._read_data_plane()
-            # In a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections; the computation is small.
+            # This runs in a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections. The computation
+            # itself is small.
             parts = [await asyncio.to_thread(generate_latest, self._metrics.registry)]
             time_slice = TimeSlice(SLICE_S)
             for part in traffic:

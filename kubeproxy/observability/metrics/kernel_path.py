@@ -1,4 +1,4 @@
-"""Metrics of the kernel path, read at each scrape: of its rescue, and of how connections are counted."""
+"""Metrics of the kernel path, read at each scrape: those of the rescue, and those about how connections are counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.observability.picture import KernelFlowsState
 
 
 def rescue_families(state: RescueState) -> Iterator[Metric]:
-    """Yield the metrics of the rescue. Its caller has a state only if the kernel path is asked for."""
+    """Yield the metrics of the rescue. The caller has a state for them only if the kernel path is configured."""
     counts = state.counts
     yield GaugeMetricFamily(
         "kubeproxy_rescue_working",
@@ -77,9 +77,10 @@ def slots_family(use: SlotUse) -> Metric:
 
 
 def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:
-    """Yield the metrics of how connections are counted.
+    """Yield the metrics about how connections are counted.
 
-    Its caller has a state only after a rule has led a connection by the kernel path."""
+    The caller has a state for them only after a rule has led a connection by the kernel path.
+    """
     yield GaugeMetricFamily(
         "kubeproxy_kernel_bytes_counted",
         "1 while the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct=1); 0: there are none in"

@@ -31,7 +31,7 @@ PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5),
 300 s."""
 
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""The buckets reach from the normal lag of a busy loop to a lag that an operator notices."""
+"""The buckets reach from the usual lag of a busy loop to a lag that an operator notices."""
 
 # kube-proxy has no ``_created`` series, and dashboards do not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class Metrics:
             *(self._sync, self._full_sync, self._partial_sync, self._programming, self._conntrack),
             *(self._last_sync, self._last_queued, self._nftables_failures, self._iptables_failures),
         )
-        # A series that exists from the start with 0 can be alerted on; one that appears with its first event cannot.
+        # An alert can use a series that exists from the start with 0, but not one that appears with its first event.
         for instrument in by_family:
             for family in self._families:
                 instrument.labels(family)
@@ -180,8 +180,8 @@ class Metrics:
     def programmed(self, trigger_time: str) -> None:
         """Count a change of endpoints, triggered at `trigger_time` (RFC 3339), as in effect now.
 
-        As in kube-proxy, triggers from before the start of this process do not count. Neither does an invalid time: the
-        annotation of an EndpointSlice may hold any text.
+        As in kube-proxy, triggers from before the start of this process do not count. Neither does an invalid time,
+        because the annotation of an EndpointSlice may hold any text.
         """
         try:
             triggered = datetime.fromisoformat(trigger_time)

@@ -1,6 +1,6 @@
-"""Health checks as service level indicators, at ``/metrics/slis``.
+"""Serves health checks as service level indicators, at ``/metrics/slis``.
 
-Every component of Kubernetes serves them there (component-base, metrics/prometheus/slis); the page is separate so that
+Every component of Kubernetes serves them there (component-base, metrics/prometheus/slis). The page is separate so that
 it can be scraped more often.
 """
 

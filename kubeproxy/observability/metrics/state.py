@@ -31,7 +31,7 @@ class StateCollector(Collector):
         self._families: Sequence[Metric] = ()
 
     def read(self, picture: Picture) -> None:
-        """Read the numbers; no reference to the picture is kept."""
+        """Read the numbers. No reference to the picture is kept."""
         families = [*_proxier(picture.proxier), _degraded(picture.reasons), _stale(picture), _suppressed_lines()]
         if picture.conntrack is not None:
             families += _conntrack(picture.conntrack)

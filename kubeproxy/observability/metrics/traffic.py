@@ -19,12 +19,12 @@ from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import FrontendName, ServicePortName
 
 SLICE: Final = 1000
-"""Frontends or lines between two yields."""
+"""The number of frontends or lines between two yields."""
 
 
 class Start(Enum):
-    """When a service port gets a series. Few start at once, so that ten thousand Services without clients on this node
-    cost ten thousand series and not a hundred thousand."""
+    """The condition under which a service port gets a series. Only few have one from the start, so that ten thousand
+    Services without clients on this node cost ten thousand series and not a hundred thousand."""
 
     AT_ONCE = auto()
     FIRST_CLIENT = auto()
@@ -36,7 +36,7 @@ class Series(NamedTuple):
     """One number of a service port."""
 
     counter: str
-    """The field of `Counters`. The empty name stands for the ejected endpoints, which are no counter."""
+    """The field of `Counters`. The empty name stands for the ejected endpoints, which are not a counter."""
     label: str = ""
     """The value of the family's further label."""
     start: Start = Start.FIRST_CLIENT
@@ -50,7 +50,7 @@ class Family(NamedTuple):
     text: str
     series: tuple[Series, ...]
     further_label: str = ""
-    """The label that tells its series apart. A family with one series has none."""
+    """The label that distinguishes the family's series. A family with one series has none."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -158,12 +158,13 @@ Values = tuple[int, ...]
 
 
 class _Line(NamedTuple):
-    """What is written of a series, computed once: there are ten thousand lines of each."""
+    """The text of a series, except for its labels and value. It is computed once, because there are ten thousand lines
+    of each series."""
 
     opening: str
-    """Before the labels of the service port."""
+    """The text before the labels of the service port."""
     closing: str
-    """After them."""
+    """The text after the labels."""
     begins_at_once: bool
     begins_with_client: bool
 
@@ -184,7 +185,7 @@ _Item = TypeVar("_Item")
 
 
 class _Row:
-    """The numbers of a service port in the order of `SERIES`, and those in its written lines."""
+    """The numbers of a service port in the order of `SERIES`, and the numbers in its written lines."""
 
     __slots__ = ("ejected_by_port", "frontends", "labels", "sums", "used", "written")
 
@@ -201,8 +202,9 @@ class _Row:
 class Traffic:
     """Sums the counters of frontends per service port and writes them.
 
-    Frontends of a service port (families, scopes) come, go and restart, as do workers. Their counts stay in the sum as
-    long as the service port exists: Prometheus takes a falling counter for a restart and its next value for a burst.
+    Frontends of a service port (families, scopes) come, go and restart, and so do workers. Their counts stay in the sum
+    as long as the service port exists, because Prometheus takes a falling counter for a restart and its next value for
+    a burst.
     """
 
     def __init__(self) -> None:
@@ -210,7 +212,7 @@ class Traffic:
         self._rows: dict[ServicePortName, _Row] = {}
         self._ejected_by_port: Mapping[ServicePortName, int] = {}
         self._stale: dict[ServicePortName, None] = {}
-        """Service ports with lines to be rewritten."""
+        """The service ports with lines that have to be rewritten."""
         self._lines: list[dict[ServicePortName, str]] = [{} for _ in SERIES]
 
     def exposition(
@@ -218,7 +220,7 @@ class Traffic:
         counters: Mapping[FrontendName, Counters],
         ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the text in slices, some of them empty. Only one iterator may run at a time, and it need not run to its
+        """Yield the text in slices, some of them empty. Only one iterator may run at a time, but it need not run to its
         end."""
         read: Counters | None = None
         values = _NOTHING
@@ -307,7 +309,7 @@ class Traffic:
         for family in FAMILIES:
             yield f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n".encode()
             for lines in islice(columns, len(family.series)):
-                # A copy: another iterator may change the lines if this one was not run to its end.
+                # This is a copy, because another iterator may change the lines if this one was not run to its end.
                 for batch in _batches(list(lines.values())):
                     yield "".join(batch).encode()
 

@@ -18,11 +18,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Life = tuple[int, int, float]
-"""One process: worker number, pid, start time."""
+"""One process: its worker number, process id and start time."""
 
 
 class Workers(Collector):
-    """Collects the metrics of the workers from their status, given to `see`.
+    """Collects the metrics of the workers from their status, which `see` gets.
 
     A replacement inherits the number of its worker, so the number of series does not grow when workers die.
     """
@@ -39,16 +39,16 @@ class Workers(Collector):
         self.log_skipped = 0
         """Connections missing in the access log, because too many ended at once."""
         self.memory_shortages = 0
-        """Grows while memory for further clients is missing."""
+        """A number that grows while there is no memory for further clients."""
         self.ports_exhausted = 0
         """How many dials have failed because all ports of this host towards the endpoint were in use."""
         self.looped = 0
-        """Connections and datagrams refused because they loop through proxies."""
+        """The number of connections and datagrams that were refused because they loop through proxies."""
         self.adopted = 0
-        """Connections and UDP sessions that have moved here from another instance."""
+        """The number of connections and UDP sessions that have moved here from another instance."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0) -> None:
-        """Record the present status of all workers. For the event loop's thread."""
+        """Record the present status of all workers. Call this in the event loop's thread."""
         lives: dict[Life, WorkerStatus] = {}
         for status in worker_status:
             life = (status.number, status.pid, status.began)
@@ -151,10 +151,10 @@ class Workers(Collector):
 
 
 def consumption(pid: int) -> tuple[float, int] | None:
-    """Return CPU seconds and resident bytes of a process (proc(5)). Return None if there is no such process."""
+    """Return CPU seconds and resident bytes of a process (proc(5)), or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # The command name before it may hold any character.
+    fields = text[text.rindex(")") + 2 :].split()  # The command name before it may contain any character.
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES

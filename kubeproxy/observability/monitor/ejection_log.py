@@ -10,12 +10,14 @@ from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import FrontendName, ServicePortName, Target
 
 EJECTED_LOG_AFTER: Final = 2
-"""Failed dials in a row: a terminating pod often fails once before the cluster removes it."""
+"""The number of failed dials in a row before the log reports an ejection. A terminating pod often fails once before the
+cluster removes it."""
 LASTS_S: Final = 300.0
-"""After this many seconds of ejection the Service gets an Event, because developers see Events and no metrics of
+"""After this many seconds of ejection the Service gets an Event, because developers see Events but no metrics of
 nodes."""
 QUIET_S: Final = 60.0
-"""Seconds after an ejection in which the next one of the endpoint is not logged; if it lasts, it is logged later."""
+"""For how many seconds after an ejection the next one of the same endpoint is not logged. If it lasts, it is logged
+later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class Changes:
 
 
 class EjectionLog:
-    """Keeps the endpoints with a logged ejection.
+    """Remembers the endpoints whose ejection was logged.
 
     An endpoint counts once for its service port, however many workers and frontends have ejected it.
     """
 
     def __init__(self, is_endpoint: Callable[[FrontendName, Target], bool]) -> None:
-        """`is_endpoint` says whether the target is still an endpoint of that frontend."""
+        """`is_endpoint` returns whether the target is still an endpoint of that frontend."""
         self._is_endpoint = is_endpoint
         self._since: dict[tuple[ServicePortName, Target], float] = {}
         self._frontends: dict[tuple[ServicePortName, Target], FrontendName] = {}

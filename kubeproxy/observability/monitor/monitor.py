@@ -1,4 +1,4 @@
-"""Periodic checks: lag of the event loop, state of the workers, ejected endpoints.
+"""Periodic checks of the event loop's lag, the state of the workers, and ejected endpoints.
 
 A problem is logged at most once a minute. The health server shows problems of the proxy itself while they last.
 """
@@ -22,23 +22,25 @@ from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.monitor.ejection_log import EjectionLog
 
 CHECK_S: Final = 5.0
-"""Seconds between two checks of the data plane."""
+"""The number of seconds between two checks of the data plane."""
 LAG_S: Final = 0.25
-"""How many seconds the sleep lasts by which the loop's lag is measured. The lag is how much longer the sleep takes."""
+"""The length in seconds of the sleep that measures the loop's lag. The lag is how much longer the sleep takes."""
 FULL_S: Final = 120.0
-"""Seconds for which all descriptors may be in use before the node is unhealthy for load balancers; shorter shortages
+"""For how many seconds all descriptors may be in use before the node is unhealthy for load balancers. Shorter shortages
 end by themselves or by an operator."""
 DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
-"""Seconds between two log messages of a problem, and for which a problem is shown after it was last seen."""
+"""The number of seconds between two log messages of a problem. A problem is also shown for that long after it was last
+seen."""
 MAX_NAMED: Final = 10
-"""How many endpoints one check logs by name. When a node dies with all its pods, the others are only counted."""
+"""The largest number of endpoints that one check logs by name. When a node dies with all its pods, the others are only
+counted."""
 
 LOGGED_WHERE_FOUND: Final = frozenset((Reason.KUBERNETES, Reason.MANIFESTS, Reason.ACCESS_LOG))
-"""The reasons that their own part logs, with more detail than the check has."""
+"""The reasons that are logged by the part that finds them, with more detail than this check has."""
 
 _DIGITS: Final = re.compile(r"\d+")
-"""What may differ in two messages of one problem."""
+"""The digits, in which two messages of one problem may differ."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +55,7 @@ class _Growth:
         self._grew_at: float | None = None
 
     def look(self) -> int:
-        """Return the growth since the last look, or since the beginning."""
+        """Return the growth since the last call, or since the beginning."""
         before, self._seen = self._seen, self._read()
         if self._seen > before:
             self._grew_at = self._clock()
@@ -61,14 +63,14 @@ class _Growth:
 
     @property
     def lately(self) -> bool:
-        """Return whether a look has found growth within `REPEAT_S`."""
+        """Return whether a check has found growth within `REPEAT_S`."""
         return self._grew_at is not None and self._clock() - self._grew_at <= REPEAT_S
 
 
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
-    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint` says whether a target is an
+    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint` returns whether a target is an
     endpoint of a frontend now. `checks` are checks of further parts, each of which returns a problem or None. `clock`
     is monotonic.
     """
@@ -108,7 +110,7 @@ class Monitor:
             await self._sleep(CHECK_S)
 
     async def measure_lag(self) -> None:
-        """Measure how late the event loop runs a timer, again and again."""
+        """Measure again and again how late the event loop runs a timer."""
         while True:
             before = self._clock()
             await self._sleep(LAG_S)
@@ -195,7 +197,7 @@ class Monitor:
         self._look_whether_full(worker_status)
 
     def _look_whether_full(self, worker_status: Sequence[WorkerStatus]) -> None:
-        """Make the node unhealthy if every worker lacks descriptors for long: no client is served then."""
+        """Make the node unhealthy if every worker lacks descriptors for long, because then no client is served."""
         if not worker_status or any(
             status.descriptors + DESCRIPTORS_PER_CLIENT <= status.descriptors_limit for status in worker_status
         ):

@@ -35,9 +35,9 @@ from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.observability.status.wording import several
 
 PROBLEMS_SHOWN: Final = 20
-"""How many faults of manifests are shown one by one."""
+"""The number of faults of manifests that are shown one by one."""
 REASONS_SHOWN: Final = 10
-"""Reasons for the userspace path shown one by one."""
+"""The number of reasons for the userspace path that are shown one by one."""
 
 
 def status(
@@ -91,7 +91,7 @@ def status(
 def service(
     row: Row, observation: Observation, *, port: str, history: History, candidates: Candidates
 ) -> ServiceStatus:
-    """Build the status of one Service. `port` selects one service port; if it is empty, all are shown."""
+    """Build the status of one Service. `port` selects one service port. If it is empty, all ports are shown."""
     return ServiceStatus(
         namespace=row.name.namespace,
         name=row.name.name,
@@ -171,7 +171,7 @@ def _rescue(state: RescueState, now: float) -> RescueStatus:
 
 
 def _summary(state: str, troubled: int) -> str:
-    """Return the daemon's state and, if there are any, the number of Services with a problem."""
+    """Return the daemon's state, with the number of Services that have a problem, if there are any."""
     return f"{state}, {several(troubled, 'Service with a problem', 'Services with a problem')}" if troubled else state
 
 

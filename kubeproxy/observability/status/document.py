@@ -1,7 +1,7 @@
-"""The status of a running daemon as values; ``/statusz`` shows them as JSON, text and page.
+"""The status of a running daemon as values. ``/statusz`` shows them as JSON, text and page.
 
-Plain data: `kubeproxy status` decodes the JSON to the same values. Durations are seconds, times are Unix seconds.
-Nothing in here is secret, and nothing can be changed through it.
+They are plain data: `kubeproxy status` decodes the JSON to the same values. Durations are in seconds, and times are
+Unix seconds. Nothing in here is secret, and nothing can be changed through it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kubeproxy.observability.picture import ConfigurationState
 
 
 class State(StrEnum):
-    """The state of a Service, the worst first; a list shows them in this order."""
+    """The state of a Service. The worst state comes first, and a list shows them in this order."""
 
     PROBLEM = "problem"
     """The Service is not served, or only in part."""
     EJECTED = "ejected"
     """At least one of its endpoints is ejected."""
     EMPTY = "empty"
-    """A port has no endpoint in the cluster; its clients are refused. A Local traffic policy without endpoints on this
-    node does not count: that is normal on most nodes."""
+    """A port has no endpoint in the cluster, and its clients are refused. A Local traffic policy without endpoints on
+    this node does not count, because that is normal on most nodes."""
     WAITING = "waiting"
-    """The Service is new and does not listen yet."""
+    """The Service is new and has no listener yet."""
     OK = "ok"
     """The Service is served."""
 
@@ -38,19 +38,20 @@ class Standing(StrEnum):
     """The state of an endpoint of a frontend."""
 
     READY = "ready"
-    """Gets clients in its turn."""
+    """The endpoint gets clients in its turn."""
     EJECTED = "ejected"
-    """Did not answer; gets no clients until its next probe."""
+    """The endpoint did not answer, and gets no clients until its next probe."""
     PROBING = "probing"
-    """Was ejected; the next client tries it, or a probe runs now."""
+    """The endpoint was ejected. The next client tries it, or a probe runs now."""
     TERMINATING = "terminating"
-    """Terminates; gets clients only while no endpoint is ready (`used`)."""
+    """The endpoint terminates, and gets clients only while no endpoint is ready (`used`)."""
     DRAINING = "draining"
-    """A rollout has asked that it gets no new clients; it gets some only while no endpoint is ready (`used`)."""
+    """A rollout has asked that the endpoint gets no new clients. It gets some only while no endpoint is ready
+    (`used`)."""
     UNREADY = "unready"
-    """Not ready according to its EndpointSlice; gets no clients."""
+    """The endpoint is not ready according to its EndpointSlice, and gets no clients."""
     ELSEWHERE = "elsewhere"
-    """Ready, but a traffic policy or topology hints keep this frontend's clients from it."""
+    """The endpoint is ready, but a traffic policy or topology hints keep this frontend's clients from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,32 +64,35 @@ class EndpointStatus:
     used: bool
     """Whether the frontend can send clients to the endpoint."""
     reason: str = ""
-    """Ejected: ``refused``, ``timeout``, ``silent``, ``unreachable``."""
+    """Why an ejected endpoint failed: ``refused``, ``timeout``, ``silent``, ``unreachable``."""
     failures: int = 0
-    """Ejected: failed dials in a row."""
+    """The number of failed dials in a row of an ejected endpoint."""
     retry_in_s: float = 0.0
     ejected_for_s: float = 0.0
-    """Ejected: since when, in seconds."""
+    """For how many seconds the endpoint has been ejected."""
     """Ejected: seconds until its next probe."""
     workers: tuple[int, ...] = ()
-    """The workers that have ejected it."""
+    """The workers that have ejected the endpoint."""
     noticed_by: str = ""
-    """Ejected: ``rescue`` (a client's packet on the kernel path), ``worker`` (a dial on the userspace path)."""
+    """Who noticed the failure of an ejected endpoint: ``rescue`` (a client's packet on the kernel path), ``worker`` (a
+    dial on the userspace path)."""
     node: str = ""
     zone: str = ""
     open: int = 0
-    """Open connections and sessions of this node, by workers. Draining: by the kernel, too, as last counted."""
+    """The number of open connections and sessions of this node through workers. For a draining endpoint those of the
+    kernel path are added, as last counted."""
     weight: int = 1
     share: float = 0.0
-    """Its part of new connections by its weight, from 0 to 1; ejected endpoints are not left out."""
+    """The endpoint's share of new connections by its weight, from 0 to 1. Ejected endpoints count as if they were in
+    use."""
     by_hand: bool = False
-    """Draining: whether a person has taken it out, and not a rollout."""
+    """Whether a draining endpoint was taken out by a person and not by a rollout."""
     preserved: bool = False
     """Whether the proxy dials the endpoint from the client's own address."""
 
 
 class NamedCounters(Counters, array_like=False):
-    """The data plane's counters with field names in JSON; between processes they have none."""
+    """The data plane's counters with field names in JSON. Between processes they have no names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,28 +105,29 @@ class FrontendStatus:
     family: int
     scope: str
     proxy_port: int | None
-    """None while the frontend does not listen yet."""
+    """The proxy port, or None while the frontend has no listener yet."""
     addresses: tuple[str, ...]
     """The addresses that clients use: ``10.96.0.1:80``, ``node port 30080``."""
     own_addresses: tuple[str, ...]
     """The addresses that are redirected only for this node and its pods."""
     source_ranges: tuple[str, ...]
-    """The only client addresses that the load balancer's addresses admit. Empty if all are admitted."""
+    """The client addresses that the load balancer's addresses admit. It is empty if all are admitted."""
     affinity_s: int | None
-    """The timeout of session affinity. None without affinity."""
+    """The timeout of session affinity, or None without affinity."""
     scheduler: str
-    """Which endpoint a new connection gets: ``round-robin``, ``random``, ``least-connections``, ``source-hash``,
-    ``maglev``."""
+    """How the endpoint of a new connection is chosen: ``round-robin``, ``random``, ``least-connections``,
+    ``source-hash``, ``maglev``."""
     when_empty: str
-    """What happens to clients without endpoints: ``refuse`` or ``drop``."""
+    """What happens to clients if there are no endpoints: ``refuse`` or ``drop``."""
     counters: NamedCounters
     endpoints: tuple[EndpointStatus, ...]
     data_path: str = "userspace"
-    """The way of new connections: ``userspace`` (by a worker), ``kernel`` (straight to an endpoint), ``refused``."""
+    """The path of new connections: ``userspace`` (through a worker), ``kernel`` (straight to an endpoint),
+    ``refused``."""
     data_path_reason: str = ""
     """Why new connections do not take the kernel path. It is empty if they do."""
     targets: tuple[str, ...] = ()
-    """The endpoints to which the kernel leads them."""
+    """The endpoints to which the kernel leads new connections."""
     kernel_bytes: bool = True
     """Whether the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct)."""
 
@@ -166,7 +171,8 @@ def destination_text(destination: Destination) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums of both data paths over frontends since each began to listen. The kernel's bytes are those of packets."""
+    """The traffic of both data paths, summed over frontends since each began to listen. The kernel's bytes are those of
+    packets."""
 
     accepted: int = 0
     active: int = 0
@@ -177,7 +183,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Amounts per second over the last interval."""
+    """The amounts per second over the last interval."""
 
     connections: float = 0.0
     failures: float = 0.0
@@ -187,13 +193,13 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Past rates, one number for each interval of `Status.interval_s` seconds, the newest last; zero before the
-    history began."""
+    """Past rates, with one number for each interval of `Status.interval_s` seconds, the newest last. Numbers from
+    before the history began are zero."""
 
     connections: tuple[float, ...] = ()
     failures: tuple[float, ...] = ()
     bytes: tuple[float, ...] = ()
-    """Both directions."""
+    """The bytes of both directions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,37 +212,37 @@ class ServiceStatus:
     source: str
     problems: tuple[str, ...]
     health_port: int
-    """The node port at which load balancers ask for the Service's health. 0 if there is none."""
+    """The node port at which load balancers ask for the Service's health, or 0 if there is none."""
     traffic: Traffic
     rates: Rates | None
-    """None as long as no two samples were taken in a row."""
+    """The rates, or None as long as no two samples were taken in a row."""
     trend: Trend | None
-    """None if there was no traffic in the recorded time."""
+    """The trend, or None if there was no traffic in the recorded time."""
     frontends: tuple[FrontendStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """One source of Services, or one resource that it watches."""
+    """One source of Services, or one resource that the source watches."""
 
     name: str
     listed: bool
     """Whether the source's first list is complete."""
     behind_s: float
-    """For how many seconds changes may be missing. 0 if the source is up to date."""
+    """For how many seconds changes may be missing. It is 0 if the source is up to date."""
     last_event: float | None
-    """Unix seconds. None before the first event."""
+    """The Unix time of the last event, or None before the first one."""
     faults: int
-    """Objects or documents with a fault."""
+    """The number of objects or documents with a fault."""
     problems: tuple[str, ...] = ()
     """The faults, or failed lists and watches, one line each."""
     left_out: int = 0
-    """How many objects are not served because of the memory limit."""
+    """The number of objects that are not served because of the memory limit."""
     stale_since: float | None = None
-    """Since when the state of an earlier run, which replaces the source's own, may be wrong, in Unix seconds. None if
-    no such state is served."""
+    """The Unix time since which the state of an earlier run, which replaces the source's own, may be wrong. It is None
+    if no such state is served."""
     warnings: int = 0
-    """Probable mistakes in spite of which objects are served."""
+    """Probable mistakes in objects that are served all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,13 +251,13 @@ class NetfilterStatus:
 
     adapter: str
     failing: str | None
-    """Why rules, connection tracking or data plane cannot be updated. None if they can."""
+    """Why rules, connection tracking or data plane cannot be updated, or None if they can."""
     failures: int
-    """Failed transactions in a row."""
+    """The number of failed transactions in a row."""
     programmed_ago_s: float | None
-    """Seconds since the last transaction. None before the first."""
+    """Seconds since the last transaction, or None before the first one."""
     pending_s: float | None
-    """Seconds since the oldest pending change. None if no change is pending."""
+    """Seconds since the oldest pending change, or None if no change is pending."""
     changes_pending: int
 
 
@@ -268,9 +274,9 @@ class RescueStatus(RescueCounts):
     restarts: int
     """How often the rescue process was started again."""
     reports: int
-    """How many failures packets have reported."""
+    """The number of failures that packets have reported."""
     ejected: int
-    """How many endpoints get no new connections from the kernel now."""
+    """The number of endpoints that get no new connections from the kernel now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,29 +288,30 @@ class KernelFlowsStatus:
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
-    """Why the last reading failed, so that open connections and bytes are old. Empty if it did not fail."""
+    """Why the last reading failed, so that open connections and bytes are old. It is empty if the reading did not
+    fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPathsStatus:
-    """The ways that new connections take."""
+    """The paths that new connections take."""
 
     wanted: str
     """The setting kubeproxy.dataPath: ``userspace``, ``kernel``, ``auto``."""
     kernel: int
-    """How many frontends have new connections that go straight to an endpoint."""
+    """The number of frontends whose new connections go straight to an endpoint."""
     userspace: int
-    """How many frontends have new connections that go through a worker."""
+    """The number of frontends whose new connections go through a worker."""
     refused: int
-    """How many frontends have new connections that are refused, because no worker is to serve what the kernel cannot
+    """The number of frontends whose new connections are refused, because no worker may serve what the kernel cannot
     lead."""
     reasons: dict[str, int]
-    """Why the latter two do not take the kernel path, with the number of frontends, the most frequent first; at most
-    ten."""
+    """Why frontends do not take the kernel path, each reason with the number of frontends, the most frequent first, at
+    most ten."""
     rescue: RescueStatus | None
-    """None if the kernel path is not asked for."""
+    """The state of the rescue, or None if the kernel path is not configured."""
     flows: KernelFlowsStatus | None = None
-    """None until a rule has led a connection by the kernel path."""
+    """The state of the kernel path's flows, or None until a rule has led a connection by the kernel path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +323,7 @@ class RecentWarning:
     text: str
     details: str
     times: int = 1
-    """How often the line was logged in a row."""
+    """How many times the line was logged in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,9 +350,9 @@ class Status:
     healthy: bool
     """Whether the daemon serves and its changes take effect in time. An ejected endpoint is no fault of the daemon."""
     summary: str
-    """How the daemon is, in a few words: ``healthy``, ``degraded, 2 Services with a problem``."""
+    """The state of the daemon in a few words: ``healthy``, ``degraded, 2 Services with a problem``."""
     problems: tuple[str, ...]
-    """Why the daemon is not wholly well, the worst first: ``conntrack: the kernel's connection tracking is full``."""
+    """The problems of the daemon, the worst first: ``conntrack: the kernel's connection tracking is full``."""
     draining: bool
     netfilter: NetfilterStatus
     sources: tuple[SourceStatus, ...]
@@ -353,15 +360,15 @@ class Status:
     restarts: int
     totals: Totals
     recent_warnings: tuple[RecentWarning, ...]
-    """The newest first."""
+    """The recent warnings, the newest first."""
     interval_s: float
-    """Seconds between two points of a trend."""
+    """The number of seconds between two points of a trend."""
     configuration: ConfigurationState | None = None
     data_paths: DataPathsStatus | None = None
     hint: str = ""
-    """Why no Service matches the query, and what was probably meant. Empty if some do."""
+    """Why no Service matches the query, and what was probably meant. It is empty if some do."""
     matched: int
-    """How many Services match the query."""
+    """The number of Services that match the query."""
     offset: int
     services: tuple[ServiceStatus, ...]
-    """The last field, so that a long list can be sent in pieces."""
+    """The Services. This is the last field, so that a long list can be sent in pieces."""

@@ -1,4 +1,4 @@
-"""The endpoints of a frontend with their standings."""
+"""The endpoints of a frontend, each with its standing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.observability.status.document import EndpointStatus, Standing
 
 
 class Ejected(NamedTuple):
-    """The ejection of an endpoint, by workers and on the kernel path, as one."""
+    """The ejection of an endpoint, by workers and on the kernel path, as one value."""
 
     reason: str
     failures: int
@@ -73,7 +73,7 @@ def endpoint_statuses(
     open_by_endpoint: Mapping[Target, int],
     open_to: Mapping[Address, int],
 ) -> tuple[EndpointStatus, ...]:
-    """Return the endpoints of a frontend, ejected ones first; then the others of the service port."""
+    """Return the endpoints of a frontend, with ejected ones first, and then the other endpoints of the service port."""
     total = sum(map(frontend.balancing.weight_of, range(len(frontend.endpoints))))
     used = [
         replace(

@@ -1,4 +1,4 @@
-"""Hints for a query that matches no Service: which ports there are, why it is not served."""
+"""Hints for a query that matches no Service: which ports exist, or why the Service is not served."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from kubeproxy.observability.status.service_index import Index, Query, Row, named
 
 LISTED = 5
-"""Names and ports in one hint."""
+"""The number of names and ports in one hint."""
 
 
 def hint(index: Index, query: Query) -> str:
-    """Return why no Service matches. The text is empty for a query without a Service."""
+    """Return why no Service matches, or an empty text for a query without a Service."""
     wanted = query.service
     if not wanted:
         return ""

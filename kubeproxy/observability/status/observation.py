@@ -15,7 +15,7 @@ from kubeproxy.observability.health import Health
 from kubeproxy.observability.picture import ConfigurationState, KernelFlowsState
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
-"""All endpoints of a frontend's service port, chosen or not."""
+"""A function that returns all endpoints of a frontend's service port, chosen or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class Observation:
     """The parts of the daemon at one moment."""
 
     now: float
-    """The time in seconds of the proxier's clock."""
+    """The time of the proxier's clock, in seconds."""
     wall: float
-    """Unix seconds."""
+    """The Unix time in seconds."""
     node: str
     pid: int
     began: float
-    """Unix seconds."""
+    """The Unix time in seconds at which the process began."""
     health: Health
     proxier: Snapshot
     counters: Mapping[FrontendName, Counters]
@@ -40,17 +40,19 @@ class Observation:
     manifests: ManifestState | None = None
     configuration: ConfigurationState | None = None
     why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
-    """Returns why a Service that a source has is not served by this proxy, by namespace and name. An empty namespace
-    stands for any; an empty answer means that the reason is not known."""
+    """A function that returns why a Service that a source has is not served by this proxy, by namespace and name. An
+    empty namespace stands for any. An empty answer means that the reason is not known."""
     stale: Mapping[str, float] = field(default_factory=dict)
-    """Sources for which the state of an earlier run stands, and since when that may be wrong, in Unix seconds."""
+    """The sources for which the state of an earlier run is served, each with the Unix time since which that state may
+    be wrong."""
     open_by_endpoint: Mapping[FrontendName, Mapping[Target, int]] = field(default_factory=dict)
     """The number of open connections and sessions of the workers to each endpoint."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
-    """Open connections to endpoints that drain."""
+    """The number of open connections to endpoints that drain."""
     data_path: str = "userspace"
     """The setting kubeproxy.dataPath."""
     rescue: RescueState | None = None
-    """None if the kernel path is not asked for."""
+    """The state of the rescue, or None if the kernel path is not configured."""
     kernel_flows: KernelFlowsState | None = None
-    """None until a rule has led a connection by the kernel path."""
+    """The state of the kernel path's flows, or None until a rule of this process has led a connection by the kernel
+    path."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from kubeproxy.observability.status.document import RecentWarning
 
 KEPT: Final = 50
-"""Entries kept."""
+"""The number of entries that are kept."""
 _MAX_LENGTH: Final = 400
-"""Characters of a text, or of its details."""
+"""The largest number of characters of a text, and of its details."""
 _NOT_DETAILS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_info", "_record"})
 
 
@@ -26,7 +26,7 @@ class RecentWarnings(logging.Handler):
         self._kept: deque[RecentWarning] = deque(maxlen=KEPT)
 
     def attach(self) -> None:
-        """Record everything that is logged from now on, in place of an earlier handler."""
+        """Record everything that is logged from now on, and replace an earlier handler."""
         root = logging.getLogger()
         for old in [handler for handler in root.handlers if isinstance(handler, RecentWarnings)]:
             root.removeHandler(old)
@@ -35,7 +35,7 @@ class RecentWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Record one log entry; `logging` calls this."""
         from kubeproxy.observability.status.document import (
-            RecentWarning,  # here, because a start without warnings needs none of it
+            RecentWarning,  # This is imported here, because a start without warnings needs none of it.
         )
 
         text, details = _text_and_details(record)
@@ -54,7 +54,7 @@ class RecentWarnings(logging.Handler):
 
 
 def _text_and_details(record: logging.LogRecord) -> tuple[str, str]:
-    """Return the event and its fields; of an exception only type and text, the log has the rest."""
+    """Return the event and its fields. An exception has only type and text here, because the log has the rest."""
     from kubeproxy.observability.redaction import redact
 
     if isinstance(record.msg, Mapping):

@@ -20,12 +20,12 @@ from kubeproxy.observability.status.trace_report import TraceReport, TraceReques
 Format = Literal["json", "text", "html"]
 
 TEXT_LIMIT: Final = 200
-"""Services shown as text without a ``limit``."""
+"""The number of Services shown as text if there is no ``limit``."""
 CHUNK: Final = 64 * 1024
-"""Bytes of a long answer that are sent at a time."""
+"""The number of bytes of a long answer that are sent at a time."""
 
 _HEADERS: Final = {
-    # The server's own headers allow no script and no style; the page has one of each.
+    # The server's own headers allow no script and no style, but the page has one of each.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -97,7 +97,7 @@ _MEDIA: Final[Mapping[Format, str]] = {"json": "application/json", "html": "text
 
 
 def query_of(query: Mapping[str, str]) -> Query:
-    """Read the query of a request. A ValueError says what is wrong and what is allowed."""
+    """Read the query of a request. Raise ValueError with what is wrong and what is allowed."""
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")
@@ -127,14 +127,14 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 async def _stream_json(request: web.Request, status_service: StatusService, query: Query) -> web.StreamResponse:
-    """Send the answer in pieces: ten thousand Services are some 10 MB."""
+    """Send the answer in pieces, because ten thousand Services are some 10 MB."""
     head, services = await status_service.ask(query)
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "application/json"})
     await response.prepare(request)
     if request.method == "HEAD":
         return response
     text = msgspec.json.encode(head)
-    # The list of Services is the last field, and empty here.
+    # The list of Services is the last field, and still empty here.
     piece, separator = bytearray(text.removesuffix(b"]}")), b""
     async for service in services:
         piece += separator + msgspec.json.encode(service)

@@ -1,4 +1,4 @@
-"""An observation by Service, with state and sums of traffic."""
+"""An observation arranged by Service, with state and sums of traffic."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.traffic_history import History
 
 SLICE: Final = 250
-"""Services or frontends between two yields: about a millisecond."""
+"""The number of Services or frontends between two yields, which take about a millisecond."""
 
 REASONS: Final = 100
-"""Different reasons for the userspace path that are counted: some name an endpoint."""
+"""The number of different reasons for the userspace path that are counted. Some reasons name an endpoint."""
 
 
 class Order(StrEnum):
     """The orders in which Services can be listed."""
 
     PROBLEMS = "problems"
-    """The worst state first, within a state those with failed connections first."""
+    """By state, the worst first, and within a state by the number of failed connections."""
     NAME = "name"
     ACTIVE = "active"
-    """Open connections."""
+    """By open connections."""
     CONNECTIONS = "connections"
-    """New connections per second in the last interval, then accepted connections."""
+    """By new connections per second in the last interval, then by accepted connections."""
     BYTES = "bytes"
-    """Bytes per second in the last interval, then forwarded bytes."""
+    """By bytes per second in the last interval, then by forwarded bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Selects Services, their order and a page of them."""
+    """Selects Services, their order, and a page of them."""
 
     service: str = ""
-    """``namespace/name`` or ``name``, either with ``:port`` (name or number); or ``IP``, ``IP:PORT``: exactly these."""
+    """The Service: ``namespace/name`` or ``name``, either with ``:port`` (name or number), or ``IP``, ``IP:PORT``. It
+    must match exactly."""
     namespace: str = ""
-    """Empty if all are wanted."""
+    """The namespace, or empty for all."""
     search: str = ""
-    """Part of a name, an address or an endpoint's address."""
+    """A part of a name, an address or an endpoint's address."""
     states: frozenset[State] = frozenset()
-    """Empty if all are wanted."""
+    """The states, or empty for all."""
     order: Order = Order.PROBLEMS
     offset: int = 0
     limit: int | None = None
-    """None if all are wanted."""
+    """The largest number of Services, or None for all."""
 
 
 @dataclass(slots=True)
@@ -60,12 +61,12 @@ class Row:
     frontends: list[FrontendState] = field(default_factory=list)
     state: State = State.OK
     ejected: int = 0
-    """Ejected endpoints."""
+    """The number of ejected endpoints."""
     traffic: Traffic = Traffic()  # noqa: RUF009 - frozen
 
 
 class Index:
-    """All Services of one observation. Run `fill` to its end first."""
+    """All Services of one observation. Run `fill` to its end before anything else."""
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
@@ -74,16 +75,16 @@ class Index:
         self.ejected_endpoints = 0
         self.traffic = Traffic()
         self.by_kernel = self.by_userspace = self.refused = 0
-        """Frontends by the way of their new connections."""
+        """The number of frontends by the path of their new connections."""
         self.kernel_open = 0
-        """Open connections of the kernel path."""
+        """The number of open connections of the kernel path."""
         self.userspace_reasons: dict[str, int] = {}
-        """Why frontends do not take the kernel path; at most `REASONS`."""
+        """Why frontends do not take the kernel path, at most `REASONS` of them."""
         self._ejected: dict[Protocol, frozenset[Target]] = {}
         """The endpoints to which the kernel leads no new connections."""
 
     def fill(self, names: list[ServiceName] | None = None) -> Iterator[None]:
-        """Read the observation, in slices. `names` of an earlier index saves sorting them again."""
+        """Read the observation, in slices. The `names` of an earlier index save sorting them again."""
         proxier = self.observation.proxier
         if self.observation.rescue is not None:
             pairs = list(self.observation.rescue.ejected)
@@ -169,7 +170,7 @@ class Index:
         return State.OK
 
     def select(self, query: Query, history: History) -> Iterator[list[Row] | None]:
-        """Yield the matching rows in order, as the last item, and None after every slice of work before."""
+        """Yield the matching rows in order, as the last item, after a None for every slice of work."""
         matched: list[Row] = []
         matches = _matcher(query)
         for number, row in enumerate(self.rows.values(), 1):
@@ -224,7 +225,8 @@ def has_port(view: FrontendState, port: str) -> bool:
 
 
 def has_address(view: FrontendState, wanted: str) -> bool:
-    """Return whether a frontend has that address as its own or as one of its endpoints'; with a port, exactly that."""
+    """Return whether a frontend has that address, as its own or as that of one of its endpoints. An address with a port
+    must match exactly."""
     frontend = view.frontend
     for address, _, port in frontend.destinations:
         if wanted in (address, str(Target(address, port))):
@@ -233,7 +235,7 @@ def has_address(view: FrontendState, wanted: str) -> bool:
 
 
 def _mentions(row: Row, search: str) -> bool:
-    """Return whether an address with port of the Service or its endpoints contains the text."""
+    """Return whether an address with port of the Service, or of one of its endpoints, contains the text."""
     if not any(character.isdigit() for character in search) and ":" not in search:
         return False
     for view in row.frontends:
@@ -279,7 +281,7 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 
 
 def frontends_of(row: Row, port: str) -> list[FrontendState]:
-    """Return the frontends of one port, or of all if the port is empty, by port, family and scope."""
+    """Return the frontends of one port, or of all ports if the port is empty, by port, family and scope."""
     chosen = [view for view in row.frontends if not port or has_port(view, port)]
     return sorted(chosen, key=_frontend_name)
 

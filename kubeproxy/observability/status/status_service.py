@@ -17,17 +17,17 @@ from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.runtime.time_slice import TimeSlice
 
 SAMPLE_S: Final = 2.0
-"""Seconds between two samples while queries arrive."""
+"""The number of seconds between two samples while queries arrive."""
 KEEP_SAMPLING_S: Final = 60.0
-"""Seconds that samples go on after the last query, so that the next query finds a history without a gap."""
+"""For how many seconds samples continue after the last query, so that the next query finds a history without a gap."""
 FRESH_S: Final = 0.9
-"""Seconds for which an observation answers further queries."""
+"""For how many seconds an observation answers further queries."""
 SLICE_S: Final = 0.002
-"""Seconds of work between two yields to the event loop."""
+"""The number of seconds of work between two yields to the event loop."""
 
 
 class StatusService:
-    """Answers queries; `run` takes samples as long as queries arrive. `look` makes an observation."""
+    """Answers queries. `run` takes samples as long as queries arrive, and `look` makes an observation."""
 
     def __init__(
         self,
@@ -94,7 +94,8 @@ class StatusService:
             await time_slice.offer()
 
     async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
-        """Return the index, at most `age_s` seconds old; `sample` adds it to the history, at a steady pace only."""
+        """Return the index, at most `age_s` seconds old. With `sample` it is added to the history, but only at a steady
+        pace."""
         async with self._one_at_a_time:
             if self._index is None or self._clock() - self._looked_at >= age_s:
                 observation = await self._look()
@@ -107,7 +108,7 @@ class StatusService:
 
 
 def _port_of(query: Query, matched: Sequence[Row]) -> str:
-    """Return the port of the Service that a query names. An address with a port names none."""
+    """Return the port of the Service that a query names. An address with a port names no Service's port."""
     name, port = split_port(query.service)
     return port if all(named(row, name) for row in matched) else ""
 

@@ -1,7 +1,8 @@
 """The table of Services: the same columns in the same order, in a pipe and on a terminal of any width.
 
-A new column is one line in `COLUMNS`. Where the terminal is too narrow, columns with the highest `drop` go first; those
-without one never go, and are never cut. The note has what is left of the line, or lines of its own below.
+A new column is one line in `COLUMNS`. If the terminal is too narrow, the columns with the highest `drop` are left out
+first. Columns without a `drop` always stay, and are never cut. The note gets the rest of the line, or lines of its own
+below.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from kubeproxy.observability.status.document import ServiceStatus
 
 GAP: Final = "  "
 LEAST_NOTE: Final = 24
-"""Characters that a note needs beside the other columns; with less it goes below them."""
+"""The number of characters that a note needs beside the other columns. If there are fewer, it goes below them."""
 INDENT: Final = " " * 4
-"""Before a note below its Service."""
+"""The text before a note below its Service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class Column:
     name: str
     cell: Callable[[ServiceStatus], str]
     right: bool = False
-    """Aligned to the right, as numbers are."""
+    """Whether the column is aligned to the right, as numbers are."""
     drop: int = 0
-    """Narrow terminals drop the column with the highest number first, and never one with 0."""
+    """On a narrow terminal the column with the highest number is left out first. A column with 0 always stays."""
 
     def aligned(self, text: str, width: int) -> str:
-        """Return a cell with that width."""
+        """Return a cell padded to that width."""
         return text.rjust(width) if self.right else text.ljust(width)
 
 
@@ -63,10 +64,10 @@ class Row:
     """The header, or one Service."""
 
     service: ServiceStatus | None
-    """None for the header."""
+    """The Service, or None for the header."""
     lines: tuple[str, ...]
     note_at: int
-    """Where the note begins in the first line; the other lines are all note."""
+    """The position in the first line where the note begins. All further lines are note."""
 
 
 def laid_out(
@@ -76,15 +77,16 @@ def laid_out(
     more: Sequence[Column] = (),
     note_lines: int | None = None,
 ) -> Iterator[Row]:
-    """Lay out the header and a row for each Service.
+    """Return the header and a row for each Service.
 
     `width` is the terminal's in characters, and None in a pipe. `more` are columns before the endpoints. A note has at
-    most `note_lines` lines, or as many as it needs."""
+    most `note_lines` lines, or as many as it needs.
+    """
     *most, last = COLUMNS
     columns = [(column, _width(column, services)) for column in (*most, *more, last)]
     needed = len(GAP) + LEAST_NOTE if any(map(words.note, services)) else 0
     choices = list(_choices(columns))
-    # A note goes below before the number of endpoints goes, which the last choice is without.
+    # A note goes below the row before the number of endpoints is left out, which happens in the last choice.
     fitting = [choice for choice in choices[:-1] if width is None or _sum(choice) + needed <= width]
     beside = bool(fitting)
     columns = (fitting or [choice for choice in choices if width is None or _sum(choice) <= width] or choices[-1:])[0]

@@ -20,13 +20,13 @@ from kubeproxy.observability.status.document import (
 from kubeproxy.observability.status.table import laid_out
 
 WARNINGS_SHOWN: Final = 5
-"""Recent warnings shown with a summary."""
+"""The number of recent warnings shown with a summary."""
 NOT_ASKED: Final = "kubeproxy.dataPath is userspace"
-"""The reason for the userspace path by default, which a status does not repeat for each frontend."""
+"""The default reason for the userspace path, which a status does not repeat for each frontend."""
 
 
 def summary(status: Status) -> Iterator[str]:
-    """Yield the daemon, the Services as a table, and the recent warnings and errors."""
+    """Yield the daemon's state, the Services as a table, and the recent warnings and errors."""
     yield from head(status)
     yield ""
     if not status.services:
@@ -48,7 +48,7 @@ def headline(status: Status) -> str:
 
 
 def head(status: Status) -> Iterator[str]:
-    """Yield the daemon without its Services."""
+    """Yield the daemon's state without its Services."""
     yield headline(status)
     for problem in status.problems:
         yield f"  {problem}"
@@ -105,7 +105,7 @@ def netfilter(status: Status) -> str:
         waiting = "" if filter_.programmed_ago_s is None else "; everything is in effect"
     else:
         changes = filter_.changes_pending
-        # A change of this node itself is pending but not counted.
+        # A change of this node itself is pending but is not counted.
         what = words.several(changes, "change pending", "changes pending") if changes else "not everything is in effect"
         waiting = f"; {what}, for {words.duration(filter_.pending_s)}"
     failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
@@ -113,7 +113,8 @@ def netfilter(status: Status) -> str:
 
 
 def data_paths(paths: DataPathsStatus) -> str:
-    """Count frontends by data path: ``120 frontends by the kernel, 3 by userspace (2: there is no endpoint)``."""
+    """Return the number of frontends by data path: ``120 frontends by the kernel, 3 by userspace (2: there is no
+    endpoint)``."""
     kernel = words.several(paths.kernel, "frontend", "frontends")
     reason, count = next(iter(paths.reasons.items()), ("", 0))
     others = paths.userspace + paths.refused
@@ -209,7 +210,8 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def data_path(frontend: FrontendStatus) -> Iterator[str]:
-    """Yield the path of a frontend's new connections if the kernel path is asked for, and its kernel traffic if any."""
+    """Yield the path of a frontend's new connections, if the kernel path is configured, and its kernel traffic, if
+    there is any."""
     if frontend.data_path == "kernel":
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
         yield f"data path   kernel, to {count} {_shares(frontend)}; {frontend.counters.by_kernel} connections so far"
@@ -235,7 +237,7 @@ def recent_warning(one: RecentWarning) -> str:
 
 
 def verdict(status: Status) -> str | None:
-    """Return in one line why the daemon is not healthy. Return None if it is healthy."""
+    """Return in one line why the daemon is not healthy, or None if it is healthy."""
     if status.healthy:
         return None
     return f"{status.node} is not healthy: {'; '.join(status.problems)}; see its log"

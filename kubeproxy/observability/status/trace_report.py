@@ -1,4 +1,4 @@
-"""The trace of a connection: request, report, and report as text. Values only."""
+"""The trace of a connection as values: the request, the report, and the report as text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kubeproxy.observability.status.document import FrontendStatus
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A client's first packet; the report is its path."""
+    """A client's first packet, whose path the report shows."""
 
     to: Destination
     source: Address | None = None
-    """None if the client is this node itself."""
+    """The client's address, or None if the client is this node itself."""
     source_port: int = 0
-    """The client's port. 0 if it is not known."""
+    """The client's port, or 0 if it is not known."""
 
     @classmethod
     def of(cls, *, to: str, source: str = "", protocol: str = "") -> Self:
-        """Parse ``IP:PORT`` or ``[IP]:PORT``; the client's address, with or without a port, or nothing; ``tcp`` or
-        ``udp``.
+        """Parse ``IP:PORT`` or ``[IP]:PORT``, then the client's address (with a port, without one, or empty), then
+        ``tcp`` or ``udp``.
 
-        ValueError says what was found and what is allowed.
+        Raise ValueError with what was found and what is allowed.
         """
         host, port = _address_and_port(to)
         transport = protocol.upper() or Protocol.TCP
@@ -43,7 +43,8 @@ class TraceRequest:
 
 
 def client_in(text: str) -> tuple[Address | None, int]:
-    """Parse a client's address, with or without its port; nothing: no address. Raise ValueError for anything else."""
+    """Parse a client's address, with or without its port. Return no address for an empty text. Raise ValueError for
+    anything else."""
     if text.startswith("[") or text.count(":") == 1:
         host, port = _address_and_port(text)
         return _address(host), port
@@ -88,7 +89,7 @@ class WorkerPreview:
     order: tuple[str, ...]
     """The endpoints in the order of the dials."""
     bound: str | None
-    """The endpoint to which session affinity binds the client. None if there is none."""
+    """The endpoint to which session affinity binds the client, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +105,13 @@ class TraceReport:
     """The netfilter hook of its first packet: ``output``, ``prerouting``."""
     outcome: Outcome
     reason: str
-    """Why this is the outcome."""
+    """Why the connection has this outcome."""
     steps: tuple[str, ...]
-    """The decisions on the way, in their order; one that begins with a space belongs to that before it."""
+    """The decisions on the path, in their order. One that begins with a space belongs to the decision before it."""
     service: str | None
-    """``namespace/name:port``. None if no service port has the destination."""
+    """The service port, ``namespace/name:port``, or None if none has the destination."""
     frontend: FrontendStatus | None
-    """The frontend that gets the connection. None if there is none."""
+    """The frontend that gets the connection, or None if there is none."""
     previews: tuple[WorkerPreview, ...]
 
 

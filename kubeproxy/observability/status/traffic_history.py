@@ -16,12 +16,12 @@ from kubeproxy.model import FrontendName, ServiceName
 from kubeproxy.observability.status.document import Rates, Trend
 
 POINTS: Final = 60
-"""Points of a series."""
+"""The number of points of a series."""
 SLICE: Final = 500
-"""Frontends between two yields."""
+"""The number of frontends between two yields."""
 
 Amounts = tuple[int, int, int, int]
-"""Connections, failures, bytes in, bytes out."""
+"""The number of connections, failures, bytes in, and bytes out."""
 
 
 class _Series:
@@ -63,7 +63,8 @@ class _Before:
 
 
 class History:
-    """Time series per Service; `add` samples at a steady pace. A gap of more than `gap_s` seconds restarts it."""
+    """The time series of each Service. `add` takes samples at a steady pace. A gap of more than `gap_s` seconds
+    restarts the history."""
 
     def __init__(self, *, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -73,7 +74,7 @@ class History:
         self._total = _Series(0)
 
     def add(self, counters: Mapping[FrontendName, Counters], now: float) -> Iterator[None]:
-        """Add a sample, in slices. Run each iterator to its end before the next."""
+        """Add a sample, in slices. Run each iterator to its end before the next one begins."""
         before, self._before = self._before, _Before(now, counters)
         if before is None or not 0 < now - before.at <= self._gap_s:
             self._series.clear()
@@ -91,7 +92,7 @@ class History:
         self._put(moved, now - before.at)
 
     _known = False
-    """Whether rates of an interval exist."""
+    """Whether the rates of an interval are known."""
 
     def _put(self, moved: Mapping[ServiceName, Amounts], interval_s: float) -> None:
         self._tick += 1
@@ -127,7 +128,7 @@ class History:
 
 def _moved(before: Counters | None, after: Counters) -> Amounts:
     if before is None or before.accepted > after.accepted:
-        return (0, 0, 0, 0)  # a new frontend: it counted this before the interval
+        return (0, 0, 0, 0)  # This is a new frontend, which counted these before the interval.
     return (
         after.accepted - before.accepted + max(0, after.by_kernel - before.by_kernel),
         max(0, after.failed - before.failed),
