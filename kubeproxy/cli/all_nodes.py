@@ -1,4 +1,4 @@
-"""``kubeproxy status --all-nodes``: the status of every node's kubeproxy, asked through the API server."""
+"""``kubeproxy status --all-nodes``: the status of every node's kubeproxy, requested through the API server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.client import Client
 
 AT_ONCE: Final = 16
-"""Nodes asked at a time: each is a request that the API server carries to a kubelet's node."""
+"""The number of nodes that are asked at a time. The API server carries each request to a node."""
 PAGE: Final = 500
-"""How many pods are in one answer of the API server."""
+"""The number of pods in one answer of the API server."""
 MOST_SERVICES: Final = 500
-"""How many Services that are not ok a node names."""
+"""The largest number of Services that are not ok and that a node names."""
 NAMED: Final = 4
-"""Nodes named beside a Service."""
+"""The largest number of nodes named beside a Service."""
 NOT_OK: Final = ",".join(state for state in State if state is not State.OK)
 
 
@@ -59,7 +59,7 @@ class _Pods(msgspec.Struct):
 
 @dataclass(slots=True)
 class Node:
-    """What one node said, or why it said nothing."""
+    """The answer of one node, or why there is none."""
 
     name: str
     status: Status | None = None
@@ -108,7 +108,7 @@ class Cluster:
             yield from _table(("SERVICE", "STATE", "NODES"), list(self._service_rows(len(answered))))
 
     def _service_rows(self, answered: int) -> Iterator[tuple[str, ...]]:
-        """Yield a row for each state of a Service: first those of which some nodes say otherwise."""
+        """Yield a row for each state of a Service, with those first about which some nodes disagree."""
         rows = [(name, state, nodes) for name, states in self.services.items() for state, nodes in states.items()]
         for name, state, nodes in sorted(rows, key=lambda row: (len(row[2]) == answered, row[0])):
             named = ", ".join(sorted(nodes)[:NAMED]) + (", ..." if len(nodes) > NAMED else "")
@@ -151,7 +151,7 @@ def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: 
 
 
 async def ask(client: Client, *, namespace: str, selector: str, port: int) -> Cluster:
-    """Ask each pod that the selector finds. Raise KubeproxyError if there is none, or the API server does not
+    """Ask each pod that the selector finds. Raise KubeproxyError if there is none, or if the API server does not
     answer."""
     pods = await _pods(client, namespace, selector)
     if not pods:

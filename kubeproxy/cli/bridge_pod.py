@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class NoPodError(KubeproxyError):
-    """No namespace can be made on a bridge of pods; the text says why."""
+    """Raised if no namespace can be made on a bridge of pods. The text tells why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Pod:
     bridge: str
 
     def enter(self) -> None:
-        """Move the calling thread into the namespace, for good."""
+        """Move the calling thread into the namespace for good."""
         descriptor = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
         try:
             if _LIBC.setns(descriptor, _CLONE_NEWNET):
@@ -51,9 +51,11 @@ class Pod:
 
 @contextlib.contextmanager
 def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
-    """Make a namespace on the bridge of that name, or on the one that looks like the pods'; remove it at the end.
+    """Make a namespace on the bridge of that name, or on the one that looks like the pods' bridge, and remove it at the
+    end.
 
-    Raise NoPodError if there is no such bridge, no free address, or no right to make one."""
+    Raise NoPodError if there is no such bridge, no free address, or no right to make a namespace.
+    """
     name, mtu, interface = _bridge(bridge)
     pod = f"kubeproxy-test-{os.getpid()}"
     outside = f"kptest{os.getpid()}"[:15]
@@ -61,7 +63,7 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
         _ip("netns", "add", pod)
         made.callback(_ip, "netns", "del", pod)
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", pod)
-        # The links of a deleted namespace go later, when the kernel has time.
+        # The links of a deleted namespace disappear later, when the kernel has time.
         made.callback(_ip, "link", "del", outside)
         _ip("link", "set", outside, "mtu", mtu, "master", name, "up")
         _ip("-n", pod, "link", "set", "lo", "up")
@@ -95,7 +97,7 @@ def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:
 
 
 def _free_address(pod: str, interface: ipaddress.IPv4Interface) -> str:
-    """Return an address of the bridge's range that nobody answers for."""
+    """Return an address of the bridge's range for which nobody answers."""
     last = int(interface.network.broadcast_address) - 1
     for number in range(last, max(last - CANDIDATES, int(interface.network.network_address)), -1):
         address = ipaddress.IPv4Address(number)
@@ -105,7 +107,8 @@ def _free_address(pod: str, interface: ipaddress.IPv4Interface) -> str:
 
 
 def _has_owner(pod: str, address: ipaddress.IPv4Address) -> bool:
-    """Ask the bridge by ARP which host has an address. As in RFC 5227, the question comes from no address."""
+    """Return whether a host on the bridge has an address, by asking with ARP. As in RFC 5227, the request comes from no
+    address."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         Pod(pod, "", "").enter()

@@ -133,10 +133,10 @@ class Report:
     """When the report was begun, as local time."""
     parts: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Why something is not there, by its name."""
+    """Why parts are missing, by their names."""
 
     def add(self, name: str, read: Callable[[], bytes]) -> None:
-        """Add what `read` returns; if it fails, say why in the manifest."""
+        """Add what `read` returns. If it fails, write the reason into the manifest."""
         try:
             found = read()
         except (OSError, KubeproxyError, ConfigError, subprocess.SubprocessError) as error:
@@ -147,7 +147,7 @@ class Report:
         self.parts[name] = redact(found[:MOST_BYTES].decode(errors="replace")).encode()
 
     def miss(self, name: str, reason: str) -> None:
-        """Say in the manifest why something is not there."""
+        """Write into the manifest why a part is missing."""
         self.missing[name] = redact(reason)
 
     def write(self, path: Path) -> None:
@@ -166,7 +166,7 @@ class Report:
 
 
 def _pages(report: Report, daemon: Daemon) -> None:
-    """Add the daemon's pages; one that does not answer is asked once only."""
+    """Add the daemon's pages. If the daemon does not answer, it is asked only once."""
     for name, page in PAGES.items():
         report.add(name, lambda page=page: daemon.get(page))  # type: ignore[misc]
         if "no daemon answers" in report.missing.get(name, ""):
@@ -200,7 +200,7 @@ def _sysctls() -> Iterator[str]:
 
 
 def _processes() -> Iterator[str]:
-    """Yield the processes of kubeproxy with their limits and memory: nothing of their environment."""
+    """Yield the processes of kubeproxy with their limits and memory, without anything of their environment."""
     for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
         try:
             command = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -211,7 +211,7 @@ def _processes() -> Iterator[str]:
             yield (
                 "".join(path.joinpath(name).read_text() for name in ("status", "limits", "smaps_rollup", "stat")) + "\n"
             )
-        except OSError as error:  # The process has ended, or is another user's.
+        except OSError as error:  # The process has ended, or belongs to another user.
             yield f"process {path.name}: {error.strerror}\n"
 
 

@@ -63,7 +63,8 @@ def _check(given: FlagTexts) -> int:
 def _placed(message: str, file: str, kind: str) -> str:
     """Return ``FILE:LINE: error: MESSAGE`` for a message about a field of the configuration file, or about a line.
 
-    A message about anything else, such as a flag, has no place there."""
+    A message about anything else, such as a flag, has no place in the file.
+    """
     from kubeproxy.kubernetes.manifests.lines import line_of
 
     try:

@@ -35,7 +35,7 @@ def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
 
 
 def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> int:
-    """Remove all rules and print what was removed; returns the exit status."""
+    """Remove all rules and print what was removed. Return the exit status."""
     import asyncio
 
     from kubeproxy.daemon.saved_state import StateFile

@@ -34,7 +34,7 @@ _TEXTS: Final = (
 
 
 def client_flags(command: Command) -> Command:
-    """Add the flags to a click command. Its function gets them by name; `overrides` takes them."""
+    """Add the flags to a click command. Its function gets them by name, and passes them to `overrides`."""
     options = [
         click.option("--namespace", "-n", metavar="NAME", default="", help="The namespace of all objects."),
         click.option("--server", "-s", metavar="URL", default="", help="The address of the API server."),

@@ -24,11 +24,11 @@ from kubeproxy.observability.status.trace_report import Outcome, TraceReport
 from kubeproxy.runtime.output import echo, write_data
 
 AT_ONCE: Final = 32
-"""Connections under way at a time."""
+"""The largest number of connections in progress at a time."""
 MOST_ENDPOINTS: Final = 10
-"""How many endpoints of a service port are asked directly."""
+"""The largest number of endpoints of a service port that are dialed directly."""
 NOT_AS_TRACED: Final = 2
-"""The exit status if a connection does not end as the daemon says."""
+"""The exit status if a connection does not end as the daemon predicts."""
 IPV4: Final = 4
 ANSWERED, REFUSED, SILENT, UNREACHABLE = "answered", "refused", "silent", "unreachable"
 _EXPECTED: Final = {
@@ -37,25 +37,25 @@ _EXPECTED: Final = {
     Outcome.REFUSED: REFUSED,
     Outcome.DROPPED: SILENT,
 }
-"""What a client sees of each outcome of a trace; nothing is expected of an address that is not ours."""
+"""What a client sees for each outcome of a trace. For an address that is not ours there is no prediction."""
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """One address of a Service, from one place."""
+    """One address of a Service, connected to from one place."""
 
     service: str
     address: str
     client: str
     """``node`` or ``pod``."""
     expected: str
-    """The answer of the daemon's trace. It is empty if there is none."""
+    """The prediction of the daemon's trace, or empty if there is none."""
     seen: str
     ms: float
     """How long that took, in milliseconds."""
     endpoints: str
     """How many of the Service's endpoints answer this node directly, like ``2/3``. It is empty for a health server."""
     verdict: str
-    """``ok``; ``endpoints``: the Service cannot be served, none answers; ``FAILED``."""
+    """``ok``, ``endpoints`` (the Service cannot be served, because no endpoint answers) or ``FAILED``."""
 
 
 class Result(msgspec.Struct):
@@ -142,7 +142,7 @@ class Test:
 
     daemon: Daemon
     places: dict[str, tuple[str, ThreadPoolExecutor]]
-    """For each place by its name, its address and the threads that connect from there. The address is empty for this
+    """For each place by its name, its address and the threads that connect from it. The address is empty for this
     node."""
     timeout_s: float
     result: Result
@@ -157,7 +157,7 @@ class Test:
                 continue
             answering, asked = self._endpoints(frontend)
             port = f"{name}:{frontend.port}" if frontend.port else name
-            # A node port has no address of its own here: it is written in words.
+            # A node port has no address of its own here, and is written in words.
             addresses = [it for it in (*frontend.addresses, *frontend.own_addresses) if ":" in it]
             places = [place for place in self.places if place == "node" or frontend.family == IPV4]
             begun = [(it, place, self._begin(it, place)) for it in addresses for place in places]
@@ -174,7 +174,7 @@ class Test:
         self._add(name, address, "node", ANSWERED, seen, seconds)
 
     def finish(self) -> None:
-        """Say what was left out."""
+        """Report what was left out."""
         if self._udp:
             self.result.not_tested.append(f"UDP ports of {len(self._udp)} Services: silence says nothing there")
 
@@ -182,7 +182,7 @@ class Test:
         return self.places[place][1].submit(connect, address, self.timeout_s)
 
     def _endpoints(self, frontend: FrontendStatus) -> tuple[int, int]:
-        """Return how many of a frontend's endpoints in use answer this node, and how many were asked."""
+        """Return how many of a frontend's endpoints in use answer this node, and how many were dialed."""
         asked = [endpoint.address for endpoint in frontend.endpoints if endpoint.used][:MOST_ENDPOINTS]
         answers = [connecting.result()[0] for connecting in [self._begin(it, "node") for it in asked]]
         return answers.count(ANSWERED), len(asked)
@@ -213,14 +213,14 @@ class Test:
                 seen=seen,
                 ms=round(seconds * 1000, 1),
                 endpoints="" if endpoints is None else f"{endpoints[0]}/{endpoints[1]}",
-                # A worker answers before it dials, so an answer does not say that an endpoint has given it.
+                # A worker answers before it dials, so an answer does not prove that an endpoint has given it.
                 verdict="endpoints" if unserved else "ok" if good else "FAILED",
             )
         )
 
 
 def connect(address: str, timeout_s: float) -> tuple[str, float]:
-    """Open and close a TCP connection to IP:PORT or [IP]:PORT; return what became of it, and after how many seconds."""
+    """Open and close a TCP connection to IP:PORT or [IP]:PORT. Return what became of it, and after how many seconds."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     began = time.monotonic()

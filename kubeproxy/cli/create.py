@@ -97,7 +97,8 @@ def create(ctx: click.Context, /, unexpected: tuple[str, ...], **given: Any) -> 
         options = _options(ctx, unexpected, given)
     except ConfigError as error:
         return refused(error)
-    # Not before the command line is known to be right: the client takes a quarter of a second to import.
+    # This is imported only after the command line was found to be right, because the client takes a quarter of a second
+    # to import.
     from kubeproxy.commands.create.command import run
 
     return run(options)

@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 INSTALLED = "/etc/kubeproxy/config.yaml"
-"""The file of an installed daemon."""
+"""The configuration file of an installed daemon."""
 KUBE_PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
-"""What its page /proxyMode says."""
+"""The modes that kube-proxy's page /proxyMode can show."""
 REFUSED = (403, 421)
-"""Status codes of a page that the daemon does not serve to this client or under this name; the body says why."""
+"""The status codes of a page that the daemon does not serve to this client or under this name. The body tells why."""
 
 ADDRESS = click.option(
     "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
@@ -50,7 +50,8 @@ class Daemon:
     port: int
 
     def get(self, path: str) -> bytes:
-        """The body of the answer; KubeproxyError without an answer, ConfigError for a refused request."""
+        """Return the body of the answer. Raise KubeproxyError if there is none, and ConfigError for a refused
+        request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -83,7 +84,7 @@ class Daemon:
         return body
 
     def _stranger(self) -> str:
-        """Name the program that answers in the daemon's place, which on the day of a migration is kube-proxy."""
+        """Return which program answers instead of the daemon. On the day of a migration it is kube-proxy."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", "/proxyMode", headers={"Connection": "close"})
@@ -95,7 +96,8 @@ class Daemon:
         return f"kube-proxy (mode {mode})" if mode in KUBE_PROXY_MODES else "another program"
 
     def ask(self, path: str, answer: type[T]) -> T:
-        """Return the answer to a request, decoded from JSON; errors as in `get`, or if it has another shape."""
+        """Return the answer to a request, decoded from JSON. Raise the errors of `get`, and the same if the answer has
+        another shape."""
         return decode(self.get(path), answer)
 
     def __str__(self) -> str:
@@ -103,7 +105,7 @@ class Daemon:
 
 
 def decode(body: bytes, answer: type[T]) -> T:
-    """Decode JSON of a daemon. Raise KubeproxyError if it has another shape, as that of another version."""
+    """Decode JSON of a daemon. Raise KubeproxyError if it has another shape, as that of another version may have."""
     try:
         return msgspec.convert(_printable(msgspec.json.decode(body)), answer)
     except msgspec.DecodeError as error:
@@ -113,7 +115,7 @@ def decode(body: bytes, answer: type[T]) -> T:
 
 
 def _printable(value: Any) -> Any:
-    """A JSON value with texts that are fit for a terminal; before they are laid out in columns."""
+    """Return a JSON value whose texts are safe for a terminal. This is done before they are laid out in columns."""
     match value:
         case str():
             return printable(value)
@@ -126,7 +128,8 @@ def _printable(value: Any) -> Any:
 
 
 def daemon_at(address: str, config: str) -> Daemon:
-    """The daemon at --address, at the address of the configuration file, or at the default; ConfigError."""
+    """Return the daemon at --address, at the address of the configuration file, or at the default. Raise ConfigError
+    for an invalid address or file."""
     if address:
         return _parse(address)
     bound = _bound(config)
@@ -151,7 +154,8 @@ def health_address(config: str) -> str:
 
 
 def _settings(config: str) -> tuple[Mapping[str, Any], Path, Sequence[str]]:
-    """Read a file whatever is wrong with it, since that may be why the status is wanted; return its faults, too."""
+    """Read a file whatever is wrong with it, because that may be the reason why somebody wants the status. Return its
+    faults, too."""
     path = Path(config or INSTALLED)
     if not config and not os.access(path, os.R_OK):
         return {}, path, ()

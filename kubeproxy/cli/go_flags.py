@@ -1,4 +1,4 @@
-"""A click command that reads flags as Go programs do: kube-proxy's command lines work."""
+"""A click command that reads flags as Go programs do, so that kube-proxy's command lines work."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class GoCommand(click.Command):
         return super().parse_args(ctx, as_click(args, self.flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under headings; those without effect by name only."""
+        """Write the flags under headings. Flags without effect are listed by name only."""
         sections, without_effect = grouped(self.flags)
         for heading, entries in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(usage(flag), text) for flag, text in entries], col_max=34)
         with formatter.section("Accepted for compatibility with kube-proxy, without effect"):
-            # Not write_text, which breaks lines at hyphens: a flag could not be searched for or copied.
+            # write_text is not used, because it breaks lines at hyphens, and a broken flag could not be searched for or
+            # copied.
             width = formatter.width - formatter.current_indent
             for line in textwrap.wrap(", ".join(without_effect), width, break_on_hyphens=False):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
@@ -52,10 +53,11 @@ class GoCommand(click.Command):
 
 
 def as_click(args: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """A Go command line as click reads it.
+    """Return a Go command line in the form that click reads.
 
     ``_`` in names becomes ``-``, ``--switch`` becomes ``--switch=true``, ``-v=2`` becomes ``--v=2``, and the argument
-    after a flag with a value is its value, even if it begins with a dash. Unknown flags stay: click reports them.
+    after a flag with a value is its value, even if it begins with a dash. Unknown flags stay, so that click reports
+    them.
     """
     return list(_translate(iter(args), flags))
 

@@ -82,7 +82,7 @@ def _listeners(port: int, proc: Path) -> Iterator[str]:
         except FileNotFoundError:  # There is no IPv6.
             continue
         for line in lines:
-            # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …
+            # The columns are: sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …
             fields = line.split()
             if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
                 yield fields[9]

@@ -1,4 +1,4 @@
-"""A command that takes its flags as kubectl does, and ends as kubectl does: every error is exit status 1."""
+"""A command that takes its flags as kubectl does, and ends as kubectl does, with exit status 1 for every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 FAILED: Final = 1
 RECORDED: Final = "kubeproxy.recorded"
-"""Under this key of the context's meta: the flags as they were given, by their long names."""
+"""The key of the context's meta that has the flags as they were given, by their long names."""
 _SECRET: Final = frozenset({"--token", "--password"})
 _TRUE: Final = frozenset({"true", "t", "1", "TRUE", "True", "T"})
 _FALSE: Final = frozenset({"false", "f", "0", "FALSE", "False", "F"})
@@ -54,7 +54,8 @@ class KubectlCommand(click.Command):
         return super().parse_args(ctx, [text for text in translated if not text.endswith("\0")])
 
     def _translated(self, args: Sequence[str]) -> Iterator[str]:
-        """``--long=value`` for each flag, everything else as it is. A switch that is false is only recorded."""
+        """Return ``--long=value`` for each flag, and everything else unchanged. A switch that is false is only
+        recorded."""
         by_name = {name: option for option in self.params if isinstance(option, click.Option) for name in option.opts}
         rest = iter(args)
         for arg in rest:
@@ -112,14 +113,14 @@ def filename_option(text: str) -> Callable[[_Command], _Command]:
 
 
 def refused(error: ConfigError) -> int:
-    """Print what is wrong with the command line; the exit status."""
+    """Print what is wrong with the command line, and return the exit status."""
     for fault in error.faults:
         echo(*f"error: {fault}".split("\n"), err=True)
     return FAILED
 
 
 def complete_files(*suffixes: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Shell completion by the names of files with these suffixes, and of directories."""
+    """Complete the names of files with these suffixes, and of directories."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         import os

@@ -37,9 +37,9 @@ NAMES: Final = (
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""
 LIKE: Final = 0.7
-"""Likeness from which an option may have been meant, between 0 and 1."""
+"""The similarity, between 0 and 1, from which on an option may have been meant."""
 SPREAD: Final = 0.15
-"""How much less like the second proposal may be than the first."""
+"""How much less similar than the first proposal a second one may be."""
 
 
 class Commands(click.Group):
@@ -61,7 +61,7 @@ class Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; ``help COMMAND`` means ``COMMAND --help``."""
+        """Parse the arguments. ``help COMMAND`` means ``COMMAND --help``."""
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(
@@ -108,7 +108,8 @@ def main_run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open missing standard streams (``2>&-``), or the next socket would get their number, here and in workers."""
+    """Open missing standard streams (``2>&-``), because otherwise the next sockets would get their numbers, here and in
+    workers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -161,8 +162,8 @@ def _of_click(error: click.ClickException) -> str:
 def nearest_options(typed: str, parameters: Iterable[click.Parameter]) -> list[str]:
     """Return the options that were probably meant, the nearest first.
 
-    An option that begins with nearly what was typed is as near as one of that length: click compares whole names, and
-    would propose ``--drain-reports`` for ``--nod-port``.
+    The beginning of an option is compared with what was typed. click compares whole names, and would propose
+    ``--drain-reports`` for ``--nod-port``.
     """
 
     def likeness(option: str) -> float:

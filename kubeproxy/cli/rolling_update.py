@@ -127,7 +127,8 @@ def rolling_update(names: tuple[str, ...], **given: Any) -> int:
         options = _options(names, given)
     except ConfigError as error:
         return refused(error)
-    # Not before the command line is known to be right: the client takes a quarter of a second to import.
+    # This is imported only after the command line was found to be right, because the client takes a quarter of a second
+    # to import.
     from kubeproxy.commands.rolling_update.command import run
     from kubeproxy.observability.logs import setup as logging
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _TYPES: Final = frozenset({"deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"})
 QPS: Final = 50.0
 BURST: Final = 300
-"""Requests a second and at once (kubectl's)."""
+"""The limits of requests, in a second and at once (kubectl's)."""
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments that every one of the commands takes."""
+    """Add the arguments that every one of the commands takes."""
     return click.argument("target", nargs=-1, metavar="deployment/NAME")(client_flags(command))
 
 
@@ -37,7 +37,7 @@ def _name(target: tuple[str, ...]) -> str:
 
 
 def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -> int:
-    """Connect, act, and end as kubectl does."""
+    """Connect, run the command, and end as kubectl does."""
     import asyncio
     from urllib.parse import urlsplit
 

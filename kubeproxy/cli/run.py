@@ -49,8 +49,8 @@ def _write(path: Path, loaded: Loaded) -> int:
 
 
 def _initialize(loaded: Loaded) -> int:
-    """Do what needs more privileges than the daemon; the exit status. What the kernel refuses is logged, and no reason
-    for an init container to keep the daemon from starting."""
+    """Do what needs more privileges than the daemon has, and return the exit status. What the kernel refuses is logged.
+    It is no reason for an init container to keep the daemon from starting."""
     _import_structlog()
     from kubeproxy.daemon.settings import conntrack_limits
     from kubeproxy.netfilter.conntrack import sysctls
@@ -94,10 +94,9 @@ def _absolute(path: str) -> str:
 
 
 def _import_structlog() -> None:
-    """Import structlog without rich, which structlog imports if it is installed, for tracebacks that are not shown
-    here.
+    """Import structlog without rich. structlog imports rich if it is installed, for tracebacks that are not shown here.
 
-    It would take a tenth of the CPU time of a start, while clients are waiting.
+    That would take a tenth of the CPU time of a start, while clients are waiting.
     """
     if "rich" in sys.modules:
         return

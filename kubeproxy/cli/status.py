@@ -23,11 +23,11 @@ from kubeproxy.observability.status.service_index import Order
 from kubeproxy.runtime.output import echo, write_data
 
 REFRESH_S = 2.0
-"""Seconds between two refreshes with --watch: the daemon's interval between two samples."""
+"""The number of seconds between two refreshes with --watch, which is the daemon's interval between two samples."""
 NOT_OK = 2
 """The exit status for a Service that is not ok, with --exit-code."""
 SHOWN = 200
-"""Services shown in a pipe; a terminal shows as many as fit."""
+"""The number of Services shown in a pipe. A terminal shows as many as fit."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -148,7 +148,7 @@ class Selection:
 
     query: Mapping[str, str]
     limit: int | None
-    """The largest number of Services. None if no limit is given."""
+    """The largest number of Services, or None if no limit is given."""
 
     @property
     def service(self) -> str:
@@ -167,7 +167,7 @@ def _ask(daemon: Daemon, selection: Selection) -> Status:
 
 
 def _exit_of_services(daemon: Daemon, selection: Selection) -> int:
-    """`NOT_OK` if a selected Service, shown or not, is in another state than ok."""
+    """Return `NOT_OK` if a selected Service, shown or not, is in another state than ok."""
     wanted = [state for state in selection.query.get("state", "").split(",") if state] or list(State)
     others = ",".join(state for state in wanted if state != State.OK)
     if not others:
@@ -202,7 +202,7 @@ def _draw(found: Status, service: str, *, height: int | None) -> None:
 
 
 def _watch(daemon: Daemon, selection: Selection) -> int:
-    """Refresh until a key is pressed. A daemon without an answer may be restarting, so the command tries again."""
+    """Refresh until a key is pressed. A daemon that does not answer may be restarting, so the command tries again."""
     found: Status | None = None
     with _keys() as keys:
         while True:

@@ -1,4 +1,4 @@
-"""Draws the status on a terminal, in tables and colours; in a pipe it is plain text."""
+"""Draws the status on a terminal, in tables and colours. In a pipe the status is plain text."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _COLOURS = {
 }
 _BARS = " ▁▂▃▄▅▆▇█"
 TREND = 20
-"""Shown points of a trend."""
+"""The number of points of a trend that are shown."""
 MOST_WARNINGS = 3
-"""Recent warnings shown with --watch."""
+"""The largest number of recent warnings shown with --watch."""
 LEAST_ROWS = 3
-"""How many lines the table has at least, however low the terminal is."""
+"""The smallest number of lines of the table, however low the terminal is."""
 FULL_HEAD = 40
-"""How many lines a terminal has that has room for all facts of the daemon above the table."""
+"""The number of lines from which on a terminal has room for all facts of the daemon above the table."""
 IN_SHORT = ("config", "traffic", "services")
 """The facts that a lower terminal shows."""
 
@@ -66,7 +66,7 @@ _ASCII: Final = Glyphs(dict(zip(Standing, "*x!~%-.", strict=True)), " .:-=+*#@",
 
 
 def draw(status: Status, *, detailed: bool, height: int | None, console: Console | None = None) -> None:
-    """Draw on the console (standard output); `height` is the maximum number of lines."""
+    """Draw on the console (standard output). `height` is the maximum number of lines."""
     console = console or Console(highlight=False, markup=False)
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII
     head = list(_head(status, in_short=height is not None and height < FULL_HEAD))
@@ -82,7 +82,8 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
     left = status.matched - status.offset - shown
     if left > 0:
         console.print(Text(f"  {glyphs.more} and {left:,} more", style="dim"))
-    # Below the table the log gets what is left of a terminal, wrapped: the end of a line has the endpoint.
+    # Below the table the log gets what is left of a terminal. Its lines are wrapped, because the endpoint is at the end
+    # of a line.
     free = None if room is None else room - len(lines)
     for part in _warnings(status, MOST_WARNINGS if height is not None else status_text.WARNINGS_SHOWN):
         taken = len(console.render_lines(part))

@@ -68,14 +68,16 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
 
 
 def _names_a_service(to: str) -> bool:
-    """Tell whether a destination begins with the name of a Service, or of its namespace, instead of an address."""
+    """Return whether a destination begins with the name of a Service, or of its namespace, instead of an address."""
     return re.fullmatch(r"[a-z0-9-]+/\S+|[a-z][a-z0-9-]*(:\S+)?", to) is not None
 
 
 def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
     """Return an address and port of a Service that the daemon knows by name.
 
-    Raise KubeproxyError if it knows none, several, or none with such a port; ValueError if `source` is no address."""
+    Raise KubeproxyError if it knows none, several, or none with such a port. Raise ValueError if `source` is not an
+    address.
+    """
     found = daemon.ask(f"/statusz?{urlencode({'format': 'json', 'service': to})}", Status)
     if not found.services:
         raise KubeproxyError(found.hint or f"no Service {to}")

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Final, Self
 
 SIGNALLED: Final = 128
-"""What shells add to a signal's number to get the exit status of an interrupted command."""
+"""The number that shells add to a signal's number to get the exit status of an interrupted command."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """A context in which the first signal ends the command in good order, and a second signal ends the process at
+    """A context in which the first signal ends the command in an orderly way, and a second signal ends the process at
     once."""
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class ServerAddress:
 
     @property
     def loopback(self) -> Address:
-        """Return the address at which this host reaches the server: its own if it is loopback, else a loopback
+        """Return the address at which this host reaches the server: its own if it is loopback, and otherwise a loopback
         address."""
         address = ipaddress.ip_address(self.address)
         if address.is_loopback:

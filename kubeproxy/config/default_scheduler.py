@@ -1,4 +1,5 @@
-"""The scheduler of Services that do not ask for one, by `kubeproxy.scheduler` or as in kube-proxy's ipvs mode."""
+"""Finds the scheduler of Services that do not ask for one, from `kubeproxy.scheduler` or, as in kube-proxy, from its
+ipvs mode."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ OF_IPVS: Final = {
     "sh": Scheduler.SOURCE_HASH,
     "mh": Scheduler.MAGLEV,
 }
-"""What each scheduler of IPVS becomes. The others choose by the destination, and all clients of a Service have that in
-common: they are for caches on the way to many servers, and would send all clients of a Service to one endpoint."""
+"""The counterpart of each scheduler of IPVS. Those that are missing choose by the destination, which all clients of a
+Service have in common. They are meant for caches on the way to many servers, and would send all clients of a Service to
+one endpoint."""
 
 
 def scheduler_of(configuration: Configuration) -> Scheduler:
@@ -33,7 +35,7 @@ def scheduler_of(configuration: Configuration) -> Scheduler:
 
 
 def warnings_of(configuration: Configuration) -> Iterator[str]:
-    """Yield the warnings about a scheduler that does not do what it says."""
+    """Yield the warnings about a scheduler that does not do what its name says."""
     name = configuration.ipvs.scheduler
     if configuration.mode == "ipvs" and configuration.kubeproxy.scheduler == "auto" and name not in OF_IPVS:
         yield (

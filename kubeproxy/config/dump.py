@@ -1,4 +1,4 @@
-"""Writes a configuration as a file that `load` reads back to an equal one."""
+"""Writes a configuration as a file from which `load` reads an equal one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def go_name(name: str) -> str:
 _GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
 _ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
 _AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
-"""Names that Go does not change: gates are names themselves, and the logging options have the file's names in Go,
+"""Names that Go does not change: gates have their own names, and the logging options have the file's names in Go,
 too."""
 _LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
 

@@ -1,4 +1,5 @@
-"""What is known of a field beside its type and default: its meaning, its flag, and the effect of a change."""
+"""The information about a field in addition to its type and default: its meaning, its flag, and the effect of a
+change."""
 
 from __future__ import annotations
 

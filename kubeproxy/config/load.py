@@ -65,8 +65,8 @@ def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
 
 
 def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
-    """Parse a file's text and return values by path of their field. `name` is the file's name, for faults of the whole
-    text."""
+    """Parse a file's text and return values by path of their field. `name` is the file's name, for faults that concern
+    the whole text."""
     from kubeproxy.config import read_text
 
     try:

@@ -14,7 +14,7 @@ JSON."""
 
 
 MAX_VALUES = 100_000
-"""The most values in a document with aliases expanded. A whole configuration has 150."""
+"""The largest number of values in a document with aliases expanded. A whole configuration has 150."""
 
 
 MAX_DEPTH = 50
@@ -100,7 +100,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     Merging copies the values, so the number must be known before the nodes are constructed.
     """
     if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1  # This is the size inside itself: a value that contains itself has no end.
+        known[id(node)] = MAX_VALUES + 1  # This is the size while a value is inside itself: such a value has no end.
         children = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)

@@ -1,7 +1,7 @@
 """The whole KubeProxyConfiguration v1alpha1, with our own settings in the group ``kubeproxy``.
 
 Names, types and defaults are kube-proxy's: those of 1.20, the last release with the whole userspace mode, and later
-fields. A field's text names its difference, if any. Python uses snake case, the file camel case.
+fields. The text of a field tells if it differs. Python uses snake case, the file camel case.
 
 A new setting is one line in the file of its group: type, meaning, flag, default. The flag, ``--help``,
 ``docs/configuration.md`` and ``--write-config-to`` follow from it.
@@ -171,7 +171,7 @@ class Configuration(Group, frozen=True):
 
     @property
     def masquerade_all(self) -> bool:
-        """Return whether endpoints see this node's address as that of every client of a cluster IP."""
+        """Return whether endpoints see this node's address instead of that of every client of a cluster IP."""
         return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
 
     @property

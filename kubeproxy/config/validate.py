@@ -24,10 +24,11 @@ _MAX_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""
 
 _SHORT_UDP_S: Final = 1.0
-"""Below this a UDP timeout is short: a resolver that queries other servers may take as long."""
+"""A shorter UDP timeout causes a warning, because a resolver that queries other servers may take this long."""
 
 _PLACEHOLDER: Final = ".example.com"
-"""No host has such a name (RFC 2606). deploy/example and deploy/components/api-server have it as a place to edit."""
+"""A name that no host has (RFC 2606). deploy/example and deploy/components/api-server use it to mark a place to
+edit."""
 
 _URL: Final = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:.]+]|[^\s/:\[\]]+)(?::\d{1,5})?(?:/\S*)?", re.ASCII)
 """A URL as in kubeconfig files, where the scheme is optional."""
@@ -55,7 +56,7 @@ def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
 
 
 def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) -> bool:
-    """Return whether Services come from an API server. As for client-go, two variables in `environ` say that this is a
+    """Return whether Services come from an API server. As for client-go, two variables in `environ` show that this is a
     pod."""
     match configuration.kubeproxy.kubernetes:
         case "auto":
@@ -141,7 +142,7 @@ def _check_own(configuration: Configuration, diagnostics: Diagnostics) -> None:
             diagnostics.fault(path, f"{describe(address)} again", "every address once")
     if own.userspace_fallback == "never":
         if own.data_path != "kernel":
-            # With auto the path goes to user space while failed connections are not rescued.
+            # With auto the path changes to user space while failed connections are not rescued.
             diagnostics.fault("kubeproxy.dataPath", own.data_path, "kernel, as kubeproxy.userspaceFallback is never")
         if own.netfilter in ("iptables", "none"):
             diagnostics.fault(

@@ -17,16 +17,17 @@ from kubeproxy.kubernetes.selector import LabelSelector
 
 NO_TEMPLATE: Final = msgspec.Raw(b"{}")
 NO_LIMIT: Final = 2_147_483_647
-"""In progressDeadlineSeconds and revisionHistoryLimit this value means no limit (the API's MaxInt32)."""
+"""The value of progressDeadlineSeconds and revisionHistoryLimit that means no limit (the API's MaxInt32)."""
 
 
 def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
-    """Copy the template out of the answer that contains it. A view of the answer would keep a whole list in memory."""
+    """Copy the template out of the answer that contains it, because a view of the answer would keep a whole list in
+    memory."""
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())
 
 
 class _CommonMetadata(Wire, frozen=True):
-    """The metadata of objects that are many. Each kind adds the annotations that it uses."""
+    """The metadata of objects of which there are many. Each kind adds the annotations that it uses."""
 
     name: str = ""
     namespace: str = ""
@@ -116,7 +117,7 @@ class Pod(Wire, frozen=True):
 
 
 class ServiceAnnotations(Wire, frozen=True):
-    """The annotation by which rollouts ask the node proxies."""
+    """The annotation with which rollouts ask the node proxies."""
 
     drain_requests: str | None = msgspec.field(name="kubeproxy/drain-requests", default=None)
 
@@ -163,7 +164,7 @@ class LeaseSpec(Wire, frozen=True):
 
 
 class Lease(Wire, frozen=True):
-    """The Lease by which a node's proxy reports."""
+    """The Lease with which a node's proxy reports."""
 
     metadata: LeaseMetadata = LeaseMetadata()
     spec: LeaseSpec = LeaseSpec()
@@ -178,7 +179,7 @@ class Condition(Wire, frozen=True, omit_defaults=True):
     type: str = ""
     status: str = ""
     last_update_time: str | None = None
-    """Only Deployments have it."""
+    """The time of the last update, which only Deployments have."""
     last_transition_time: str | None = None
     reason: str = ""
     message: str = ""
@@ -316,7 +317,8 @@ class Deployment(Wire, frozen=True):
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return a pod template as plain JSON values, newly made for each caller. Raise `Garbage` if it is no template."""
+    """Return a pod template as plain JSON values, made anew for each caller. Raise `Garbage` if it is not a
+    template."""
     with understood("pod template"):
         msgspec.json.decode(raw, type=_TemplateShape)
         found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])

@@ -1,4 +1,4 @@
-"""Finds, sets and removes conditions in the status of workloads. Pure; `now` is in Unix seconds."""
+"""Finds, sets and removes conditions in the status of workloads. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 

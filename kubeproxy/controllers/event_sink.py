@@ -44,7 +44,7 @@ class Involved:
 
 
 class EventSink(Protocol):
-    """Takes Events at any time. It returns at once and never fails."""
+    """Accepts Events at any time. It returns at once and never fails."""
 
     def record(self, involved: Involved, type: EventType, reason: str, message: str) -> None:
         """Report one Event."""

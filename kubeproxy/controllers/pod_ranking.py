@@ -1,4 +1,4 @@
-"""Decides which pods are deleted first when there are too many. Pure; `now` is in Unix seconds.
+"""Decides which pods are deleted first when there are too many. It is pure; `now` is in Unix seconds.
 
 The order is that of the ReplicaSet controller in Kubernetes 1.36 (ActivePodsWithRanks). The first difference between
 two pods decides.
@@ -46,11 +46,11 @@ def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable
 
 
 def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
-    """Return the key of a pod; a smaller one is deleted first.
+    """Return the key of a pod. The pod with the smallest key is deleted first.
 
     Ages are compared by powers of two, so that the UID decides between pods of about the same age, and not always the
-    order of their creation. Upstream looks at the UID as soon as two ready times differ within one power of two. That
-    is no order, as it can go in circles; here restarts come first.
+    order of their creation. Upstream compares the UIDs as soon as two ready times differ within one power of two. That
+    is not an order, because it can go in circles; here restarts come first.
     """
     ready = is_ready(pod)
     return (

@@ -1,4 +1,4 @@
-"""Decides whether a pod counts as active, ready or available. Pure; `now` is in Unix seconds."""
+"""Decides whether a pod counts as active, ready or available. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def ready_since(pod: Pod) -> float | None:
-    """Return when the pod became ready, in Unix seconds. Return None if it is not ready, or does not say since when."""
+    """Return when the pod became ready, in Unix seconds, or None if it is not ready or does not tell since when."""
     condition = ready_condition(pod)
     if condition is None or condition.status != "True":
         return None
@@ -38,7 +38,7 @@ def ready_since(pod: Pod) -> float | None:
 
 
 def available_at(pod: Pod, min_ready_s: int) -> float | None:
-    """Return from when on the pod is available if it stays ready, in Unix seconds. Return None if it is not ready."""
+    """Return from when on the pod is available if it stays ready, in Unix seconds, or None if it is not ready."""
     if not is_ready(pod):
         return None
     if min_ready_s == 0:

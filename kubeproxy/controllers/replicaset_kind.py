@@ -1,4 +1,4 @@
-"""What differs between ReplicaSets and ReplicationControllers, which one controller handles."""
+"""The differences between ReplicaSets and ReplicationControllers, which one controller handles."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def scaled(value: int | str | None, total: int, *, up: bool) -> int:
 
 
 def resolve(max_surge: int | str | None, max_unavailable: int | str | None, desired: int) -> tuple[int, int]:
-    """Return surge and unavailability in pods. If both are 0, one pod may be unavailable, because no step would be
-    possible."""
+    """Return surge and unavailability in pods. If both are 0, one pod may be unavailable, because otherwise no step
+    would be possible."""
     surge = scaled(max_surge, desired, up=True)
     unavailable = scaled(max_unavailable, desired, up=False)
     if surge == 0 and unavailable == 0:

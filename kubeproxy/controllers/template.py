@@ -66,7 +66,7 @@ def equal(one: msgspec.Raw, other: msgspec.Raw) -> bool:
 def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
     """Return a short text for names and labels. It is the same for equal templates, and another one after a collision.
 
-    It is a 32-bit FNV-1a hash as upstream's, but over canonical JSON. Other controllers find ReplicaSets by their
+    It is a 32-bit FNV-1a hash like upstream's, but over canonical JSON. Other controllers find ReplicaSets by their
     templates and never by this value.
     """
     text = canonical(template)
@@ -125,7 +125,7 @@ def _prune(key: str, value: Any, *, quantities: bool) -> Any:
 
 
 def _quantity(text: str) -> str:
-    """Return the value of a quantity as plain text. A text that is no quantity stays as it is."""
+    """Return the value of a quantity as plain text. A text that is not a quantity stays as it is."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return text

@@ -21,7 +21,7 @@ class Entry(Struct, array_like=True):
     frontend: FrontendName
     client: Target
     began: Annotated[float, Meta(ge=0.0, le=1e11)] = field(default_factory=time.time)
-    """The time of accept in Unix seconds. The entry is to be made at that moment."""
+    """The time of accept in Unix seconds. The entry has to be made at that moment."""
     endpoint: Target | None = None
     attempts: int = 0
     dial_s: float | None = None

@@ -28,7 +28,7 @@ class Abortable(Protocol):
     """A probe that is in progress."""
 
     def abort(self) -> None:
-        """End it now, without a result."""
+        """End the probe now, without a result."""
 
 
 class Live(Protocol):
@@ -82,19 +82,19 @@ class Context:
         """The settings in effect."""
         self.live: set[Live] = set()
         self.touched: set[FrontendCounters] = set()
-        """Counters that may have changed since they were last read. A listener adds its own when it accepts or drops a
-        client; `Engine` removes those that are unchanged and without clients."""
+        """The counters that may have changed since they were last read. A listener adds its own when it accepts or
+        drops a client; `Engine` removes those that are unchanged and without clients."""
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
-        """Probes in progress."""
+        """The probes in progress."""
         self.dial_times = Histogram(DIAL_BUCKETS_S)
         """A histogram of the time from accept to an endpoint's answer, over all frontends."""
         self.ports_exhausted = 0
-        """Dials that failed because all of this host's ports towards the endpoint were in use."""
+        """The number of dials that failed because all of this host's ports towards the endpoint were in use."""
         self.looped = 0
         """The number of connections and datagrams that had passed too many proxies."""
         self.adopted = self.adopted_open = 0
         """The number of connections and UDP sessions that another process has begun."""
         self.connection_log = ConnectionLog()
         self.shared_rows: SharedRows | None = None
-        """Where the workers count together what is open, or None if there is only one process."""
+        """The table in which the workers together count what is open, or None if there is only one process."""

@@ -106,9 +106,9 @@ class Engine:
         self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._joined: dict[FrontendName, SharedListener] = {}
-        """Where frontends have joined that have no socket of their own."""
+        """The shared listeners that frontends without a socket of their own have joined."""
         self._early: dict[FrontendName, dict[FrontendName, Join]] = {}
-        """Those that have joined a listener that is not open yet, by its name."""
+        """The frontends that have joined a listener that is not open yet, by the listener's name."""
         self._previous: dict[FrontendName, Listener | DatagramListener] = {}
         """Replaced listeners, which listen until `close_previous`."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
@@ -150,7 +150,7 @@ class Engine:
                     ):
                         shared.leave(joined)
                     if (listener := self._listeners.pop(name, None)) is not None:
-                        listener.balancer.share((), ())  # Its columns may be another frontend's now.
+                        listener.balancer.share((), ())  # Its columns may belong to another frontend now.
                     self._end(listener)
                     self._reported.pop(name, None)
                 case Tune():
@@ -172,13 +172,14 @@ class Engine:
             return listener
         self._serve(message.frontend, listener)
         if message.shared:
-            del self._reported[message.frontend]  # those that join it are counted
+            del self._reported[message.frontend]  # The frontends that join it are counted.
             for early in self._early.pop(message.frontend, {}).values():
-                self._join(early)  # in this call, so before it accepts a client
+                self._join(early)  # This is done in this call, and so before it accepts a client.
         return None
 
     def _join(self, message: Join) -> None:
-        """Serve a frontend at a shared listener, or once that listener is open: a new worker gets it last."""
+        """Serve a frontend at a shared listener, or as soon as that listener is open, because a new worker gets it
+        last."""
         listener = self._listeners.get(message.frontend)
         if not isinstance(listener, Listener):
             listener = Listener(self._context, None, rng=self._rng)

@@ -158,19 +158,20 @@ class Ended(Struct, frozen=True, array_like=True):
     """Bytes from the endpoint, whether or not the client took them. For the kernel path see `bytes_in`."""
     reason: str
     """``closed``: by both sides; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and idle for too
-    long; ``cut``: by this proxy's own shutdown. And without an endpoint: ``refused``, ``unreachable``, ``timeout``,
-    ``no endpoint``, ``unable``, ``loop`` (see `Counters`). ``no memory``: this host had none left.
+    long; ``cut``: by this proxy's own shutdown. Without an endpoint it is ``refused``, ``unreachable``, ``timeout``,
+    ``no endpoint``, ``unable``, ``loop`` (see `Counters`), or ``no memory``: this host had none left.
 
-    On the kernel path: ``closed``; ``reset``, by either side; ``refused``; ``timeout``: no answer to the client;
-    ``unfinished``: no answer to the endpoint's; ``idle``: without packets for as long as the kernel remembers it;
-    ``deleted``: before that, as when the endpoint of a UDP flow goes."""
+    On the kernel path it is ``closed``; ``reset``: by either side; ``refused``; ``timeout``: the client got no answer;
+    ``unfinished``: the endpoint's answer got no answer; ``idle``: no packets for as long as the kernel remembers it;
+    ``deleted``: before that, as when the endpoint of a UDP flow goes.
+    """
     path: str = "userspace"
     """``kernel`` on the kernel path. Then `endpoint` is the endpoint to which the kernel has led the client, whether or
     not it answered."""
 
 
 class DataPlaneReadings(Protocol):
-    """What metrics and health read of a data plane."""
+    """The values of a data plane that metrics and health read."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
         """Return a snapshot of the counters, summed over all serving processes."""

@@ -21,15 +21,17 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
     address: Address
     port: int
     shared: bool = False
-    """Whether it serves those frontends instead that `Join` it. Its own name only tells it from others."""
+    """Whether the listener serves the frontends that `Join` it, instead of one of its own. Its name then only
+    distinguishes it from others."""
     pinned: bool = False
     """Whether clients of a shared listener meet the same worker each time, as session affinity needs."""
 
 
 class Join(Struct, frozen=True, tag=True, array_like=True):
-    """Serve a frontend at a shared listener: each client that asked for one of these destinations.
+    """Serve a frontend at a shared listener, to each client that asked for one of these destinations.
 
-    Of the frontends of a listener, one alone has a destination. A later message replaces the destinations."""
+    Only one of the frontends of a listener may have a destination. A later message replaces the destinations.
+    """
 
     frontend: FrontendName
     listener: FrontendName
@@ -106,7 +108,8 @@ class Binding(NamedTuple):
     """The client's address."""
     target: Target
     age_s: float
-    """Seconds since the client's last connection. It is no time, because other processes may have other clocks."""
+    """Seconds since the client's last connection. It is an age and not a time, because other processes may have other
+    clocks."""
 
 
 class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):

@@ -25,10 +25,10 @@ CACHE_S: Final = 10.0
 CACHED: Final = 1024
 """How many answers of each kind are kept."""
 MAX_TOKEN: Final = 16_384
-"""The longest token in bytes. A longer one is refused without a question to the server."""
+"""The longest token in bytes. A longer one is refused without a request to the server."""
 STRANGERS: Final = 4
-"""How many questions may be asked at a time about clients that have not proved a name within `ACCEPTED_S`. Further ones
-are refused, so that known clients do not wait behind them."""
+"""The number of requests at a time about clients that have not proved a name within `ACCEPTED_S`. Further ones are
+refused, so that known clients do not wait behind them."""
 ACCEPTED_S: Final = 3600.0
 MASTERS: Final = "system:masters"
 """Members of this group may do everything, as with every component of Kubernetes."""
@@ -62,7 +62,7 @@ class AccessRefusedError(Exception):
 
 
 class DelegatedAccess:
-    """Asks the API server about each client at most once in `CACHE_S`. `clock` gives monotonic seconds."""
+    """Asks the API server about each client at most once in `CACHE_S`. `clock` returns monotonic seconds."""
 
     def __init__(self, requests: Requests, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests = requests
@@ -74,9 +74,9 @@ class DelegatedAccess:
     async def demand(
         self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
     ) -> User:
-        """Return the client that asks for a page. Raise `AccessRefusedError` if that client may not read the page.
+        """Return the client that requests a page. Raise `AccessRefusedError` if that client may not read the page.
 
-        `authorization` is the header. `certificate` is the client's certificate, verified by TLS, as `ssl` gives it.
+        `authorization` is the header. `certificate` is the client's certificate, verified by TLS, as `ssl` returns it.
         """
         user = _user_of(certificate) if certificate else await self._user_with(authorization)
         if MASTERS in user.groups:
@@ -109,8 +109,8 @@ class DelegatedAccess:
 
     @contextmanager
     def _turn(self, *, stranger: bool) -> Iterator[None]:
-        """Count a question while it is asked. Raise `AccessRefusedError` if a stranger asks it while `STRANGERS` others
-        wait already."""
+        """Count a request while it is made. Raise `AccessRefusedError` if it is about a stranger while `STRANGERS`
+        others wait already."""
         if stranger and self._strangers >= STRANGERS:
             raise AccessRefusedError(429, "Too many requests of unknown clients; try again")
         self._strangers += stranger
@@ -192,7 +192,7 @@ class _Recent(Generic[K, V]):
         return (found[0],)
 
     def put(self, key: K, answer: V) -> None:
-        """Keep an answer, in place of the oldest one if there are too many."""
+        """Keep an answer. If there are too many, it replaces the oldest one."""
         self._answers[key] = answer, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > CACHED:

@@ -1,6 +1,8 @@
-"""The metadata of objects as controllers need it: labels, owners, generation and times beside name and version.
+"""The metadata of objects as controllers need it: in addition to name and version it has labels, owners, generation and
+times.
 
-Objects of the built-in kinds come from typed storage: labels, annotations and lists are absent or present, never null.
+Objects of the built-in kinds come from typed storage, so labels, annotations and lists are absent or present, never
+null.
 """
 
 from __future__ import annotations

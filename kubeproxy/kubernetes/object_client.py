@@ -28,7 +28,7 @@ class Requests(Protocol):
     async def send_json(
         self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
     ) -> bytearray:
-        """Write something. Return the body of the answer."""
+        """Write an object, and return the body of the answer."""
 
 
 class ObjectClient(Generic[T]):
@@ -87,15 +87,15 @@ class ObjectClient(Generic[T]):
         content_type: str = MERGE,
         subresource: str = "",
     ) -> T:
-        """Change an object. If the patch has a resourceVersion and the object has another one by now, that is a
-        Conflict."""
+        """Change an object. If the patch has a resourceVersion and the object has another one by now, the server
+        answers with a Conflict."""
         path = self.path(namespace, name, subresource)
         data = msgspec.json.encode(body)
         return self._noted(await self._requests.send_json("PATCH", path, data, content_type=content_type))
 
     async def delete(self, namespace: str, name: str, *, uid: str = "") -> None:
-        """Delete an object. If `uid` is given and the object of that name has another UID, it is not deleted: that is a
-        Conflict."""
+        """Delete an object. If `uid` is given and the object of that name has another UID, it is not deleted, and the
+        server answers with a Conflict."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
             options["preconditions"] = {"uid": uid}

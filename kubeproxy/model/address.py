@@ -1,7 +1,8 @@
 """IP addresses as canonical text.
 
-Text rather than ``ipaddress`` objects: it is what sockets, nft and people take, it hashes and compares at C speed,
-and a hundred thousand endpoints cost little. `parse_address` is the only way in, so equal addresses are equal strings.
+They are text and not ``ipaddress`` objects, because sockets, nft and people use text, it hashes and compares at C
+speed, and a hundred thousand endpoints cost little. Every address comes from `parse_address`, so equal addresses are
+equal strings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Address = NewType("Address", str)
 
 
 class Family(IntEnum):
-    """An IP family; the value is the protocol's version number."""
+    """An IP family. The value is the protocol's version number."""
 
     IPV4 = 4
     IPV6 = 6

@@ -11,15 +11,15 @@ class Scheduler(StrEnum):
     """The rule that gives a new connection its endpoint."""
 
     ROUND_ROBIN = "round-robin"
-    """Each in turn."""
+    """Each endpoint gets a connection in turn."""
     RANDOM = "random"
-    """A draw for each."""
+    """Each connection gets an endpoint drawn at random."""
     LEAST_CONNECTIONS = "least-connections"
-    """The one with the fewest open connections at this node."""
+    """The endpoint with the fewest open connections at this node gets the connection."""
     SOURCE_HASH = "source-hash"
-    """By the client's address: the same at every node."""
+    """The client's address decides, in the same way at every node."""
     MAGLEV = "maglev"
-    """By the client's address and port: the same at every node."""
+    """The client's address and port decide, in the same way at every node."""
 
     @property
     def hashes(self) -> bool:
@@ -32,23 +32,24 @@ MAX_WEIGHT = 100
 
 
 class Balancing(NamedTuple):
-    """How new connections are spread. Passes whole from the frontend to the workers."""
+    """The way in which new connections are spread. This value is passed unchanged from the frontend to the workers."""
 
     scheduler: Scheduler = Scheduler.ROUND_ROBIN
     weights: tuple[int, ...] = ()
-    """The weight of each endpoint, in the order of the endpoints. Empty if all have the same."""
+    """The weight of each endpoint, in the order of the endpoints. It is empty if all weights are the same."""
     seed: int = 0
-    """Of the hash, for schedulers that have one."""
+    """The seed of the hash, for schedulers that use one."""
 
     def weight_of(self, number: int) -> int:
-        """Return the weight of an endpoint by its place."""
+        """Return the weight of the endpoint at this position."""
         return self.weights[number] if self.weights else 1
 
 
 ROUND_ROBIN = Balancing()
-"""The default, if nothing else is asked for."""
+"""The default if nothing else is configured."""
 
 
 def seed_of(namespace: str, name: str) -> int:
-    """Return the seed of a Service's hash, the same at every node. Clients meet other endpoints of each Service."""
+    """Return the seed of a Service's hash, which is the same at every node. With it a client gets different endpoints
+    of different Services."""
     return zlib.crc32(f"{namespace}/{name}".encode()) or 1

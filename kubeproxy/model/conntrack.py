@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 NEARLY_FULL: Final = 0.9
-"""The part of the limit from which a warning is given."""
+"""The fraction of the limit from which on a warning is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,14 @@ LEAVING: Final = "leaving"
 another has replaced. The latter only counts the connections that it still has."""
 REPORT_SELECTOR: Final = REPORT
 REPORT_NAMESPACE: Final = "kubeproxy-reports"
-"""A namespace that has nothing else, because a node's token may write Leases in it."""
+"""A namespace for nothing but these Leases, because a node's token may write Leases in it."""
 REPORT_PREFIX: Final = "kubeproxy-drain-"
 """A node's Lease is named by this prefix and the node."""
 REPORT_BYTES: Final = 65_536
 """The longest report, which a node with many rollouts may have. A longer one is from no proxy, and is not read."""
 LEASE_S: Final = 150
-"""For how long a report counts as one of a live node: two heartbeats, of which one may be late, and some skew of
-clocks."""
+"""For how long a report counts as one of a live node. It is two heartbeats, one of which may be late, and some clock
+skew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class DrainState:
     report: ServiceReport
     """The report without open connections, which the data plane counts."""
     counted: frozenset[Address]
-    """The addresses whose open connections are asked for."""
+    """The addresses for which requests ask for the open connections."""
     draining: frozenset[Address]
     """The endpoints that drain."""
 
@@ -67,8 +67,8 @@ class NodeReport:
     services: Mapping[ServiceName, ServiceReport] = field(default_factory=dict)
     """The Services with requests."""
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """The number of Services without room here, by namespace. Those under the empty name are of namespaces that are not
-    named."""
+    """The number of Services that did not fit into the report, by namespace. Those under the empty name belong to
+    namespaces that are not named."""
 
 
 def lease_name(node: str, role: str = NODE) -> str:

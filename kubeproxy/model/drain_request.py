@@ -59,8 +59,8 @@ class DrainRequest:
     """The pod's UID. If it is empty, the request is about any pod with these addresses."""
 
     def is_about(self, pod: str) -> bool:
-        """Return whether the request is about an endpoint at its addresses with this `Endpoint.pod`. A request without
-        a pod is about every endpoint there."""
+        """Return whether the request is about an endpoint that has one of its addresses and this `Endpoint.pod`. A
+        request without a pod is about every endpoint with these addresses."""
         return not self.uid or not pod or pod in (self.uid, self.pod)
 
 
@@ -82,7 +82,7 @@ class DrainRequests:
         return frozenset(a for request in self.active(now) if request.want in wants for a in request.addresses)
 
     def followed(self, now: float) -> int:
-        """Return the newest generation all of whose requests count now, or have counted."""
+        """Return the newest generation of which all requests count now, or have counted."""
         ahead = (request.since - 1 for request in self.requests if request.until > now + MAX_AHEAD_S)
         return max(0, min((self.generation, *ahead)))
 

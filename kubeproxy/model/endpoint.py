@@ -10,8 +10,8 @@ from kubeproxy.model.service import Protocol, ServiceName
 
 
 class SliceName(NamedTuple):
-    """An EndpointSlice's identity. Every subset and family of a legacy Endpoints object becomes a slice; its
-    name carries a suffix that no API object can have."""
+    """An EndpointSlice's identity. Every subset and family of a legacy Endpoints object becomes a slice whose name has
+    a suffix that no API object can have."""
 
     namespace: str
     name: str
@@ -22,7 +22,7 @@ class SliceName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPort:
-    """A port that every endpoint of a slice listens on; it serves the service port of the same name."""
+    """A port on which every endpoint of a slice listens. It serves the service port of the same name."""
 
     name: str
     protocol: Protocol
@@ -31,8 +31,8 @@ class EndpointPort:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One backend address with its conditions and place. Absent conditions are already resolved as the API demands:
-    ready and serving true, terminating false."""
+    """One backend address with its conditions and place. Absent conditions already have the values that the API
+    demands: ready and serving true, terminating false."""
 
     address: Address
     ready: bool = True
@@ -52,7 +52,7 @@ class Endpoint:
     draining: bool = False
     """Whether a rollout has asked that the endpoint gets no new connections (see `kubeproxy.model.drain_request`)."""
     aside: bool = False
-    """Whether a person has taken the endpoint out by hand. It gets no new connections, as one that drains."""
+    """Whether a person has taken the endpoint out by hand. Like a draining one, it then gets no new connections."""
 
 
 @dataclass(frozen=True, slots=True)

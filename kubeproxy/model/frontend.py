@@ -95,26 +95,26 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """The destinations that one listener serves, and the endpoints that it leads to."""
+    """The destinations that one listener serves, and the endpoints to which it leads."""
 
     name: FrontendName
     protocol: Protocol
     destinations: Mapping[Destination, Origin]
-    """What it takes, and from which clients. Another frontend may have the same destination for clients on this node:
-    under externalTrafficPolicy Local any endpoint in the cluster may serve these. Pods are such clients where the
-    cluster's own addresses are known."""
+    """The destinations that the frontend takes, each with the clients from which it takes them. Another frontend may
+    have the same destination for clients on this node: under externalTrafficPolicy Local any endpoint in the cluster
+    may serve these. Pods count as such clients if the cluster's own addresses are known."""
     source_ranges: frozenset[str] = frozenset()
     """The CIDRs of this family that may reach the `ranged` destinations. It is empty if there is no restriction."""
     ranged: frozenset[Destination] = frozenset()
     """The load balancer addresses among the destinations."""
     claims: Mapping[Destination, Claim] = field(default_factory=dict)
-    """The origin of each destination. Those that are not named here are `Claim.ALLOCATED`."""
+    """The origin of each destination. Destinations that are not named here are `Claim.ALLOCATED`."""
     created: int = 0
-    """When the Service was created, see `Service.created`."""
+    """When the Service was created (see `Service.created`)."""
     endpoints: tuple[Target, ...] = ()
     """The endpoints, sorted and without duplicates, so that equal sets are equal values."""
     neighbors: tuple[Target, ...] = ()
-    """The endpoints that may be on this node, and so may be the frontend's own clients."""
+    """The endpoints that may be on this node, and so may be clients of the frontend themselves."""
     preserve: frozenset[Target] = frozenset()
     """The endpoints that are dialed from the client's own address."""
     affinity_timeout_s: int | None = None

@@ -1,4 +1,4 @@
-"""Checks values of JSON texts that come from annotations."""
+"""Checks the values of JSON texts that come from annotations."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Which endpoint a client has under a hash: the kernel's hash, and a table of endpoints.
+"""Finds the endpoint that a client has under a hash, with the kernel's hash and a table of endpoints.
 
 Every node and both data paths compute the same, so nothing has to be remembered: the hash of the client's address, or
-of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as nftables calls it. The
-table is that of Maglev (Eisenbud et al., NSDI 2016): endpoints take places in turn, each in an order of its own. So
-their shares are equal, and when one goes, nearly all of the others keep their places."""
+of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as nftables calls it. The table
+is that of Maglev (Eisenbud et al., NSDI 2016): endpoints take places in turn, each in an order of its own. So their
+shares are equal, and when one endpoint goes, nearly all others keep their places.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from kubeproxy.model.balancing import Balancing
 from kubeproxy.model.frontend import Target
 
 SIZES = ((40, 1021), (400, 4093), (1 << 16, 8191))
-"""Up to how many endpoints a table has how many places, which are primes: ten for each endpoint, or more, but for the
-largest Services."""
+"""The number of places of a table, by the largest number of endpoints for which it is used. The numbers are primes, at
+least ten times the number of endpoints except for the largest Services."""
 _MASK = 0xFFFFFFFF
 _INITIAL = 0xDEADBEEF
 """JHASH_INITVAL of include/linux/jhash.h."""
@@ -28,7 +29,7 @@ def place_of(address: bytes, port: int | None, *, seed: int, size: int) -> int:
     """Return the place of a client's address in network order, or of address and port, in a table of `size` places."""
     words = (_IPV4 if len(address) == 4 else _IPV6).unpack(address)
     if port is not None:
-        # As nftables has the two side by side: a port fills the first half of a register.
+        # This is the order in which nftables has the two: a port fills the first half of a register.
         words = (*words, (port & 0xFF) << 8 | port >> 8)
     return (jhash(words, seed) * size) >> 32
 
@@ -60,7 +61,7 @@ def jhash(words: Sequence[int], seed: int) -> int:
         b = (b + words[1]) & mask
         if len(words) > 2:
             c = (c + words[2]) & mask
-    # What is shifted beyond 32 bits falls off with the difference.
+    # Bits that are shifted beyond the 32nd are dropped with the difference.
     c = ((c ^ b) - (b << 14 | b >> 18)) & mask
     a = ((a ^ c) - (c << 11 | c >> 21)) & mask
     b = ((b ^ a) - (a << 25 | a >> 7)) & mask
@@ -71,7 +72,8 @@ def jhash(words: Sequence[int], seed: int) -> int:
 
 
 def table_of(endpoints: Sequence[Target], balancing: Balancing) -> tuple[Target, ...]:
-    """Return the endpoint at each place; empty without endpoints. The order of `endpoints` has no effect."""
+    """Return the endpoint at each place, or nothing if there are no endpoints. The order of `endpoints` has no
+    effect."""
     if not endpoints:
         return ()
     ranked = sorted((target, balancing.weight_of(number)) for number, target in enumerate(endpoints))
@@ -101,16 +103,18 @@ def _table(endpoints: tuple[Target, ...], weights: tuple[int, ...]) -> tuple[Tar
 
 @lru_cache(maxsize=1 << 14)
 def _order(target: Target, size: int) -> tuple[int, int]:
-    """Return an endpoint's own order of places: the first one, and the step to the next ones.
+    """Return an endpoint's own order of places: the first place, and the step to the next ones.
 
-    As the size is prime, the order has all places. It is remembered, as a table is built again when one of many
-    endpoints has changed."""
+    The size is prime, so the order contains all places. It is cached, because a table is built again when one of many
+    endpoints has changed.
+    """
     name = zlib.crc32(str(target).encode())
     return jhash((name,), 1) % size, 1 + jhash((name,), 2) % (size - 1)
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield whose turn it is, for ever: each as often as its weight, and all of them within the first round."""
+    """Yield without end whose turn it is. Each endpoint has as many turns as its weight, and all have theirs within the
+    first round."""
     if len(set(weights)) == 1:
         yield from cycle(range(len(weights)))
     heaviest = max(weights)
@@ -124,9 +128,10 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def usable_at(table: Sequence[Target], place: int, usable: Callable[[Target], bool]) -> Target | None:
-    """Return the endpoint of a client at a place: the first usable one from there on, or None if none is usable.
+    """Return the endpoint of a client at a place: the first usable one from that place on, or None if none is usable.
 
-    So each client has an order of endpoints of its own, and returns to the first when that is usable again."""
+    So each client has an order of endpoints of its own, and returns to the first one when that is usable again.
+    """
     refused: set[Target] = set()
     for number in range(len(table)):
         target = table[(place + number) % len(table)]

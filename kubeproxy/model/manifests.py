@@ -1,4 +1,4 @@
-"""What was read from manifests, and what is wrong with it."""
+"""The objects that were read from manifests, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class ManifestState:
 
     @property
     def faults(self) -> tuple[ManifestProblem, ...]:
-        """Return the problems because of which something is not in effect that should be."""
+        """Return the problems that keep something from being in effect."""
         return tuple(problem for problem in self.problems if problem.is_fault)
 
     @property
     def complaint(self) -> str | None:
-        """Return where the first fault is and how many more there are. Return None if there is none."""
+        """Return where the first fault is and how many more there are, or None if there is none."""
         if not self.faults:
             return None
         more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""

@@ -13,12 +13,12 @@ class Node:
 
     name: str
     addresses: tuple[Address, ...] = ()
-    """The InternalIPs first, then the ExternalIPs, each in the order of the status. The first of a family is its
-    primary address."""
+    """The InternalIPs first, then the ExternalIPs, each in the order of the status. The first address of a family is
+    its primary one."""
     zone: str = ""
     """The value of the label topology.kubernetes.io/zone."""
     eligible: bool = True
     """Whether load balancers may send new connections here. They may not if the node is being deleted, or is tainted
     ToBeDeletedByClusterAutoscaler (KEP-3836)."""
     uid: str = ""
-    """The node's metadata.uid, by which other objects refer to it as their owner."""
+    """The node's metadata.uid, with which other objects refer to the node as their owner."""

@@ -31,7 +31,7 @@ class Ejection:
 
 @dataclass(frozen=True, slots=True)
 class RescueCounts:
-    """What a rescue process has done since its start. The control process adds those of all its rescue processes."""
+    """The counts of a rescue process since its start. The control process adds those of all its rescue processes."""
 
     copied: int = 0
     """The number of SYNs that were copied."""
@@ -42,7 +42,7 @@ class RescueCounts:
     resent: int = 0
     """The number of packets that were sent again."""
     given_up: int = 0
-    """The number of SYNs that were sent again as often as allowed. Their clients repeat them."""
+    """The number of SYNs that were sent again as often as allowed. Their clients then repeat them."""
     unknown: int = 0
     """The number of reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
     unsent: int = 0

@@ -12,7 +12,7 @@ from kubeproxy.model.drain_request import DrainRequests
 
 
 class Protocol(StrEnum):
-    """The transport of a service port, spelled as in the API. SCTP is only named here, and is not served."""
+    """The transport of a service port, spelled as in the API. SCTP is only named, and not served."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -37,7 +37,7 @@ class ServiceName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """A service port's identity: port names are unique within a Service, and empty where it has only one."""
+    """A service port's identity. Port names are unique within a Service, and empty if it has only one port."""
 
     namespace: str
     name: str
@@ -71,11 +71,11 @@ class Service:
     cluster_ips: tuple[Address, ...]
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
-    """For how many seconds after its last connection a client stays with its endpoint. None without affinity."""
+    """For how many seconds after its last connection a client stays with its endpoint, or None without affinity."""
     scheduler: Scheduler | None = None
-    """The scheduler of this Service. None if the node's default decides."""
+    """The scheduler of this Service, or None if the node's default decides."""
     slow_start_s: int = 0
-    """For how many seconds the share of an endpoint that has just become ready grows. 0 if it has its whole share at
+    """For how many seconds the share of an endpoint that has just become ready grows. With 0 it has its whole share at
     once."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
@@ -89,6 +89,6 @@ class Service:
     created: int = 0
     """The metadata.creationTimestamp in Unix seconds. It is 0 if it is not given, as in most manifests."""
     drain: DrainRequests | None = None
-    """The requests of rollouts about the Service's endpoints. None if there are none."""
+    """The requests of rollouts about the Service's endpoints, or None if there are none."""
     remarks: tuple[str, ...] = ()
-    """What part of the object is ignored although the Service is served, and why."""
+    """The parts of the object that are ignored although the Service is served, and why."""

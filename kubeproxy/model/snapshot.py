@@ -11,14 +11,14 @@ from kubeproxy.model.service import ServiceName
 
 
 class DataPath(StrEnum):
-    """The way that the bytes of new connections take."""
+    """The path that the bytes of new connections take."""
 
     USERSPACE = "userspace"
     """Bytes go through a worker of this proxy."""
     KERNEL = "kernel"
     """Bytes go from the client to the endpoint, translated by netfilter."""
     REFUSED = "refused"
-    """New connections are refused: the kernel cannot lead them, and no worker is to serve them."""
+    """New connections are refused, because the kernel cannot lead them and no worker may serve them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class FrontendState:
 
     frontend: Frontend
     proxy_port: int | None
-    """The port at which the frontend listens. None while it does not listen yet."""
+    """The port at which the frontend listens, or None while it does not listen yet."""
     data_path: DataPath = DataPath.USERSPACE
     data_path_reason: str = ""
     """Why new connections do not take the kernel path. It is empty if they do."""
@@ -37,7 +37,7 @@ class FrontendState:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A few numbers, at a cost that does not grow with the number of Services."""
+    """A few numbers that cost the same however many Services there are."""
 
     services: int
     waiting: int
@@ -47,7 +47,7 @@ class Summary:
     services_degraded: int
     """The number of Services that are not served, or only in part."""
     failing: str | None
-    """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
+    """Why netfilter, conntrack or the data plane cannot be brought up to date, or None if they can."""
     listing: tuple[str, ...]
     """The sources that have not listed their objects yet."""
 
@@ -59,11 +59,11 @@ class SlotUse:
     used: int = 0
     limit: int = 0
     refused: int = 0
-    """The number of frontends that got no slots, because their namespace has its part already."""
+    """The number of frontends that got no slots, because their namespace already has its share."""
 
     @property
     def complaint(self) -> str | None:
-        """Return the problem in words, with its remedy; None if every frontend has its slots."""
+        """Return the problem in words, with its remedy, or None if every frontend has its slots."""
         if not self.refused:
             return None
         return (
@@ -88,13 +88,13 @@ class Snapshot:
     """The source from which each Service is served."""
     netfilter: str
     failing: str | None
-    """Why netfilter, conntrack or the data plane cannot be brought up to date. None if they can."""
+    """Why netfilter, conntrack or the data plane cannot be brought up to date, or None if they can."""
     failures: int
     """How many netfilter transactions have failed in a row."""
     pending_since: float | None
-    """When the oldest change that is not in effect yet was first seen. None if everything is in effect."""
+    """When the oldest change that is not in effect yet was first seen, or None if everything is in effect."""
     programmed_at: float | None
-    """When the last netfilter transaction succeeded. None before the first."""
+    """When the last netfilter transaction succeeded, or None before the first one."""
     service_changes_pending: int
     service_changes_total: int
     endpoint_changes_pending: int

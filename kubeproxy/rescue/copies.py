@@ -1,11 +1,12 @@
 """The SYNs of the last seconds, so that they can be sent again.
 
-Almost no SYN is ever needed. So what the kernel sends is kept as it came, in segments of a tenth of a second, and a
-segment is read when a lookup comes to it: the latest first, and no further than to what is looked for. What has been
-read stays indexed. A lookup reads few segments; of older ones it only searches the bytes. So one that finds nothing
-does not stop the process for long, and many of them read everything, once.
+Almost no SYN is ever needed. So what the kernel sends is kept as it came, in segments of a tenth of a second. A lookup
+reads segments from the latest one back, and no further than to the SYN that it needs. What it has read stays indexed.
+It reads only a few segments; of older ones it only searches the bytes. So a lookup that finds nothing does not stop the
+process for long, and many lookups together read everything once.
 
-They are bounded in number, bytes and age, and never logged."""
+The copies are bounded in number, bytes and age, and never logged.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ BYTES_MAX: Final = 8 << 20
 """How many bytes of messages are kept in all, because SYNs with data are longer."""
 SEGMENT_S: Final = 0.1
 SEGMENT_COPIES: Final = 256
-"""How many copies a segment takes, and so how many a lookup reads beyond the one that it looks for: about two
+"""How many copies a segment contains, and so how many a lookup may read beyond the one that it needs. That is about two
 milliseconds of work."""
 SEGMENTS_AT_ONCE: Final = 4
-"""How many segments a lookup reads without a sign that they have the connection. Beyond that number, bytes are searched
-first: they show a SYN unless it has data, or IPv4 options."""
+"""How many segments a lookup reads without a sign that they contain the connection. Beyond that number, the bytes are
+searched first: they show a SYN unless it has data, or IPv4 options."""
 RETRANSMITTED_S: Final = 0.5
 """A SYN that comes again this long after the last attempt is the client's own retransmission, so its attempts count
 anew. Clients repeat it after a second."""
@@ -107,7 +108,7 @@ class Copies:
     def __init__(self) -> None:
         self._segments: deque[_Segment] = deque()
         self._count = self._bytes = 0
-        # The copies that were looked up, in this order, for the number of their attempts.
+        # The copies that were looked up, in this order, so that the number of their attempts is known.
         self._tried: dict[tuple[Side, Side, int], Copy] = {}
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class Copies:
         return None
 
     def _resolved(self, found: Copy) -> Copy:
-        """Return the copy that has the attempts. An echo of our own attempt has none itself."""
+        """Return the copy that has the number of attempts. An echo of our own attempt has none itself."""
         tried = self._tried.get(found.key)
         if tried is not None:
             if found.at - max(tried.at, tried.tried_at) < RETRANSMITTED_S:

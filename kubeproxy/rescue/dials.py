@@ -1,6 +1,6 @@
-"""The dials of endpoints that have failed: to confirm a failure, and to find out that an ejected endpoint works again.
+"""The dials of endpoints that have failed, which confirm a failure, or find out that an ejected endpoint works again.
 
-A dial of a silent endpoint takes most of a second, and only few run at a time. So tenants take turns.
+A dial of a silent endpoint takes most of a second, and only a few run at a time. So tenants take turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIALS_MAX: Final = 64
 REFUSED_AGAIN_S: Final = 0.25
 """For how long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
 REACHED_MAX: Final = 16_384
-"""For how many endpoints the last dial is remembered. There are more than the rules report while it counts."""
+"""For how many endpoints the last dial is remembered. It is more than the rules can report while a dial counts."""
 _TCP: Final = Protocol.TCP
 
 
@@ -58,8 +58,8 @@ class Dials:
     def confirm(self, failed: Iterable[Target], reason: Reason, *, anew: bool = False) -> None:
         """Dial endpoints that may have failed, as soon as there is room, and eject those that do not answer.
 
-        With `anew`, a dial that has just ended, or is in progress, proves nothing about this failure, which is not
-        reported again.
+        With `anew`, a dial that has just ended, or is in progress, proves nothing about this failure, and the failure
+        will not be reported again.
         """
         now = asyncio.get_running_loop().time()
         for target in failed:
@@ -69,7 +69,7 @@ class Dials:
         self.next()
 
     def next(self) -> None:
-        """Dial the endpoints that wait, as far as there is room. The tenants take turns."""
+        """Dial the endpoints that wait, as long as there is room. The tenants take turns."""
         room = DIALS_MAX - len(self._dialing)
         if room <= 0:
             return
@@ -114,7 +114,8 @@ class Dials:
             if len(self._reached) > REACHED_MAX:
                 del self._reached[next(iter(self._reached))]
             self._on_answered(target, outcome.took_s)
-        # Many endpoints wait only if dials take long, and then each look of the guardian finds some that have ended.
+        # Many endpoints wait only if dials take long, and then each look of the guardian finds some dials that have
+        # ended.
         if len(self._dialing) <= DIALS_MAX // 2:
             self.next()
         return outcome

@@ -1,9 +1,9 @@
 """The endpoints of the kernel path that get no new connections, because they have failed clients.
 
-An endpoint has one state, whichever process or client has noticed its failure. A dial from this node brings it back;
-the time until the next dial doubles with every failed one. One that fails soon after it came back *flaps*; then it
-stays ejected for twice as long as the last time, whatever a dial would find. A UDP endpoint cannot be dialed. It comes
-back when its time is over.
+An endpoint has one state, whichever process or client has noticed its failure. A dial from this node brings it back,
+and the time until the next dial doubles with every failed one. An endpoint that fails soon after it came back *flaps*;
+then it stays ejected for twice as long as the last time, whatever a dial would find. A UDP endpoint cannot be dialed.
+It comes back when its time is over.
 
 The last endpoint of a Service may be ejected, too; `data_path.Ejected` says where its clients go then.
 """
@@ -32,7 +32,7 @@ PROBE_S: Final = 2.0
 
 
 class Endpoint(NamedTuple):
-    """What is ejected: an address and port of a protocol, for all Services that have the endpoint."""
+    """The endpoint that is ejected: an address and port of a protocol, for all Services that have the endpoint."""
 
     protocol: Protocol
     target: Target
@@ -75,7 +75,7 @@ class Ejections:
         return True
 
     def due(self, now: float) -> dict[Endpoint, frozenset[str]]:
-        """Return the endpoints to dial now with their tenants, the longest due first. Each stays due until it is
+        """Return the endpoints to dial now with their tenants, the longest due first. Each one stays due until it is
         dialed."""
         waiting = [endpoint for endpoint, ejection in self._ejected.items() if ejection.until <= now]
         waiting.sort(key=lambda endpoint: self._ejected[endpoint].until)

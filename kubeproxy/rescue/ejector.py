@@ -26,8 +26,8 @@ from kubeproxy.runtime.few_by_name import FewByName
 log = structlog.get_logger(__name__)
 
 NAMED_MAX, NAMED_S = 10, 5.0
-"""How many ejections, and how many ends of them, are logged by name in this time; the others are counted. So the log
-stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
+"""How many ejections, and how many ends of them, are logged by name in this many seconds. The others are counted, so
+that the log stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
 SILENT = ("silent", "timeout")
 """The reasons of endpoints that have not answered: the guardian's reason and the workers'."""
 
@@ -135,7 +135,8 @@ class Ejector:
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
         """Return the ejected endpoints to dial now with their tenants, the longest due first.
 
-        Each is due until it is dialed."""
+        Each one is due until it is dialed.
+        """
         return [(*endpoint, tenants) for endpoint, tenants in self._ejections.due(_now()).items()]
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
@@ -205,7 +206,7 @@ class Ejector:
         return ejected
 
     async def _mark(self, endpoint: Endpoint, reason: str | None) -> None:
-        """Have the workers leave the endpoint out, too, or take it in again."""
+        """Have the workers leave the endpoint out, too, or use it again."""
         names = self._frontends.frontends_with(*endpoint)
         try:
             await self._data_plane.send([MarkEndpoint(name, endpoint.target, reason) for name in names])

@@ -28,7 +28,7 @@ AT_ONCE: Final = 16
 """How many endpoints' entries are deleted at once. For each, deletion walks through the kernel's table, which takes
 some milliseconds; so another tenant's endpoint waits a tenth of a second."""
 SHARE, CREDIT_S = 0.25, 1.0
-"""The largest share of the time that is spent on it, and how many seconds may be spent without a pause: another node
+"""The largest share of the time that is spent on deletions, and how many seconds may be spent without a pause. A node
 that dies with a hundred endpoints takes less."""
 PAUSE_MAX_S: Final = 1.0
 """The longest pause. A client that has to wait longer repeats its SYN before."""
@@ -37,11 +37,12 @@ COMPLAIN_S: Final = 60.0
 
 
 class Budget:
-    """How much time may be spent."""
+    """How much time may be spent on deletions."""
 
     def __init__(self) -> None:
         self._spent_s, self._at = 0.0, 0.0
-        """The seconds that were spent lately, and at which time. `SHARE` of the time since then is subtracted."""
+        """The seconds that were spent lately, and when that was computed. `SHARE` of the time since then is
+        subtracted."""
 
     def pause_s(self, began: float, ended: float) -> float:
         """Return how long to wait after some work."""
@@ -104,7 +105,7 @@ class FlowRelease:
             found = [
                 FreedFlow(
                     *(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port),
-                    # No copy of a first packet tells where a client of datagrams is.
+                    # There is no copy of a first packet that tells where a client of datagrams is.
                     link=_link_to(flow.source) if protocol is Protocol.UDP else None,
                 )
                 for flow, peer, peer_port in flows

@@ -73,7 +73,7 @@ LOST_AT_ONCE: Final = 256
 """How many endpoints are handed over at once because a route has gone. The others follow. The default route has all of
 them."""
 TRUSTED_S: Final = 10.0
-"""For how long an endpoint that a dial has reached is not ejected by silence alone. Each silence has it dialed again,
+"""For how long an endpoint that a dial has reached is not ejected by silence alone. Each silence causes another dial,
 so an endpoint that is silent to some clients is ejected once, and never flaps."""
 
 
@@ -90,7 +90,7 @@ class Guardian:
         programmed_at: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`on_group` has the rules report to a group of NFLOG. `in_force` returns whether they do, and `programmed_at`
-        when they were last changed."""
+        returns when they were last changed."""
         self._ejector = ejector
         self._on_group = on_group
         self._in_force = in_force
@@ -144,7 +144,7 @@ class Guardian:
 
     @property
     def counts(self) -> RescueCounts:
-        """Return what all rescue processes of this guardian have done."""
+        """Return the sum of the counts of all rescue processes of this guardian."""
         return self._counts if self._process is None else self._counts.plus(self._process.counts)
 
     async def _close(self) -> None:
@@ -220,8 +220,8 @@ class Guardian:
                 self._cannot_enter(error)
 
     def _cannot_enter(self, error: OSError) -> None:
-        """Note that only clients on this node have their packets sent again now. By any other way than the client's
-        interface, the packets of other clients would bypass this node's policies."""
+        """Note that only clients on this node have their packets sent again from now on. If packets of other clients
+        entered in any other way than by the client's interface, they would bypass this node's policies."""
         self._problem = f"first packets of clients on other hosts and in pods are not sent again: {error.strerror}"
         log.warning("first packets cannot enter again", reason=error.strerror)
 
@@ -267,7 +267,7 @@ class Guardian:
         if before != self._alive:
             log.info("rescue of failed connections", working=self._alive)
 
-    # Failures.
+    # The failures.
 
     def _on_failed(self, failed: Failed) -> None:
         protocol, target = failed.protocol, failed.endpoint
@@ -372,7 +372,7 @@ class Guardian:
         routed = {target: has_route(target.address) for _, target in endpoints}
         tcp = [target for protocol, target in endpoints if protocol is Protocol.TCP]
         self._dials.confirm([it for it in tcp if not routed[it]], Reason.UNREACHABLE, anew=True)
-        # By another route an endpoint may be silent to this node alone, so it stays if it is the last one.
+        # This node may lack a route that others have, so the endpoint stays if it is the last one.
         self._dials.confirm([it for it in tcp if routed[it]], Reason.SILENT, anew=True)
         for protocol, target in endpoints:
             if protocol is Protocol.UDP and not routed[target]:

@@ -1,12 +1,12 @@
 """The rescue process: reads copies and reports from NFLOG, and sends first packets again.
 
-It opens NFLOG and makes a device (CAP_NET_ADMIN), opens the sockets by which it sends (CAP_NET_RAW), and then
-drops every capability, for good. It keeps no more than these sockets: it can read what the rules send to its group, and
-send any packet; it can change no rule, open no socket and no file of others, execute no program. What it reads comes
+It opens NFLOG and makes a device (CAP_NET_ADMIN), opens the sockets with which it sends (CAP_NET_RAW), and then drops
+every capability for good. It keeps only these sockets. So it can read what the rules send to its group, and send any
+packet, but it can change no rule, open no socket and no file of others, and execute no program. What it reads comes
 from the network, so its parser is fuzzed. No packet is ever logged.
 
-Without the control process it lives on for a moment, until the rules have become inert: SYNs that are refused meanwhile
-are sent again as before.
+When the control process has ended, it lives on for a moment, until the rules have become inert. SYNs that are refused
+meanwhile are sent again as before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOM_BYTES: Final = 4 << 20
 """The kernel's buffer for NFLOG in bytes: some 30,000 copies."""
 READS_PER_TURN: Final = 32
 STOPPED_S: Final = 1.0
-"""After this long without a turn the process was stopped, and what waits is out of date."""
+"""If the process had no turn for this long, it was stopped, and what waits is out of date."""
 _SO_RCVBUFFORCE: Final = 33
 """asm-generic/socket.h"""
 
@@ -222,7 +222,7 @@ def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]
     try:
         for other in reentry.groups() - {group}:
             with open_netlink(NETLINK_NETFILTER) as sock:
-                if _reads(sock, other):  # The device's process was killed, then.
+                if _reads(sock, other):  # The device's process was killed.
                     reentry.remove(other)
         return reentry.ReentrySocket(group), None
     except OSError as error:

@@ -13,7 +13,7 @@ from kubeproxy.model import Target
 
 DIAL_S: Final = 0.9
 """How long an endpoint may take. It is less than a second, after which the kernel would repeat the SYN, and more than
-the patience with clients' connections, so that a slow path is found to be slow and not dead."""
+clients' connections are given, so that a slow path is found to be slow and not dead."""
 _BLACKHOLE: Final = errno.EINVAL
 """The error of a blackhole route."""
 REFUSAL_S: Final = 0.25
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """The result of a dial."""
 
     answered: bool | None
-    """Whether the endpoint has answered. None if this host could not dial."""
+    """Whether the endpoint has answered, or None if this host could not dial."""
     took_s: float
 
 

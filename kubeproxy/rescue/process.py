@@ -51,7 +51,7 @@ class RescueProcess:
     def __init__(self, group: int, *, on_failed: Callable[[Failed], None]) -> None:
         """Start the process. Raise OSError if it cannot start."""
         self.group: int | None = None
-        """The NFLOG group that the process reads. None if it does not work yet."""
+        """The NFLOG group that the process reads, or None if it does not work yet."""
         self.unfiltered: str | None = None
         """Why its system calls are not filtered."""
         self.shut_out: str | None = None
@@ -88,7 +88,7 @@ class RescueProcess:
                 self._channel.send(encode(Freed(protocol, endpoint, some)))
 
     def kill(self, reason: str) -> None:
-        """Kill the process. Of several reasons, the first counts."""
+        """Kill the process. If this is called several times, the first reason counts."""
         self._process.kill(reason)
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class RescueProcess:
         if self._process.has_exited:
             self._end()
             return
-        # Count beats, not seconds: while the control process itself is stopped, no time counts.
+        # Beats are counted, not seconds, because no time counts while the control process itself is stopped.
         self._silent += 1
         if self._silent > (HUNG_BEATS if self.group is not None else START_S / BEAT_S):
             self.kill(f"silent for {self._silent * BEAT_S:g} s")

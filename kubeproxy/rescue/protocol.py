@@ -31,24 +31,24 @@ class Reason(StrEnum):
 
 
 class Started(Struct, frozen=True, tag=True, array_like=True):
-    """The process reads this NFLOG group, and has given up its privileges."""
+    """Tells that the process reads this NFLOG group, and has given up its privileges."""
 
     group: int
     unfiltered: str | None = None
-    """Why its system calls are not filtered. None if they are."""
+    """Why its system calls are not filtered, or None if they are."""
     shut_out: str | None = None
-    """Why clients' packets cannot enter this node again, so that only this node's own packets are sent again. None if
-    they can."""
+    """Why clients' packets cannot enter this node again, so that only this node's own packets are sent again. It is
+    None if they can."""
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):
-    """The process works. This message is sent every `BEAT_S`."""
+    """Tells that the process works. This message is sent every `BEAT_S`."""
 
     counts: RescueCounts
 
 
 class Failed(Struct, frozen=True, tag=True, array_like=True):
-    """An endpoint has failed a client."""
+    """Tells that an endpoint has failed a client."""
 
     protocol: Protocol
     endpoint: Target
@@ -66,12 +66,13 @@ class FreedFlow(NamedTuple):
     """The client, with the address that the endpoint saw."""
     peer_port: int
     link: int | None
-    """The number of the interface that leads to the client. 0 means this host; None means that it is unknown, or that
-    the flow is of TCP."""
+    """The number of the interface that leads to the client. 0 means this host. None means that the interface is
+    unknown, or that the flow is of TCP."""
 
 
 class Freed(Struct, frozen=True, tag=True, array_like=True):
-    """The flows to a failed endpoint are deleted, so packets that it did not answer can be sent again."""
+    """Tells that the flows to a failed endpoint are deleted, so that packets that it did not answer can be sent
+    again."""
 
     protocol: Protocol
     endpoint: Target

@@ -1,8 +1,7 @@
-"""Decides which packets are sent again, and when. Its input are packets and reports, and its output are packets to
-send.
+"""Decides which packets are sent again, and when. Its input is packets and reports, and its output is packets to send.
 
 A refused client's SYN is sent again at once. By chance it may meet the same endpoint until the control process has
-ejected that endpoint, so each of the next attempts waits twice as long as the last. A SYN for a silent or unreachable
+ejected that endpoint, so each further attempt waits twice as long as the last. A SYN for a silent or unreachable
 endpoint still has a flow that leads to the endpoint, and so has a datagram. They wait until the control process has
 deleted the flow.
 """
@@ -25,7 +24,7 @@ DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
 """The delays before each attempt for the same SYN. Together they are less than a second, after which the client repeats
 it. Their number keeps two dead endpoints from passing a SYN to each other endlessly."""
 AWAITED_S: Final = 1.5 * FLUSH_S
-"""How long a copy is waited for, because the kernel may be collecting others with it. A report never comes before its
+"""For how long to wait for a copy, because the kernel may be collecting others with it. A report never comes before its
 copy, but the control process may delete a flow before its copy comes."""
 QUIET_S: Final = 0.02
 """For how long no other failure of the same kind is reported for an endpoint. A packet that has not reached the
@@ -74,12 +73,12 @@ class Resends:
         self._awaited: deque[_Awaited] = deque()
         """The connections with a deleted flow whose copy has not come yet."""
         self._way: dict[int, bytes] = {}
-        """The endpoint that has last refused a connection, by the length of its address."""
+        """The endpoint that was the last one to refuse a connection, by the length of its address."""
         self._first: dict[int, _First] = {}
-        """For each sequence number the connection that had it first, the latest attempt last."""
+        """For each sequence number the connection that had it first. The one with the latest attempt comes last."""
         self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
         self._unreported: dict[tuple[Protocol, Side, Reason], float] = {}
-        """The failures to be reported, and when. They are few, because the rules limit what they report."""
+        """The failures to be reported, and when. There are only a few, because the rules limit what they report."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> RescueCounts:

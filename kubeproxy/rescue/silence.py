@@ -1,10 +1,11 @@
 """Finds endpoints that do not answer, from the times in the kernel's sets.
 
-The sets have the last SYN to each endpoint and its last answer, not each SYN. So an endpoint is silent when it was
-asked, and has not answered any SYN since, for `PATIENCE_S`. One that answers some clients is not.
+The sets have the last SYN to each endpoint and its last answer, not each SYN. So an endpoint is silent if it was asked,
+and has not answered any SYN since then, for `PATIENCE_S`. An endpoint that answers some clients is not silent.
 
-The times come as spans until an element expires, and this process must know when the kernel has counted each. It may
-lose the processor while it reads them: then they are off by the reading's `blur_s`, and nothing within it counts.
+The kernel gives the times as spans until an element expires, and this process must know when the kernel has computed
+each span. If it loses the processor while it reads them, they are inexact by the reading's `blur_s`, and no difference
+within that counts.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ PATIENCE_LIMIT_S: Final = 0.9
 SLOW_MAX: Final = 16_384
 """How many endpoints on a slow path are remembered. Pods come and go, and each may have another address."""
 RESOLUTION_S: Final = 0.005
-"""Times that differ by less are equal, because the kernel counts in jiffies, mostly of 4 ms. So a question this soon
-after an answer counts as answered. If it was not, the client repeats it after a second."""
+"""Times that differ by less are equal, because the kernel counts in jiffies, mostly of 4 ms. So a SYN this soon after
+an answer counts as answered. If it was not, the client repeats it after a second."""
 BLUR_LIMIT_S: Final = 0.1
 """A reading that is less exact than this is not judged."""
 LATE_S: Final = 0.1
-"""A look that begins this late judges nothing: what this process could not do in time, others may not have done,
+"""A look that begins this late judges nothing: what this process could not do in time, others may not have done in time
 either."""
 LATE_MAX: Final = 3
 """How many late looks in a row judge nothing. The next one judges, and every silence that it finds is confirmed by a
@@ -34,7 +35,7 @@ dial."""
 
 
 class Lateness:
-    """Whether this process looks in time."""
+    """Records whether this process looks in time."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -61,14 +62,15 @@ class SilenceWatch:
         self._since: dict[Target, float] = {}
         """When the wait for an answer began."""
         self._reported: dict[Target, float] = {}
-        """The question after which the endpoint was found silent. Only another question begins a new wait."""
+        """The SYN after which the endpoint was found silent. Only another SYN begins a new wait."""
         self._patience: dict[Target, float] = {}
         """How long endpoints on a slow path may take. The longest known come first."""
 
     def look(
         self, asked: Mapping[Target, float], answered: Mapping[Target, float], now: float, *, blur_s: float = 0.0
     ) -> list[Target]:
-        """Return the endpoints that have become silent; monotonic seconds. Each stamp may be up to `blur_s` younger."""
+        """Return the endpoints that have become silent. Times are monotonic seconds. Each stamp may be up to `blur_s`
+        younger."""
         if blur_s > BLUR_LIMIT_S:
             return []
         since_before, reported_before = self._since, self._reported

@@ -60,8 +60,7 @@ def users(prefix: str) -> Mapping[str, int]:
 
 
 def listener(name: str) -> int:
-    """Return the process that listens at a name. Return 0 if it does not answer, or if it is in another PID
-    namespace."""
+    """Return the process that listens at a name, or 0 if it does not answer or is in another PID namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
         try:
             sock.connect(f"\0{name}")
@@ -71,12 +70,13 @@ def listener(name: str) -> int:
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Return the user of the process at the other end, as of its connect or listen."""
+    """Return the user that the process at the other end had when it connected or began to listen."""
     return _credentials(sock)[1]
 
 
 def pid_of(sock: socket.socket) -> int:
-    """Return the process at the other end, as of its connect or listen. Return 0 if it is in another PID namespace."""
+    """Return the process that connected at the other end, or began to listen there. Return 0 if it is in another PID
+    namespace."""
     return _credentials(sock)[0]
 
 
@@ -120,7 +120,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _by_proc() -> Iterator[str]:
-    with open(NAMES, encoding="ascii", errors="replace") as listing:  # A worker does without pathlib.
+    with open(NAMES, encoding="ascii", errors="replace") as listing:  # A worker runs without pathlib.
         lines = listing.read().splitlines()[1:]
     for line in lines:
         fields = line.split(maxsplit=7)

@@ -1,4 +1,4 @@
-"""Delays between tries of an operation that fails. There is no clock and no sleep here."""
+"""Delays between tries of an operation that fails. There is no clock and no sleep in this module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from random import Random
 class DoublingBackoff:
     """Delays that double with each failure in a row, from `first_s` to `limit_s`.
 
-    They are deterministic, for one client of a resource of its own, where no other client retries in step.
+    They are deterministic, for a client that has a resource of its own, so that no other client retries in step with
+    it.
     """
 
     def __init__(self, *, first_s: float, limit_s: float) -> None:
@@ -30,9 +31,9 @@ class DoublingBackoff:
 class DecorrelatedJitter:
     """Random delays, each between `base_s` and three times the previous one, or `cap_s`.
 
-    For clients of one server: a thousand nodes that lost it at the same instant drift apart from the first delay on.
-    The range of the draw is bounded, not its result: most results would be the cap itself, and the nodes would meet
-    there again. The cap bounds how long a node stays behind after the server's return.
+    They are for clients of one server: a thousand nodes that lost it at the same instant drift apart from the first
+    delay on. The range of the draw is bounded, not its result, because otherwise most results would be the cap itself,
+    and the nodes would meet there again. The cap bounds how long a node stays behind after the server's return.
     """
 
     def __init__(self, *, base_s: float, cap_s: float, random: Random) -> None:

@@ -17,7 +17,8 @@ EXIT_S: Final = 2.0
 
 
 class ChildProcess:
-    """A child process, which the constructor starts. `channel` is our end of a socketpair, which its user closes."""
+    """A child process, which the constructor starts. `channel` is our end of a socketpair. The user of this object
+    closes it."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def kill(self, reason: str) -> None:
-        """Kill the process. Of several reasons, the first counts."""
+        """Kill the process. If this is called several times, the first reason counts."""
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def reap(self, reason: str, on_exit: Callable[[str], None]) -> None:
-        """Call `on_exit` with the way in which the process has ended, once it has ended. A process that takes long is
-        killed, for `reason`."""
+        """Call `on_exit` with the way in which the process has ended, once it has ended. A process that takes too long
+        is killed, for `reason`."""
         loop = asyncio.get_running_loop()
         self._look(loop, loop.time() + EXIT_S, reason, on_exit)
 

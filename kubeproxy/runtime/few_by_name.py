@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class FewByName:
-    """The first events of each interval are logged by name.
+    """Allows the first events of each interval to be logged by name.
 
-    The others are counted, for one message in their place."""
+    The others are counted, so that one message can stand for them.
+    """
 
     def __init__(self, *, at_most: int, interval_s: float) -> None:
         self.at_most = at_most
@@ -25,7 +26,7 @@ class FewByName:
         return False
 
     def others(self, now: float) -> int:
-        """Return how many events were not logged in the interval that is over. Return 0 while it lasts."""
+        """Return how many events were not logged in the interval that is over, or 0 while the interval lasts."""
         if now - self._since < self.interval_s:
             return 0
         others, self._others = self._others, 0

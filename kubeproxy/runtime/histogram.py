@@ -15,7 +15,7 @@ class Histogram:
         """`bounds` are the buckets' upper bounds in seconds, ascending. One more bucket takes longer durations."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The number of durations in each bucket alone, not cumulative."""
+        """The number of durations in each single bucket, not cumulative."""
         self.seconds = 0.0
         """The sum of all durations."""
 

@@ -1,11 +1,11 @@
-"""Landlock: a process gives up the file system for good, without any privilege (Linux 5.13).
+"""Landlock, with which a process gives up the file system for good, without any privilege (Linux 5.13).
 
 The rule set is empty, so every right that the running kernel can withhold is withheld: reading, writing, executing,
-creating, removing. Beside files these are signals to other processes and abstract Unix sockets of others (Linux 6.12),
-and binding a TCP port of its own choice (6.7). See landlock(7).
+creating, removing. In addition to files these are signals to other processes and abstract Unix sockets of others (Linux
+6.12), and binding a TCP port of its own choice (6.7). See landlock(7).
 
-It says nothing of calls that need no open file: chmod, stat, connect to a Unix socket in the file system. The filter of
-`seccomp` refuses the first; `sandbox` has both.
+Landlock does not cover calls that need no open file: chmod, stat, connect to a Unix socket in the file system. The
+filter of `seccomp` refuses the first of these; `sandbox` has both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Final
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of the system calls, on all architectures."""
 _ASK_VERSION, _NET_PORT = 1, 2
-"""LANDLOCK_CREATE_RULESET_VERSION and LANDLOCK_RULE_NET_PORT of linux/landlock.h, as the other numbers here."""
+"""LANDLOCK_CREATE_RULESET_VERSION and LANDLOCK_RULE_NET_PORT. They are from linux/landlock.h, like the other numbers
+here."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
 """How many rights concern files, from each version of the interface on."""
 _BIND_TCP, _NETWORK_SINCE = 1, 4
@@ -40,7 +41,7 @@ def version() -> int:
 def restrict(*, abstract_sockets: bool) -> None:
     """Give up files, signals to others, and all TCP ports except those that the kernel chooses.
 
-    `abstract_sockets` says whether this process may still connect to those of other processes. This requires
+    With `abstract_sockets` this process may still connect to abstract sockets of other processes. This requires
     no_new_privs (`privileges.drop`), and applies to this thread and those that it starts. Raise OSError if the kernel
     refuses.
     """

@@ -47,7 +47,7 @@ class Purpose(Enum):
     STOP = "stop"
     """A new instance of another protocol version proves that it may have the owner stop."""
     ORDER = "order"
-    """A command proves that its caller may steer endpoints."""
+    """A command proves that its caller may give orders about endpoints."""
     RETIRE = "retire"
     """The owner proves that an orphaned worker may obey it."""
 

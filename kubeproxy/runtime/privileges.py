@@ -1,4 +1,4 @@
-"""Drops capabilities for good. Workers drop nearly all of them, and the control process most."""
+"""Drops capabilities for good. Workers drop nearly all of them, and the control process most of them."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def held() -> int:
 
 
 def drop(keep: Collection[Capability] = ()) -> None:
-    """Drop every capability except the first of `keep` that is permitted, in all sets. No exec gives any back. Raise
-    OSError if the kernel refuses."""
+    """Drop every capability except the first of `keep` that is permitted, in all sets. No exec returns any of them.
+    Raise OSError if the kernel refuses."""
     kept = _first_held(keep)
     _restrict(kept, inheritable=0)
 
 
 def restrict(keep: Collection[Capability] = CONTROL) -> None:
-    """Drop every capability except `keep`, in all sets. No exec gives any back.
+    """Drop every capability except `keep`, in all sets. No exec returns any of them.
 
-    Programs that this process starts, and its own next image, keep the same ones: as root by the bounding set, as
-    another user by the ambient set. This applies to the calling thread and those that it starts, so call it before
-    there are others. Raise OSError if the kernel refuses.
+    Programs that this process starts, and the program that it executes next, keep the same ones: as root by the
+    bounding set, as another user by the ambient set. This applies to the calling thread and those that it starts, so
+    call it before there are others. Raise OSError if the kernel refuses.
     """
     kept = held() & sum(1 << capability for capability in keep)
     _restrict(kept, inheritable=kept & _inheritable())
@@ -73,7 +73,8 @@ def _inheritable() -> int:
 
 
 def _restrict(kept: int, *, inheritable: int) -> None:
-    # This needs CAP_SETPCAP, so it comes first. Without it the bounding set is of no use to the process either.
+    # This needs CAP_SETPCAP, so it comes first. Without that capability the bounding set does not matter to the process
+    # either.
     for number in count():
         if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
             break

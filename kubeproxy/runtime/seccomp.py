@@ -64,8 +64,7 @@ def refused(machine: Machine, *, sockets: bool) -> dict[str, int]:
 
 
 def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
-    """Return the filter for a process, as an array of struct sock_filter. `sockets` says whether the process may open
-    any."""
+    """Return the filter for a process, as an array of struct sock_filter. With `sockets` the process may open some."""
     inspected = machine.numbers(INSPECTED)
     rules: dict[str, list[Step]] = {
         "tgkill": _require(_FIRST, pid),
@@ -112,7 +111,7 @@ def _unless(*allowed: int) -> list[Step]:
 
 
 def _plain_socket() -> list[Step]:
-    """Allow TCP, UDP and Unix sockets by their own protocols, and of netlink the list of sockets."""
+    """Allow TCP, UDP and Unix sockets with their own protocols, and of netlink the listing of sockets."""
     listing = _require(_THIRD, _NETLINK_SOCK_DIAG)
     return [
         (LD_ABS, 0, 0, _FIRST),
@@ -127,7 +126,7 @@ def _plain_socket() -> list[Step]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Return the first and last number of each unbroken row, in order."""
+    """Return the first and last number of each unbroken sequence, in order."""
     present = set(numbers)
     firsts = sorted(number for number in present if number - 1 not in present)
     lasts = sorted(number for number in present if number + 1 not in present)
@@ -137,8 +136,8 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 def confine(*, sockets: bool = True) -> str | None:
     """Filter the system calls of this process. Return the reason why that is not possible, or None if it is done.
 
-    `sockets` says whether the process may still open those that a worker needs. This requires no_new_privs
-    (`privileges.drop`), and applies to this thread, which can start no other.
+    With `sockets` the process may still open those that a worker needs. This requires no_new_privs (`privileges.drop`),
+    and applies to this thread, which can start no other.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:

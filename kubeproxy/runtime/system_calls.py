@@ -13,7 +13,7 @@ Numbers = tuple[int | None, int | None]
 """The numbers on x86_64 and on aarch64."""
 
 FILES: Final[Mapping[str, Numbers]] = {
-    # Opening and creating.
+    # Calls that open and create.
     "open": (2, None),
     "openat": (257, 56),
     "openat2": (437, 437),
@@ -30,14 +30,14 @@ FILES: Final[Mapping[str, Numbers]] = {
     "name_to_handle_at": (303, 264),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # Removing and renaming.
+    # Calls that remove and rename.
     "unlink": (87, None),
     "unlinkat": (263, 35),
     "rmdir": (84, None),
     "rename": (82, None),
     "renameat": (264, 38),
     "renameat2": (316, 276),
-    # Changing. Calls on descriptors are here, too, as standard error may be a file.
+    # Calls that change files. Calls on descriptors are included, because standard error may be a file.
     "truncate": (76, 45),
     "ftruncate": (77, 46),
     "fallocate": (285, 47),
@@ -71,7 +71,7 @@ FILES: Final[Mapping[str, Numbers]] = {
     "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
-    # Places.
+    # Calls that change the working directory, the root, or mounts.
     "chdir": (80, 49),
     "fchdir": (81, 50),
     "chroot": (161, 51),
@@ -93,7 +93,7 @@ FILES: Final[Mapping[str, Numbers]] = {
 }
 
 PROCESSES: Final[Mapping[str, Numbers]] = {
-    # New ones, and new threads: no confined process starts any.
+    # Calls that start programs, processes and threads. No confined process starts any.
     "fork": (57, None),
     "vfork": (58, None),
     "clone": (56, 220),
@@ -124,7 +124,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
     "sched_setaffinity": (203, 122),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # What processes share by names: queues, semaphores, memory, keys.
+    # Calls for what processes share by names: queues, semaphores, memory, keys.
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     "msgget": (68, 186),
@@ -144,7 +144,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
 }
 
 KERNEL: Final[Mapping[str, Numbers]] = {
-    # The parts with the most known faults, and the kernel's own log and modules.
+    # The parts of the kernel with the most known faults, and its own log and modules.
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -164,7 +164,7 @@ KERNEL: Final[Mapping[str, Numbers]] = {
 }
 
 SOCKETS: Final[Mapping[str, Numbers]] = {
-    # Calls that are refused where all sockets are open already.
+    # Calls that are refused if all sockets are already open.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -176,7 +176,7 @@ SOCKETS: Final[Mapping[str, Numbers]] = {
 }
 
 PAIRS: Final[Mapping[str, Numbers]] = {"socketpair": (53, 199)}
-"""A datagram socket of a pair sends to any name of another Unix socket."""
+"""These are refused because a datagram socket of a pair can send to any name of another Unix socket."""
 
 INSPECTED: Final[Mapping[str, Numbers]] = {
     # Calls that are allowed by their arguments.

@@ -10,8 +10,8 @@ from typing import Any
 class TaskSet:
     """Tasks that belong to one owner and end with it.
 
-    `on_crash` receives the name and the exception of a task that ends by an exception, so a task that no code awaits
-    cannot fail unseen.
+    `on_crash` receives the name and the exception of a task that ends with an exception, so that a task that no code
+    awaits cannot fail unnoticed.
     """
 
     def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:

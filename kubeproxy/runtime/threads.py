@@ -12,18 +12,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEGIN_S = 10.0
-"""For how many seconds the start of a thread is awaited. A thread that is slower is taken to be lost."""
+"""For how many seconds the start of a thread is awaited. A thread that takes longer is considered lost."""
 
 
 class NotBegun(MemoryError):
-    """No thread could start, because memory was short or a limit on processes was reached. No work was done."""
+    """Raised if no thread could start, because memory was short or a limit on processes was reached. No work was
+    done."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Do `work` in a thread of its own and return its result. Raise NotBegun if the thread could not begin.
 
-    Not asyncio.to_thread: Python waits for an executor's threads at exit, and neither a read of standard input nor the
-    parsing of fifty megabytes can be interrupted.
+    asyncio.to_thread is not used, because Python waits for an executor's threads at exit, and neither a read of
+    standard input nor the parsing of fifty megabytes can be interrupted.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -68,9 +69,9 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def imported(*modules: str) -> None:
-    """Import modules while the loop goes on. Without a thread they are left to the caller's own import.
+    """Import modules while the event loop goes on. If there is no thread, the caller's own import does the work.
 
-    On a busy node imports take seconds, in which the loop would keep nothing alive.
+    On a busy node imports take seconds, in which a blocked loop could not keep the rescue alive.
     """
 
     def work() -> None:

@@ -1,8 +1,8 @@
-"""The interface through which a source delivers its objects.
+"""The interface with which a source delivers its objects.
 
 A source first calls ``replace`` for each kind (its full list), then single changes. After a broken connection it calls
-``replace`` again with its new list; nothing is withdrawn in between. All calls are made from the event loop's thread
-and return at once.
+``replace`` again with its new list, and nothing is withdrawn in between. All calls are made from the event loop's
+thread and return at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SourceName = NewType("SourceName", str)
 
 
 class Sink(Protocol):
-    """Takes the Services and EndpointSlices of all sources: the proxier's tracker, which a room of the same height must
-    not import."""
+    """Takes the Services and EndpointSlices of all sources. It is the proxier's tracker, which a room of the same
+    height must not import."""
 
     def replace_services(self, source: SourceName, services: Iterable[Service]) -> None:
         """Replace all Services of this source. Those that are not in the list are removed."""
@@ -43,4 +43,4 @@ class NodeSink(Protocol):
     """Takes the object of this node. The tracker does so."""
 
     def set_node(self, node: Node | None) -> None:
-        """Set this node's object, or None if there is no such node."""
+        """Set this node's object, or None if it does not exist."""

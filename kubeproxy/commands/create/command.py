@@ -1,4 +1,4 @@
-"""The whole of ``kubeproxy create``: it reads, checks, sends and reports objects, one after another or several at once.
+"""Runs ``kubeproxy create``: reads, checks, sends and reports objects, one after another or several at once.
 
 An error that concerns one object is kept and printed at the end, as kubectl does, and the other objects are still
 created. If the server cannot be reached any more, or the command is interrupted, it begins no further object. A summary
@@ -40,16 +40,17 @@ from kubeproxy.runtime.tasks import TaskSet
 
 FAILED: Final = 1
 FINISH_S: Final = 3.0
-"""How long requests under way may take to end after an interrupt."""
+"""How long requests in progress may take to end after an interrupt."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 CHANGE_CAUSE: Final = "kubernetes.io/change-cause"
 _AHEAD: Final = 4
-"""How many finished objects are kept for each object under way. Their lines wait for the line of an earlier object."""
+"""How many finished objects are kept for each object in progress. Their lines wait for the line of an earlier
+object."""
 _SHOWN: Final = 10
 
 
 def run(options: CreateOptions) -> int:
-    """Run the command and return its exit status. Must not be called from a running event loop."""
+    """Run the command and return its exit status. This must not be called from a running event loop."""
     report = Report(progress=True)
     try:
         return asyncio.run(create(options, report))
@@ -86,7 +87,7 @@ def _failed(report: Report, errors: list[Exception], host: str) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What happened to one object. While the object is under way, the outcome has neither a text nor an error."""
+    """The result for one object. While the object is in progress it has neither a text nor an error."""
 
     found: ResourceObject | None = None
     text: str = ""
@@ -161,7 +162,7 @@ class Create:
             await asyncio.sleep(0.25)
             self._report.tick()
 
-    # Objects, as they come
+    # The objects, as they come.
 
     def _objects(self) -> AsyncIterator[ResourceObject | Exception]:
         options, config = self._options, self._client.config
@@ -182,7 +183,7 @@ class Create:
         return builder.stream()
 
     async def _sorted(self, builder: Builder) -> AsyncIterator[ResourceObject | Exception]:
-        """Read all objects before the first is created. Check and map each of them in turn."""
+        """Read all objects before the first one is created. Check and map each of them in turn."""
         objects: list[tuple[ResourceObject, Sequence[str]]] = []
         async for found in builder.unprepared():
             if isinstance(found, tuple):
@@ -223,11 +224,11 @@ class Create:
         task = self._tasks.start(self._one(found), name=found.label)
         self._under_way[task] = found
         self._outcomes.append((task, _Outcome(found)))
-        # Let the request go out now, so that the next document is read while the request is under way.
+        # Let the request be sent now, so that the next document is read while the request is in progress.
         await asyncio.sleep(0)
 
     async def _any(self) -> None:
-        """Wait for one of the objects under way, and print what can be printed."""
+        """Wait for one of the objects in progress, and print what can be printed."""
         head = self._outcomes[0][0] if self._outcomes else None
         waiting = set(self._under_way)
         if len(self._outcomes) >= _AHEAD * max(1, self._options.parallel) and head in waiting:
@@ -269,7 +270,7 @@ class Create:
         elif outcome.text:
             self._report.line(outcome.text)
 
-    # One object
+    # The handling of one object.
 
     async def _one(self, found: ResourceObject) -> _Outcome:
         try:
@@ -324,7 +325,7 @@ class Create:
         suffix = {DryRun.NONE: "", DryRun.CLIENT: " (dry run)", DryRun.SERVER: " (server dry run)"}
         return f"{label} {what}{suffix[self._options.dry_run]}"
 
-    # The end
+    # The end of the run.
 
     def _finished(self) -> int:
         report = self._report
@@ -342,7 +343,7 @@ class Create:
         return 0
 
     async def _interrupted(self) -> int:
-        """Let requests under way end, then report what was created and what was not."""
+        """Let requests in progress end, then report what was created and what was not."""
         if self._under_way:
             await asyncio.wait(set(self._under_way), timeout=FINISH_S)
         unknown = [found.label for task, found in self._under_way.items() if not task.done()]
@@ -371,7 +372,7 @@ class Create:
 
 
 def _is_unauthorized(error: Exception) -> bool:
-    """Return whether the server rejects the credentials, and so every object."""
+    """Return whether the server rejects the credentials, and therefore every object."""
     return isinstance(error, StatusError) and error.status == 401
 
 

@@ -15,11 +15,11 @@ from kubeproxy.kubernetes.resource_builder.openapi import Schemas, SchemaSource
 from kubeproxy.kubernetes.resource_builder.validation import Fault, validate
 
 FIELD_VALIDATION_MINOR: Final = 27
-"""Every server checks fields itself from this Kubernetes version on, which is 1.27."""
+"""The minor version of Kubernetes from which on every server checks fields itself: 1.27."""
 
 
 class FieldCheck:
-    """Checks objects as a `Builder` wants it."""
+    """Checks objects for a `Builder`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FieldCheck:
         faults = validate(found.data, schemas)
         if not faults and self._known(found, schemas):
             return []
-        if self._source.from_disk:  # The server may have learnt of the kind or the field since the document was read.
+        if self._source.from_disk:  # The server may have learnt the kind or the field since the document was read.
             return validate(found.data, await self._source.refresh())
         return faults
 

@@ -11,11 +11,11 @@ FIELD_MANAGER = "kubeproxy-create"
 
 
 class NothingToDo(Exception):
-    """The user has decided to create nothing. This ends the command, and is no error."""
+    """Raised if the user has decided to create nothing. It ends the command and is not an error."""
 
 
 class DryRun(StrEnum):
-    """Whether objects are printed only, checked by the server, or created."""
+    """Whether objects are only printed, only checked by the server, or created."""
 
     NONE = "none"
     CLIENT = "client"
@@ -23,7 +23,7 @@ class DryRun(StrEnum):
 
 
 class Validation(StrEnum):
-    """What happens to fields that the server does not know, and to keys that stand in a mapping twice."""
+    """What happens to fields that the server does not know, and to keys that a mapping has twice."""
 
     STRICT = "strict"
     WARN = "warn"
@@ -32,7 +32,7 @@ class Validation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateOptions:
-    """One command line, checked as far as that is possible without reading anything."""
+    """One command line, checked as far as that is possible without reading any file."""
 
     filenames: tuple[str, ...] = ()
     recursive: bool = False
@@ -46,7 +46,7 @@ class CreateOptions:
     raw: str = ""
     edit: bool = False
     record: str = ""
-    """The command line to record in each object. It is empty if none is to be recorded."""
+    """The command line to record in each object, or empty if none is to be recorded."""
     sort: bool = False
     skip_existing: bool = False
     parallel: int = 1

@@ -72,15 +72,15 @@ def rank(item: ResourceObject) -> int:
 
 
 class Independence:
-    """Tells whether an object may be created while others are under way."""
+    """Decides whether an object may be created while others are in progress."""
 
     def __init__(self) -> None:
         self._barrier = ""
-        """The kind under way, if it is one of `BARRIERS`."""
+        """The kind in progress, if it is one of `BARRIERS`."""
         self._under_way: set[tuple[str, str, str, str]] = set()
 
     def conflicts(self, item: ResourceObject) -> bool:
-        """Return whether all objects under way must be created before this one is begun."""
+        """Return whether all objects in progress must be created before this one is begun."""
         return _barrier(item) != self._barrier or _identity(item) in self._under_way
 
     def begin(self, item: ResourceObject) -> None:

@@ -1,4 +1,4 @@
-"""``--raw``: posts one file without a change."""
+"""``--raw``: posts one file unchanged."""
 
 from __future__ import annotations
 

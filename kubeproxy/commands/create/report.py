@@ -58,7 +58,7 @@ class Report:
         write_lines(self._err, text)
 
     def waits(self, seconds: float, reason: str) -> None:
-        """Show why nothing happens for a while."""
+        """Show why the command makes no progress for a while."""
         self._draw(printable(f", waits {seconds:.1f} s: {reason}"), force=True)
 
     def tick(self) -> None:
@@ -66,7 +66,7 @@ class Report:
         self._draw()
 
     def end(self) -> None:
-        """Remove the line of progress, and draw no other."""
+        """Remove the line of progress, and draw no further one."""
         self._erase()
         self._shows = False
 

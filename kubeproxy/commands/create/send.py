@@ -14,7 +14,7 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data, Resource
 from kubeproxy.model.errors import ClusterError
 
 COMES_BACK_S: Final = 15.0
-"""For how long the command waits for a server that has answered before and does not now."""
+"""For how long the command waits for a server that has answered before and does not answer now."""
 _PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 2.0
 _CLOCK_S: Final = 2.0
@@ -22,15 +22,16 @@ _CLOCK_S: Final = 2.0
 
 
 class ServerLost(ClusterError):
-    """The server does not answer any more, so nothing further can be created."""
+    """Raised if the server does not answer any more, so that nothing further can be created."""
 
 
 class MaybeCreated(ServerLost):
-    """The connection ended after an object was sent, and the command cannot find out whether it was created."""
+    """Raised if the connection ended after an object was sent, and the command cannot find out whether the object was
+    created."""
 
 
 class AlreadyThere(Exception):
-    """The object already existed; this command did not create it."""
+    """Raised if the object already existed. This command did not create it."""
 
     def __init__(self, error: StatusError) -> None:
         super().__init__(str(error))
@@ -81,7 +82,7 @@ class Sender:
                 raise AlreadyThere(error) from None
             except Unreachable as error:
                 if not self._client.has_answered and not error.was_sent and not sent_before:
-                    raise  # The server has never answered, so waiting for it would be a guess.
+                    raise  # The server has never answered, so there is no reason to expect that it will.
                 last = error
             if last.was_sent and not self._dry_run:
                 sent_before = True
@@ -100,8 +101,8 @@ class Sender:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _standing(self, found: ResourceObject, deadline: float) -> Data | None:
-        """Return the object as the server has it now, or None if there is none. Raise `MaybeCreated` if the server does
-        not answer."""
+        """Return the object as the server has it now, or None if it does not exist. Raise `MaybeCreated` if the server
+        does not answer."""
         if not found.name:
             return None
         path = found.resource.path(found.namespace, found.name)

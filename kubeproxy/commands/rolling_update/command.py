@@ -1,4 +1,4 @@
-"""Runs ``kubeproxy rolling-update`` once: connects, updates, prints, and says what to do if the update stops."""
+"""Runs ``kubeproxy rolling-update`` once: connects, updates, prints, and tells what to do if the update stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TICK_S: Final = 1.0
 
 
 def run(options: UpdateOptions) -> int:
-    """Run the command and return its exit status. Must not be called from a running event loop."""
+    """Run the command and return its exit status. This must not be called from a running event loop."""
     progress = ProgressOutput(options.output.partition("=")[0])
     try:
         return asyncio.run(update(options, progress))
@@ -117,7 +117,7 @@ class Run:
             await asyncio.sleep(_TICK_S)
             self._progress.tick()
 
-    # The end
+    # The end of the run.
 
     def _print(self, found: Controller | Planned) -> None:
         progress, printer, options = self._progress, self._printer, self._options

@@ -23,28 +23,28 @@ _DIGITS: Final = 10
 
 _PREFIX: Final = "kubectl.kubernetes.io"
 NEXT: Final = f"{_PREFIX}/next-controller-id"
-"""On the old controller: the name of the new one. This mark and the next three are kubectl's, so that kubectl can
+"""The name of the new controller, on the old one. This mark and the next three are kubectl's, so that kubectl can
 continue our update, and we can continue kubectl's."""
 ORIGINAL_REPLICAS: Final = f"{_PREFIX}/original-replicas"
-"""On the old controller: the controller's size before the update."""
+"""The size that the old controller had before the update, on the old controller."""
 SOURCE: Final = f"{_PREFIX}/update-source-id"
-"""On the new controller: ``NAME:UID`` of the old one."""
+"""``NAME:UID`` of the old controller, on the new one."""
 DESIRED_REPLICAS: Final = f"{_PREFIX}/desired-replicas"
-"""On the new controller: the controller's size after the update."""
+"""The size that the new controller has after the update, on the new controller."""
 HOLDER: Final = "kubeproxy/rolling-update"
-"""On the controller that the command line names first: the process that updates the controller, see `UpdateLock`."""
+"""The process that updates the controller (see `UpdateLock`), on the controller that the command line names first."""
 RENAMED_FROM: Final = "kubeproxy/renamed-from"
-"""On a controller that is to take over the pods of another one: the other controller's name. The label of the same name
-has the other controller's UID."""
+"""The name of the other controller, on a controller that is to take over that controller's pods. The label of the same
+name has the other controller's UID."""
 MARKS: Final = (NEXT, ORIGINAL_REPLICAS, SOURCE, DESIRED_REPLICAS, HOLDER, RENAMED_FROM)
 
 
 class UpdateError(ClusterError):
-    """The update cannot continue. The message says why."""
+    """Raised if the update cannot continue. The message tells why."""
 
 
 class DeletedError(UpdateError):
-    """A controller that the update needs does not exist any more."""
+    """Raised if a controller that the update needs does not exist any more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} was deleted by another client while it was updated")
@@ -128,7 +128,7 @@ class Controller:
 
     @property
     def observed(self) -> bool:
-        """Whether the controller manager has acted on the newest spec."""
+        """Return whether the controller manager has acted on the newest spec."""
         observed = int((self.data.get("status") or {}).get("observedGeneration") or 0)
         return observed >= int(self.metadata.get("generation") or 0)
 
@@ -152,7 +152,7 @@ class Controller:
         return f"{self.name}:{self.uid}"
 
     def number(self, annotation: str) -> int | None:
-        """Return an annotation as a number of pods, or None if it is absent. Raise `UpdateError` if it is no such
+        """Return an annotation as a number of pods, or None if it is absent. Raise `UpdateError` if it is not such a
         number."""
         text = self.annotations.get(annotation)
         if text is None:
@@ -224,7 +224,7 @@ def not_found(name: str) -> str:
 
 
 class RivalError(UpdateError):
-    """Another process updates the same controller."""
+    """Raised if another process updates the same controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class UpdateLock:
         return cls(controller.name, holder, controller.annotations.get(HOLDER, ""))
 
     def take(self, controller: Controller) -> None:
-        """Put the lock on the controller. Raises RivalError if another run has done so since this one began."""
+        """Put the lock on the controller. Raise RivalError if another run has done so since this one began."""
         found = controller.annotations.get(HOLDER, "")
         if found not in (self.before, self.holder):
             raise self._rival(found, "began at the same time; this one stops before it changed anything")

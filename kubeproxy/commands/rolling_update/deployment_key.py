@@ -1,7 +1,7 @@
-"""The deployment key: a label by which the old controller's pods differ from those of the new one.
+"""The deployment key: a label in which the old controller's pods differ from those of the new one.
 
 The order of the writes keeps the controller from losing its pods. The template comes first, so that new pods have the
-label; then the pods get it, and then the selector. If the selector came first, the controller would match none of its
+label. Then the pods get it, and then the selector. If the selector came first, the controller would match none of its
 pods, release all of them, and create a whole new set.
 """
 
@@ -52,7 +52,7 @@ async def _delete_strays(requests: ControllerRequests, old: Controller, key: str
     """Delete pods without the label that the controller created before it saw its new template, because it releases
     them.
 
-    Such pods are recognized by their names, as other pods that matched the former selector may have been created by
+    Such pods are recognized by their names, because other pods that match the former selector may have been created by
     hand.
     """
     if not before:

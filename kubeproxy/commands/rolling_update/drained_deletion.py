@@ -29,14 +29,14 @@ DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = "-2147483648"
 """The lowest deletion cost that the API allows."""
 COST_MINOR: Final = 22
-"""The Kubernetes version, 1.22, from which on upstream's controllers regard the deletion cost."""
+"""The minor version of Kubernetes from which on upstream's controllers regard the deletion cost: 1.22."""
 MOST_AT_ONCE: Final = 300
 """How many pods drain in one step. A Service has room for the requests of a thousand pods, including those of other
 rollouts."""
 CLEAN_UP_S: Final = 10.0
 """How long an update waits at its end for the last drained pods to disappear. Requests that are left then expire."""
 CACHES_S: Final = 0.2
-"""How far the controller's view of pods may be behind its view of sizes."""
+"""By how much the controller's view of pods may be behind its view of sizes."""
 _NAMED: Final = 3
 
 
@@ -96,7 +96,7 @@ class DrainedDeletion:
                 await self._requests.delete_pod(pod)
 
     async def put_back(self, pods: Sequence[Pod]) -> None:
-        """Keep these pods: give them new connections again, and let them no longer be the first to be deleted."""
+        """Keep these pods: give them new connections again, and no longer delete them first."""
         if not pods:
             return
         for pod in pods:
@@ -164,7 +164,7 @@ class DrainedDeletion:
             self._progress.waits(Waiting(f"{left} open connections of pods that are drained to end", None))
 
     def _note(self, text: str) -> None:
-        """Print a note, but only the first one, as every step would have the same reason."""
+        """Print a note, but only the first one, because every step would have the same reason."""
         if not self._noted:
             self._noted = True
             self._progress.note(text)

@@ -1,6 +1,6 @@
 """The end of an update: the old controller and the marks are removed, and the new controller may get the old name.
 
-The marks by which a later run finds its way are removed only by the last write. A name cannot be changed, so a
+The marks with which a later run finds its way are removed only by the last write. A name cannot be changed, so a
 controller is renamed by creating it again under the other name. No write may lose the specification on the way, and at
 no moment may two controllers have the same pods. So the successor is created first, without pods and with a label in
 its selector that no pod has. Then the first controller is deleted and leaves its pods. Then one write gives the
@@ -50,7 +50,7 @@ class Finish:
         self._timeout_s = timeout_s
 
     async def delete(self, gone: Controller | None, kept: Controller) -> Controller:
-        """Delete `gone` (None if already deleted); the other controller keeps its own name."""
+        """Delete `gone` (None if it is already deleted). The other controller keeps its own name."""
         if gone is not None:
             self._progress.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
             await self._delete_empty(gone)
@@ -64,7 +64,7 @@ class Finish:
         return survivor
 
     async def rename(self, old: Controller | None, new: Controller, name: str) -> Controller:
-        """Delete `old` (None if already deleted), and give the new controller its name."""
+        """Delete `old` (None if it is already deleted), and give the new controller its name."""
         if old is not None:
             self._progress.event(
                 "delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name
@@ -83,7 +83,7 @@ class Finish:
         return await self.complete_rename(successor)
 
     async def complete_rename(self, successor: Controller) -> Controller:
-        """Do the rest of a rename, once the successor exists. A later run may find one and call this, too."""
+        """Do the rest of a rename, after the successor was created. A later run that finds one calls this, too."""
         predecessor = await self._requests.standing(successor.annotations[RENAMED_FROM])
         if predecessor is not None and predecessor.uid == successor.selector.get(RENAMED_FROM):
             if not predecessor.deleting:

@@ -1,4 +1,4 @@
-"""Says how to continue or undo an update that has stopped."""
+"""Tells how to continue or undo an update that has stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPEATED: Final = (
     *("kubeconfig", "context", "cluster", "user", "server", "tls_server_name"),
     *("certificate_authority", "client_certificate", "client_key"),
 )
-"""Flags that choose the server and the user. Secrets are left out, because these lines are printed."""
+"""The flags that choose the server and the user. Secrets are left out, because these lines are printed."""
 
 
 def go_on(options: UpdateOptions) -> str:
@@ -75,7 +75,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def lines(options: UpdateOptions, snapshot: Snapshot | None, *, back: bool, new_name: str) -> list[str]:
-    """Return the lines to print after the reason. `back` says whether the update can be undone."""
+    """Return the lines to print after the reason. `back` is true if the update can be undone."""
     found = [f"state: {state(snapshot)}; the pods serve on"] if snapshot is not None else []
     found.append(f"to go on:   {go_on(options)}")
     if options.rollback:

@@ -51,7 +51,7 @@ async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str
     directory = cache_directory(options.cache_directory)
     mapper = Mapper(client, DiscoveryCache(directory, client.config.host))
     level = Validation.STRICT if options.validate else Validation.IGNORE
-    # The server's own check would come too late, when the old controller is marked already.
+    # The server's own check would come too late, after the old controller is marked.
     check = FieldCheck(level, DryRun.CLIENT, mapper, SchemaSource(client, directory), on_warning)
     config = client.config
     query = Query(

@@ -43,8 +43,8 @@ def container_of(controller: Controller, chosen: str) -> Data:
 
 
 def fresh(controller: Controller, name: str) -> Controller:
-    """Return a copy to be created under another name, without marks and without fields that belong to the one
-    object."""
+    """Return a copy to be created under another name, without marks and without fields that belong to the original
+    object only."""
     copied = controller.copy()
     for key in _OF_THE_SERVER:
         copied.metadata.pop(key, None)
@@ -107,7 +107,7 @@ def check_size(new: Controller) -> None:
 
 
 def without_pods(new: Controller) -> Controller:
-    """Return a copy of size 0, as which the new controller is created."""
+    """Return a copy of size 0, with which the new controller is created."""
     empty = new.copy()
     empty.spec["replicas"] = 0
     return empty

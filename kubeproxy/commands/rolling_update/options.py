@@ -47,7 +47,8 @@ class UpdateOptions:
     max_surge: int | str = 1
     max_unavailable: int | str = 0
     cleanup: Cleanup | None = None
-    """None means rename if only the old controller and an image are named, and otherwise delete."""
+    """What happens to the old controller. None means rename if only the old controller and an image are named, and
+    otherwise delete."""
     client: Overrides = field(default_factory=Overrides)
     request_timeout_s: float | None = None
     cache_directory: str = ""
@@ -73,7 +74,7 @@ class UpdateOptions:
 
 
 def _faults(options: UpdateOptions) -> list[str]:
-    """Return all problems at once, in kubectl's words if kubectl has the check."""
+    """Yield all problems of the command line, in kubectl's words if kubectl has the check."""
     found = []
     if not options.deployment_label_key:
         found.append("--deployment-label-key can not be empty")

@@ -22,7 +22,7 @@ from kubeproxy.model.printable import printable
 from kubeproxy.runtime.output import write_data, write_lines
 
 SETTLED_S: Final = 5.0
-"""Where nothing is redrawn, a wait gets a line of its own only if it lasts this long."""
+"""If nothing is redrawn, a wait gets a line of its own only if it lasts this long."""
 _COLUMNS: Final = 80
 """The width of a terminal that does not report one."""
 _UP_AND_ERASE: Final = "\x1b[1A\x1b[2K"
@@ -53,7 +53,7 @@ class ProgressOutput:
         self._noted = ""
         self._warned: set[str] = set()
 
-    # What happens
+    # Events and results.
 
     def event(self, event: str, text: str, **fields: Any) -> None:
         """Print that something was done, or is about to be done."""
@@ -91,7 +91,7 @@ class ProgressOutput:
         if self._json:
             write_lines(self._out, self._encoded("failed", text, self._counts()))
 
-    # What is waited for
+    # The reasons for waiting.
 
     def see(self, snapshot: Snapshot) -> None:
         """Show the present state of both controllers."""
@@ -121,7 +121,7 @@ class ProgressOutput:
                 write_lines(self._err, f"{self._summary()}{text}")
 
     def end(self) -> None:
-        """Remove the block, and draw no other."""
+        """Remove the block, and draw no further one."""
         self._erase()
         self._redraws = False
         self._waiting = None
@@ -129,7 +129,7 @@ class ProgressOutput:
     def _lasted(self) -> float:
         return self._clock() - self._waiting_began
 
-    # Text
+    # The texts.
 
     def _encoded(self, event: str, text: str, fields: dict[str, Any]) -> str:
         head = {"event": event, "time": timestamps.seconds(self._clock()), "message": text}

@@ -1,7 +1,7 @@
 """Reads and writes ReplicationControllers and pods. Each write can be repeated safely.
 
 A write that may have had an effect is sent again. A PUT carries the resourceVersion of the state that it changes, a
-DELETE the UID, and a POST a fixed name. So the second one finds the effect of the first, and changes nothing.
+DELETE the UID, and a POST a fixed name. So the repetition finds the effect of the first request, and changes nothing.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class ControllerRequests:
         """Return the server's time in Unix seconds, accurate to a second."""
         return self._client.now()
 
-    # Reading
+    # Reads.
 
     async def get(self, name: str) -> Controller | None:
-        """Return a controller. Return None if there is none, or if it is being deleted and only a finalizer keeps
+        """Return a controller. Return None if it does not exist, or if it is being deleted and only a finalizer keeps
         it."""
         found = await self.standing(name)
         return None if found is None or found.deleting else found
@@ -82,7 +82,7 @@ class ControllerRequests:
         except msgspec.MsgspecError as error:
             raise Garbage(f"a list of pods that cannot be read: {error}", cause="garbage") from None
 
-    # Writing
+    # Writes.
 
     async def update(self, controller: Controller, change: Callable[[Controller], None]) -> Controller:
         """Change a controller by PUT, and return it. After a conflict, make the change again on the newest state.
@@ -264,9 +264,9 @@ class _Shape(msgspec.Struct):
 
 
 def checked(answer: Any) -> Controller:
-    """Return the controller in an answer of the server. Raise Garbage if the answer is no controller.
+    """Return the controller in an answer of the server. Raise Garbage if the answer is not a controller.
 
-    The fields that an update reads are checked once, where the plain JSON comes in.
+    The fields that an update reads are checked once, when the plain JSON arrives.
     """
     try:
         msgspec.convert(answer, _Shape)

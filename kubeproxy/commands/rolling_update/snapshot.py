@@ -1,4 +1,4 @@
-"""Both controllers and their pods at one moment, and what the update waits for. Pure; times are Unix seconds."""
+"""Both controllers and their pods at one moment, and what the update waits for. It is pure; times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Snapshot:
         return sizes.new == limits.desired and sizes.old == 0
 
     def waiting(self, limits: Bounds) -> Waiting | None:
-        """Return the nearest reason why no step is possible now, or None if no reason is seen."""
+        """Return the nearest reason why no step is possible now, or None if there is no known reason."""
         up = self.up
         if failure := up.controller.failure:
             return Waiting(f"{up.controller.name}: pods cannot be created: {failure}", None)

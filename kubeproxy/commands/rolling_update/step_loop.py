@@ -25,7 +25,7 @@ _FIRST_LOOK_S: Final = 0.1
 
 
 class StalledError(UpdateError):
-    """No progress was made for too long."""
+    """Raised if there was no progress for too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Pace:
 
 
 class _Moved(Exception):
-    """Another client has scaled the controller since the step was computed."""
+    """Raised if another client has scaled the controller since the step was computed."""
 
 
 class StepLoop:
-    """Steps of one update. `lock` is on the controller that the command line names first."""
+    """Takes the steps of one update. `lock` is on the controller that the command line names first."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class StepLoop:
                 snapshot = await self._look(up, down)
         await self._synced(up.name, limits.desired)
 
-    # Steps
+    # The steps.
 
     async def _grow(self, snapshot: Snapshot, limits: Bounds) -> bool:
         up, sizes = snapshot.up.controller, snapshot.sizes
@@ -135,7 +135,8 @@ class StepLoop:
             again = await self._look(snapshot.up.controller, down)
             if again.sizes.old != sizes.old or scale_down(limits, again.sizes) > size:
                 await self._drained_deletion.put_back(gone)
-                # Compute the step anew if pods have become unready meanwhile, or another client has scaled.
+                # Compute the step again if pods have become unready meanwhile, or another client has scaled a
+                # controller.
                 return False
             assert again.down is not None
             down = again.down.controller
@@ -170,11 +171,11 @@ class StepLoop:
         return True
 
     async def _check_lock(self, name: str) -> None:
-        """Look at the lock before a write, if it is on the other controller than the one that is written."""
+        """Check the lock before a write, if it is on the other controller than the one that is written."""
         if name != self._lock.name and (anchor := await self._requests.get(self._lock.name)) is not None:
             self._lock.check(anchor)
 
-    # Waiting
+    # The waits.
 
     async def _synced(self, name: str, size: int) -> None:
         """Wait until the controller manager has acted on the controller's spec, or another client has changed the
@@ -198,7 +199,7 @@ class StepLoop:
             await asyncio.sleep(backoff.next())
 
     async def _pause(self, up: Controller, down: Controller | None, limits: Bounds) -> Snapshot:
-        """Wait for the update period, and look at the pods meanwhile."""
+        """Wait for the update period, and check the pods meanwhile."""
         end = self._clock() + self._pace.update_period_s
         while True:
             snapshot = await self._look(up, down)

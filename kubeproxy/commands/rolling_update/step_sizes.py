@@ -33,7 +33,7 @@ class Bounds:
 
 def bounds(max_surge: int | str, max_unavailable: int | str, desired: int) -> Bounds:
     """Return the promises for this number of pods. Of percentages, the surge is rounded up and the unavailability down.
-    If both are 0, one pod may be unavailable, because no step would be possible otherwise."""
+    If both are 0, one pod may be unavailable, because otherwise no step would be possible."""
     surge, unavailable = resolve(max_surge, max_unavailable, desired)
     return Bounds(desired, surge, unavailable)
 

@@ -1,6 +1,7 @@
 """The whole rolling update: it finds the present state, marks, creates, rolls and finishes, forward or back.
 
-The command may end after any of its writes: a later run finds by the marks how far the update has come, and continues.
+The command may end after any of its writes. A later run finds out by the marks how far the update has come, and
+continues.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ReadFile = Callable[[], Awaitable[Controller]]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The two ends of the update, which a dry run prints."""
+    """The old and the new controller as the update would leave them, which a dry run prints."""
 
     source: Controller
     target: Controller
@@ -107,7 +108,7 @@ class RollingUpdate:
             return await self._without_old(name)
         return await self._forward(old)
 
-    # Forward
+    # Forward.
 
     async def _forward(self, old: Controller) -> Controller | Planned:
         options = self._options
@@ -157,7 +158,7 @@ class RollingUpdate:
                 return await finish.delete(old, new)
 
     async def _from_image(self, old: Controller) -> _Target:
-        """Return the new controller by ``--image``."""
+        """Return the new controller for ``--image``."""
         options = self._options
         next_name = old.annotations.get(NEXT, "")
         next_one = await self._requests.get(next_name) if next_name else None
@@ -187,7 +188,7 @@ class RollingUpdate:
         return _Target(new, False, desired, resumed)
 
     async def _from_file(self, old: Controller) -> _Target:
-        """Return the new controller by ``--filename``."""
+        """Return the new controller for ``--filename``."""
         new = await self._read_file()
         next_name = old.annotations.get(NEXT, "")
         next_one = await self._requests.get(next_name) if next_name else None
@@ -247,7 +248,7 @@ class RollingUpdate:
     def _continuing(self, new: Controller) -> None:
         self._progress.event("continue", f"Continuing update with existing controller {new.name}.", controller=new.name)
 
-    # What is left of an interrupted update
+    # The rest of an interrupted update.
 
     async def _complete_rename(self, successor: Controller) -> Controller:
         """Complete a rename that an earlier run has begun, and return the controller with the old name."""
@@ -303,7 +304,7 @@ class RollingUpdate:
             found = successors[0] if successors else None
         return found if found is not None and is_source_of(name, found) else None
 
-    # Back
+    # Back.
 
     async def _back(self, name: str, old: Controller | None) -> Controller | Planned:
         """Scale the old controller up again, and the new one down."""
@@ -365,7 +366,7 @@ class RollingUpdate:
             f" {new.annotations.get(RENAMED_FROM, new.name)}. To complete the update: {command}"
         )
 
-    # Parts
+    # Helpers.
 
     async def _roll(self, lock: UpdateLock, *, up: Controller, down: Controller | None, desired: int) -> None:
         options = self._options

@@ -1,6 +1,6 @@
-"""What a Deployment lacks for rollouts that lose no connection, under any Deployment controller.
+"""Finds out what a Deployment lacks for rollouts that lose no connection, under any Deployment controller.
 
-docs/rollouts.md has the reasons at length.
+docs/rollouts.md has the reasons in detail.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SHUTDOWN_S: Final = 5
 USE_S: Final = 5
 """How long nodes may take to use a new pod."""
 _GRACE_S: Final = 30
-"""terminationGracePeriodSeconds where a pod says nothing."""
+"""The default of terminationGracePeriodSeconds."""
 _SHARE: Final = "25%"
-"""maxSurge and maxUnavailable where a Deployment says nothing."""
+"""The default of maxSurge and maxUnavailable."""
 _WIDTH: Final = 100
 
 Object = dict[str, Any]
@@ -29,7 +29,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of the advice."""
+    """The wishes of the user who asks for advice."""
 
     timeout_s: int = 25
     """The longest connection that is to end by itself."""
@@ -82,7 +82,8 @@ _Part = tuple[Object, list[str]]
 
 
 def _hooks(pod: Mapping[str, Any], wanted: Wanted) -> _Part:
-    """A hook for each container: they end at the same time, and one of them may be the way of the connections."""
+    """Return a hook for each container, because all of them end at the same time, and connections may go through any of
+    them."""
     if pod.get("hostNetwork"):
         return {}, []
     containers = []

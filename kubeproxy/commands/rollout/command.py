@@ -35,11 +35,11 @@ from kubeproxy.model.errors import KubeproxyError
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 EXPLAIN_S = 5.0
-"""How long the command may look for the reason of a failure."""
+"""How long the command may search for the reason of a failure."""
 
 
 class RolloutError(KubeproxyError):
-    """The command cannot do what it was asked for."""
+    """Raised if the command cannot do what it was asked for."""
 
 
 class _EventObject(msgspec.Struct):
@@ -142,7 +142,7 @@ class Rollout:
         self.say(f"deployment.apps/{self.name} paused")
 
     async def resume(self) -> None:
-        """Roll out what changed meanwhile, and go on."""
+        """Roll out what changed meanwhile, and continue."""
         deployment = await self._deployment()
         if not deployment.spec.paused:
             raise RolloutError(f'deployments.apps "{self.name}" is not paused')
@@ -192,7 +192,7 @@ class Rollout:
         for line in yaml.safe_dump(value, sort_keys=False).splitlines():
             self.say(line)
 
-    # Reading and writing
+    # Reads and writes.
 
     async def _deployment(self) -> Deployment:
         return await deployment_client(self.client).get(self.namespace, self.name)

@@ -14,8 +14,8 @@ from kubeproxy.model.errors import ConfigError
 
 
 async def deployments_in(filenames: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the Deployments of files, addresses or standard input. Raise ConfigError for what is unreadable, or has
-    none."""
+    """Return the Deployments of files, addresses or standard input. Raise ConfigError if the input cannot be read, or
+    has none."""
     sources, faults = expand(filenames, recursive=False)
     if faults:
         raise faults[0]

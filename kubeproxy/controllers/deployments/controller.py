@@ -1,4 +1,4 @@
-"""The controller of Deployments: what wakes it, and what it takes from the caches for each sync."""
+"""The controller of Deployments: what causes a sync, and what each sync takes from the caches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_RETRIES = 15
 
 
 class DeploymentController:
-    """Controls all Deployments. `clock` gives Unix seconds."""
+    """Controls all Deployments. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class DeploymentController:
         informers.replica_sets.add_handler(_ReplicaSetHandler(self))
         informers.pods.add_handler(_PodHandler(self))
 
-    # What the cache reports
+    # The handlers of what the cache reports.
 
     def enqueue(self, deployment: Deployment) -> None:
         """Sync a Deployment."""
@@ -83,8 +83,8 @@ class DeploymentController:
                 self.enqueue(deployment)
 
     def pod_seen(self, pod: Pod) -> None:
-        """Note a pod that drains, perhaps since before this process became leader: its rollout waits for the node
-        proxies."""
+        """Note a pod that drains, perhaps since before this process became leader, because its rollout waits for the
+        node proxies."""
         if pod.metadata.annotations.draining is None:
             return
         self.drains.wanted.set()
@@ -119,7 +119,7 @@ class DeploymentController:
         found = self._deployments.get(f"{namespace}/{owner.name}")
         return found if found is not None and found.metadata.uid == owner.uid else None
 
-    # Sync
+    # The sync.
 
     async def sync(self, key: str) -> None:
         """Take the next step of one Deployment."""
@@ -150,7 +150,7 @@ class DeploymentController:
         await DeploymentSync(surroundings, deployment, owned).run()
 
     async def _refuse(self, deployment: Deployment) -> None:
-        """Refuse a Deployment with an empty selector, which would match every pod of the namespace."""
+        """Refuse a Deployment with an empty selector, because it would match every pod of the namespace."""
         message = "This deployment is selecting all pods. A non-empty selector is required."
         self._writes.report(deployment, "Warning", event_sink.SELECTING_ALL, message)
         if deployment.status.observed_generation < deployment.metadata.generation:

@@ -28,11 +28,12 @@ from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, ready_since
 
 OPT_IN: Final = "kubeproxy/drain"
-"""The annotation of a Deployment with rollouts that wait for the node proxies: ``true``."""
+"""The annotation of a Deployment whose rollouts wait for the node proxies. Its value is ``true``."""
 DRAIN_TIMEOUT: Final = "kubeproxy/drain-timeout"
 USE_TIMEOUT: Final = "kubeproxy/use-timeout"
 MOST_AWAITED: Final = 200
-"""How many pods are awaited in use at once. Each of them has a request in an annotation, whose size is limited."""
+"""How many new pods wait at once until they are used. Each of them has a request in an annotation, whose size is
+limited."""
 MOST_DRAINED: Final = 300
 """How many pods drain at once, for the same reason."""
 _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -43,14 +44,14 @@ class DrainOptions:
     """The timeouts of a Deployment that has opted in."""
 
     drain_s: float = 30.0
-    """How long after the beginning of its drain a pod is deleted, whatever connections are open."""
+    """After this time from the beginning of its drain a pod is deleted, whatever connections are open."""
     use_s: float = 60.0
-    """How long after it became available a pod counts, whether or not every proxy uses it."""
+    """After this time from becoming available a pod counts, whether or not every proxy uses it."""
 
 
 def options_of(deployment: Deployment) -> DrainOptions | None:
-    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError, which says what is wrong,
-    for options that cannot be used."""
+    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError for options that cannot be
+    used, with what is wrong."""
     annotations = deployment.metadata.annotations
     opted = annotations.get(OPT_IN, "false")
     if opted not in ("true", "false"):
@@ -82,9 +83,9 @@ class DrainView:
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
     """The pods of a ReplicaSet, in every phase."""
     exposed: Callable[[Pod], bool]
-    """Returns whether a Service selects a pod. No proxy matters to other pods."""
+    """A function that returns whether a Service selects a pod. No proxy matters to other pods."""
     states: Mapping[str, PodDrain]
-    """What nodes report about the pods that they were asked about, by the pod's name."""
+    """What nodes report about the pods that they were asked about, by the pods' names."""
     in_service: frozenset[str]
     """The UIDs of pods that every proxy has used at least once."""
     now: float
@@ -95,7 +96,7 @@ class DrainPlan:
     """The pods of a rolling step, sorted by what happens to them."""
 
     new: ReplicaSet
-    """The new ReplicaSet. Of its available pods only those count that proxies use."""
+    """The new ReplicaSet. Of its available pods only those that proxies use count."""
     old: tuple[ReplicaSet, ...]
     """The old ReplicaSets without their draining pods."""
     in_service: tuple[Pod, ...]
@@ -109,9 +110,9 @@ class DrainPlan:
     drained: tuple[Pod, ...]
     """The old pods that may be deleted, because no connection is open or their time is over."""
     put_back: tuple[Pod, ...]
-    """The pods of the new ReplicaSet that are marked as draining. They are wanted again after an undo."""
+    """The pods of the new ReplicaSet that are marked as draining. After an undo they are wanted again."""
     due: float | None
-    """When the next timeout is. None if nothing is waited for."""
+    """When the next timeout is, or None if the rollout waits for nothing."""
 
     @property
     def waits(self) -> bool:
@@ -175,9 +176,9 @@ def plan(
 def victims(
     deployment: Deployment, adjusted: DrainPlan, old: Sequence[ReplicaSet], view: DrainView
 ) -> list[tuple[ReplicaSet, list[Pod]]]:
-    """Return the pods that old ReplicaSets may lose now beside those that are marked, unavailable ones first.
+    """Return the pods that old ReplicaSets may lose now in addition to those that are marked, unavailable pods first.
 
-    There are no more of them than may drain at once. `old` are the ReplicaSets as they are, in the order of
+    There are no more of them than may drain at once. `old` has the unadjusted ReplicaSets, in the order of
     `adjusted.old`.
     """
     new, shrinking = adjusted.new, list(adjusted.old)
@@ -202,7 +203,7 @@ def victims(
     for replica_set in old:
         number = min(losses.get(replica_set.metadata.uid, 0), room)
         pods = [pod for pod in view.pods_of(replica_set) if is_active(pod) and not is_marked(pod)]
-        # If the cache has more pods than are wanted, the surplus goes anyway and is no part of the loss.
+        # If the cache has more pods than are wanted, the surplus is deleted anyway and does not count as a loss.
         if (number := min(number, len(pods))) > 0:
             room -= number
             found.append((replica_set, choose_pods_to_delete(pods, number, related=pods, now=view.now)))
@@ -224,7 +225,7 @@ def _is_used(state: PodDrain | None) -> bool:
 
 
 def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptions) -> float:
-    """Return when a new pod counts in any case. If the pod does not say when it became ready, the time of the request
+    """Return when a new pod counts in any case. If the pod does not tell when it became ready, the time of the request
     is used."""
     since = ready_since(pod)
     if since is not None:
@@ -233,7 +234,8 @@ def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptio
 
 
 def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
-    """Return when a marked pod may go: a time long past, its timeout, or never if no proxy was asked yet."""
+    """Return when a marked pod may be deleted: at once (a time long past), at its timeout, or never if no proxy was
+    asked yet."""
     if not needs_drain(pod, view):
         return float("-inf")
     state = view.states.get(pod.metadata.name)

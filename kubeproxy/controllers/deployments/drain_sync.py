@@ -1,7 +1,7 @@
 """Carries out the rolling step of a Deployment that waits for the node proxies.
 
 `drain_plan` decides. Marks are written before requests, and requests before deletions, so a rollout that is interrupted
-between any two writes continues from what is there.
+between any two writes continues from what was written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOLLOWED: Final = "ProxiesFollowed"
 have not followed."""
 WAITS: Final = "WaitingForProxies"
 LOOK_S: Final = 1.0
-"""How often a waiting rollout is looked at, even if nothing happens."""
+"""How often a waiting rollout is synced, even if nothing happens."""
 REWRITE_S: Final = 10.0
 """The shortest time between two writes of that condition."""
 LATE_S: Final = 5.0
@@ -46,7 +46,7 @@ LATE_S: Final = 5.0
 
 @dataclass(slots=True)
 class DrainStep:
-    """One look at the pods of a rollout. Call `begin` first, then `shrink`."""
+    """The handling of a rollout's pods in one sync. Call `begin` first, then `shrink`."""
 
     drains: DeploymentDrains
     writes: DeploymentWrites
@@ -175,14 +175,15 @@ class DrainStep:
 
     @property
     def look_in_s(self) -> float | None:
-        """Return the seconds until the next look, or None if nothing is waited for."""
+        """Return the seconds until the next sync, or None if the rollout waits for nothing."""
         if not self.waits:
             return None
         due = self.plan.due
         return LOOK_S if due is None else min(LOOK_S, max(0.05, due - self.view.now))
 
     def condition(self) -> Condition | None:
-        """Return the condition that names what is waited for and the nodes, or None while nodes follow in time."""
+        """Return the condition that names what the rollout waits for and the nodes, or None while nodes follow in
+        time."""
         late = {
             pod.metadata.name: state
             for pod in (*self.plan.awaited, *self.plan.draining)
@@ -221,7 +222,7 @@ def _recent(current: Condition, found: Condition) -> bool:
 
 
 def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
-    """Return the function with a memory that is shared by all pods with the same labels: a namespace may have a
+    """Return the function with a memory that all pods with the same labels share, because a namespace may have a
     thousand Services."""
     known: dict[tuple[object, ...], bool] = {}
 

@@ -91,6 +91,6 @@ def duration(seconds: float) -> str:
 
 
 def _blocked(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod that `waiting_for` names: the oldest that is not ready."""
+    """Return the oldest pod that is not ready, which is the pod that `waiting_for` names."""
     unready = [pod for pod in pods if not is_ready(pod) and pod.metadata.deletion_timestamp is None]
     return min(unready, key=lambda pod: pod.metadata.creation_timestamp or "", default=None)

@@ -26,7 +26,7 @@ def proxy_wait(
     options: DrainOptions,
     now: float,
 ) -> ProxyWait | None:
-    """Return the wait that ends last, or None if no proxy is waited for."""
+    """Return the wait that ends last, or None if the rollout waits for no proxy."""
     found = [
         *(_use(pod, states[pod.metadata.name], options, now) for pod in new_pods if pod.metadata.name in states),
         *(

@@ -1,4 +1,4 @@
-"""Decides whether a rollout is complete, makes progress, or has stood still for too long. Pure; `now` is in Unix
+"""Decides whether a rollout is complete, makes progress, or has stood still for too long. It is pure; `now` is in Unix
 seconds."""
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MINIMUM_UNAVAILABLE: Final = "MinimumReplicasUnavailable"
 
 
 def is_complete(deployment: Deployment, status: DeploymentStatus) -> bool:
-    """Return whether all pods are new and available, no old one is left, and the newest spec was acted on."""
+    """Return whether all pods are new and available, no old pod is left, and the controller has acted on the newest
+    spec."""
     wanted = deployment.spec.replicas
     return (
         status.updated_replicas == wanted
@@ -56,9 +57,10 @@ def is_timed_out(deployment: Deployment, status: DeploymentStatus, now: float) -
 
 
 def deadline_in(deployment: Deployment, status: DeploymentStatus, now: float) -> float | None:
-    """Return the seconds after which a rollout that stands still must be looked at again, or None if it need not be.
+    """Return the seconds after which a rollout that stands still must be checked again, or None if it need not be.
 
-    0 means now, with rate limiting. Otherwise it is one second more than is left, so that the deadline is then over.
+    0 means now, with rate limiting. Otherwise the result is one second more than is left, so that the deadline is then
+    over.
     """
     condition = conditions.find(status.conditions, conditions.PROGRESSING)
     if deployment.deadline_s is None or condition is None:

@@ -41,7 +41,7 @@ def max_revision(replica_sets: Iterable[ReplicaSet]) -> int:
 
 
 def by_age(replica_sets: Iterable[ReplicaSet]) -> list[ReplicaSet]:
-    """Sort ReplicaSets from the oldest to the newest, and by name if they are of the same second."""
+    """Sort ReplicaSets from the oldest to the newest, and by name if they were created in the same second."""
     return sorted(replica_sets, key=age_key)
 
 

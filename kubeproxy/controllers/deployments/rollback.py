@@ -1,4 +1,4 @@
-"""Going back to an earlier revision: finds its ReplicaSet, and what the Deployment gets from it."""
+"""The return to an earlier revision: finds the revision's ReplicaSet, and what the Deployment gets from it."""
 
 from __future__ import annotations
 

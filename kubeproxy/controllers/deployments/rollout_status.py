@@ -1,5 +1,5 @@
-"""The status of a rollout: what `kubectl rollout status` prints, and what the rollout waits for. Pure; `now` is in Unix
-seconds."""
+"""The status of a rollout: what `kubectl rollout status` prints, and what the rollout waits for. It is pure; `now` is
+in Unix seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubeproxy.kubernetes import timestamps
 
 
 class State(StrEnum):
-    """Where a rollout is."""
+    """The state of a rollout."""
 
     COMPLETE = "complete"
     PROGRESSING = "progressing"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class DeadlineExceededError(Exception):
-    """The rollout made no progress within progressDeadlineSeconds."""
+    """Raised if the rollout made no progress within progressDeadlineSeconds."""
 
 
 def status_line(deployment: Deployment) -> tuple[str, bool]:
@@ -50,7 +50,7 @@ def status_line(deployment: Deployment) -> tuple[str, bool]:
 
 
 def state_of(deployment: Deployment) -> State:
-    """Return the state by the status that was written last."""
+    """Return the state according to the status that was written last."""
     condition = conditions.find(deployment.status.conditions, conditions.PROGRESSING)
     if deployment.spec.paused:
         return State.PAUSED
@@ -67,7 +67,7 @@ class Waiting:
 
     text: str
     since: float | None
-    """The beginning of the wait in Unix seconds. None if it is unknown."""
+    """The beginning of the wait in Unix seconds, or None if it is unknown."""
 
 
 def waiting_for(

@@ -1,4 +1,4 @@
-"""Computes the status of a Deployment. Pure; `now` is in Unix seconds."""
+"""Computes the status of a Deployment. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def follow_rollout(
 ) -> DeploymentStatus:
     """Return the same status with the conditions Progressing and ReplicaFailure.
 
-    `progressed` says that there was progress that replica counts do not show. `waits` says that another wait, with a
-    timeout of its own, is running.
+    With `progressed` there was progress that replica counts do not show. With `waits` another wait, with a timeout of
+    its own, is running.
     """
     stated = status.conditions
     if deployment.deadline_s is None:
@@ -81,8 +81,8 @@ def follow_rollout(
 
 
 def _already_complete(status: DeploymentStatus) -> bool:
-    """Return whether the rollout has ended already. It then stays so until there is a new one, whatever happens to its
-    pods."""
+    """Return whether the rollout has already ended. It then stays complete until a new one begins, whatever happens to
+    its pods."""
     current = conditions.find(status.conditions, conditions.PROGRESSING)
     return status.replicas == status.updated_replicas and (
         current is not None and current.reason == progress.NEW_AVAILABLE
@@ -112,7 +112,8 @@ def _progressing(
         current = conditions.find(stated, conditions.PROGRESSING)
         if current is not None and current.status == conditions.TRUE:
             condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
-        # Set the condition anew even if reason and status are the same, because every progress restarts the deadline.
+        # The condition is set again even if reason and status are the same, because every progress restarts the
+        # deadline.
         return [*conditions.without(stated, conditions.PROGRESSING), condition]
     if not waits and progress.is_timed_out(deployment, status, now):
         late = f"{named} has timed out progressing."

@@ -28,22 +28,22 @@ from kubeproxy.kubernetes.object_client import already_exists, namespace_termina
 
 
 class UnknownStrategyError(ValueError):
-    """The strategy of a Deployment is not one of those that exist."""
+    """Raised if a Deployment has an unknown strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a sync needs beside the Deployment and its ReplicaSets."""
+    """What a sync needs in addition to the Deployment and its ReplicaSets."""
 
     writes: DeploymentWrites
     clock: Callable[[], float]
-    """Gives Unix seconds."""
+    """A function that returns Unix seconds."""
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
-    """Returns the pods of a ReplicaSet in the cache, in every phase."""
+    """A function that returns the pods of a ReplicaSet in the cache, in every phase."""
     cached: Callable[[str, str], ReplicaSet | None]
-    """Returns a ReplicaSet of the cache by namespace and name."""
+    """A function that returns a ReplicaSet of the cache by namespace and name."""
     enqueue_after: Callable[[float], None]
-    """Syncs this Deployment again after this number of seconds. With 0, it is synced after its back-off."""
+    """A function that syncs this Deployment again after a number of seconds. With 0 it is synced after its backoff."""
     drains: DeploymentDrains
     """The node proxies, for Deployments that wait for them."""
 
@@ -59,7 +59,7 @@ class DeploymentSync:
         self._new: ReplicaSet | None = None
         self._old: list[ReplicaSet] = []
         self._drain: DrainStep | None = None
-        """What the node proxies let this step do. None if they are not asked."""
+        """What the node proxies let this step do, or None if they are not asked."""
 
     async def run(self) -> None:
         """Take the steps in their order. Each sync changes one thing and then writes the status."""
@@ -83,7 +83,7 @@ class DeploymentSync:
         else:
             raise UnknownStrategyError(f"unexpected deployment strategy type: {self._deployment.spec.strategy.type}")
 
-    # Which ReplicaSet is the new one
+    # Which ReplicaSet is the new one.
 
     async def _find_new(self, *, create: bool) -> None:
         self._new = revisions.find_new(self._deployment, self._all)
@@ -121,7 +121,7 @@ class DeploymentSync:
         return created
 
     async def _existing(self, error: ApiError) -> ReplicaSet:
-        """Return the ReplicaSet that already has the name, if it is this Deployment's for this template and the cache
+        """Return the ReplicaSet that already has the name, if it belongs to this Deployment and template and the cache
         was behind.
 
         Otherwise two templates have the same hash, and the next sync tries another name.
@@ -166,7 +166,7 @@ class DeploymentSync:
         await self._follow_rollout()
 
     async def _ask_proxies(self, new: ReplicaSet) -> DrainStep | None:
-        """Ask the node proxies about the pods, if the Deployment wants that and the proxies take part."""
+        """Ask the node proxies about the pods, if the Deployment wants that and there are proxies that take part."""
         around = self._around
         try:
             step = await DrainStep.begin(
@@ -186,7 +186,8 @@ class DeploymentSync:
             self._writes.report(self._deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
 
     async def _end_drains(self) -> None:
-        """Put draining pods back, because no rollout takes them now, and remove requests that have expired."""
+        """Give draining pods back their connections, because no rollout deletes them now, and remove requests that have
+        expired."""
         drains, deployment = self._around.drains, self._deployment
         if not drains.wanted.is_set():
             return  # No pod drains.
@@ -246,7 +247,8 @@ class DeploymentSync:
         )
 
     async def _scale(self) -> None:
-        """Scale what is there and roll nothing out, because the size has changed or the Deployment is paused."""
+        """Scale the existing ReplicaSets and roll nothing out, because the size has changed or the Deployment is
+        paused."""
         await self._find_new(create=False)
         for scale in proportional.scale(self._deployment, self._new, self._old):
             self._replace(await self._writes.scale(self._deployment, scale))
@@ -280,7 +282,7 @@ class DeploymentSync:
             return
         self._deployment = await self._writes.annotate(deployment, {revisions.ROLLBACK_TO: None})
 
-    # Old ReplicaSets
+    # Old ReplicaSets.
 
     async def _scale_old(self, scales: Sequence[Scale]) -> None:
         for scale in scales:
@@ -301,7 +303,7 @@ class DeploymentSync:
         for replica_set in retention.surplus(self._deployment, self._old):
             await self._writes.delete(replica_set)
 
-    # Status
+    # The status.
 
     async def _note_pause(self) -> None:
         status = deployment_status.paused_or_resumed(self._deployment, self._around.clock())
@@ -351,7 +353,7 @@ class DeploymentSync:
         if annotations or status != self._deployment.status:
             self._deployment = await self._writes.status(self._deployment, status, annotations)
 
-    # The lists
+    # The lists.
 
     def _demanded_new(self) -> ReplicaSet:
         assert self._new is not None, "it was found or created before"

@@ -1,7 +1,8 @@
-"""The node proxies as the Deployment controller sees them: Services, reports, and the requests that it writes.
+"""The node proxies as the Deployment controller sees them: Services, reports, and the requests that the controller
+writes.
 
-None of it is watched before a Deployment opts in. Requests are written to Services and marks to pods, so a new leader
-continues where the last one stopped.
+None of these is watched before a Deployment opts in. Requests are written to Services and marks to pods, so a new
+leader continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ MARK: Final = "kubeproxy/draining"
 FIRST: Final = "-2147483648"
 """The lowest deletion cost. The pod is deleted before all other ready ones."""
 PATIENCE_S: Final = 30.0
-"""How long a Deployment that has opted in waits for the first list of Services and reports, and for a server that fails
-when the proxies are to be asked."""
+"""How long a Deployment that has opted in waits for the first list of Services and reports. It also waits that long for
+a server that fails when the proxies are to be asked."""
 REST_S: Final = 60.0
 """How long a rollout continues without the proxies after they could not be asked."""
 _REFUSALS: Final = frozenset({400, 403, 413, 422})
 """Answers that the same request gets every time, as when a right is missing, a webhook refuses, or a Service has too
 many annotations."""
 SOON_S: Final = 0.25
-"""How long reports are collected before a waiting Deployment is looked at again."""
+"""How long reports are collected before a waiting Deployment is synced again."""
 
 
 class NotAskedError(ClusterError):
-    """The API server refuses the requests to the proxies, so the rollout continues without them."""
+    """Raised if the API server refuses the requests to the proxies, so that the rollout continues without them."""
 
 
 class DeploymentDrains:
-    """Services and reports, and the requests of all Deployments. `clock` gives Unix seconds."""
+    """Services and reports, and the requests of all Deployments. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class DeploymentDrains:
         return not self.ready and monotonic() - self._since < PATIENCE_S
 
     def first_unknown(self, deployment: Deployment) -> bool:
-        """Return whether it has not been reported yet that a Deployment's rollout has to continue without proxies."""
+        """Return whether this is the first time at which a Deployment's rollout has to continue without proxies, so
+        that it is to be reported."""
         key = key_of(deployment)
         first = key not in self._unknown
         self._unknown.add(key)
@@ -140,7 +142,7 @@ class DeploymentDrains:
         return self._used.setdefault(key_of(deployment), set())
 
     def wait(self, deployment: Deployment) -> None:
-        """Look at a Deployment when reports change, until its rollout is over."""
+        """Sync a Deployment when reports change, until its rollout is over."""
         self._waiting.add(key_of(deployment))
 
     async def ask(
@@ -161,7 +163,8 @@ class DeploymentDrains:
                 await self._write(service_now, owner_of(deployment), of_service, withdrawn)
 
     async def tidy(self, namespace: str, owner: str) -> float | None:
-        """Remove expired requests. Return when to look again, in Unix seconds, for those that have not expired yet."""
+        """Remove expired requests. Return when to call this again, in Unix seconds, for requests that have not expired
+        yet."""
         later: list[float] = []
         for service in self._asked_in(namespace):
             own = [request for request in requests_of(service).requests if request.owner == owner]
@@ -206,7 +209,7 @@ class DeploymentDrains:
             await self._annotate(pod, {MARK: None, COST: pod.metadata.annotations.draining or None})
 
     def put_report(self, lease: Lease) -> None:
-        """Take in a node's report, and look at the Deployments for which something is new in it."""
+        """Store a node's report, and sync the Deployments for which it has something new."""
         key, report = key_of(lease), report_of(lease)
         _, before = self._leases.get(key, (lease, None))
         self._leases[key] = lease, report
@@ -218,7 +221,7 @@ class DeploymentDrains:
         self._look_again(None)
 
     def _look_again(self, namespaces: Collection[str] | None) -> None:
-        """Look at the Deployments of these namespaces that wait for reports. None stands for all namespaces."""
+        """Sync the Deployments of these namespaces that wait for reports. None stands for all namespaces."""
         for key in self._waiting:
             if namespaces is None or key.partition("/")[0] in namespaces:
                 self._on_reports(key, SOON_S)

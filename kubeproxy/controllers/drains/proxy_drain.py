@@ -27,10 +27,9 @@ from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests,
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 0.5
-"""How often reports are read while something is waited for. With many nodes a thousandth of a second is added for
-each."""
+"""How often reports are read while the command waits. With many nodes a thousandth of a second is added for each."""
 COUNT_S: Final = 3.0
-"""How long counts of connections are waited for. They only help to choose pods, so this is short."""
+"""How long the command waits for counts of connections. They only help to choose pods, so this is short."""
 CLEAN_UP_S: Final = 10.0
 CONFLICTS: Final = 10
 """How often one change of a Service is tried."""
@@ -40,7 +39,7 @@ _Slices = api_types.ObjectList[api_types.EndpointSlice]
 
 
 class ProxyDrain:
-    """The requests of one rollout, `owner`, about pods of one namespace. `clock` gives Unix seconds."""
+    """The requests of one rollout, `owner`, about pods of one namespace. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -116,8 +115,8 @@ class ProxyDrain:
                 await asyncio.sleep(POLL_S)
 
     async def _ready_endpoints(self, service: Service) -> frozenset[tuple[str, str]]:
-        """Return the address and the pod (see `Endpoint.pod`) of each endpoint that EndpointSlices of a Service have as
-        ready."""
+        """Return the address and the pod (see `Endpoint.pod`) of each endpoint that the EndpointSlices of a Service
+        show as ready."""
         name = service.metadata.name
         query = {"labelSelector": f"kubernetes.io/service-name={name}"}
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
@@ -126,7 +125,7 @@ class ProxyDrain:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            # If slices cannot be read, or not in this version, they may have every pod, and the requests have to
+            # If slices cannot be read, or not in this version, they may contain every pod, and the requests have to
             # expire.
             return frozenset((a, request.uid) for request in requests_of(service).requests for a in request.addresses)
         slices = msgspec.json.decode(body, type=_Slices)

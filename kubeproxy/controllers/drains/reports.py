@@ -40,7 +40,7 @@ class PodDrain:
     omitted: frozenset[str] = frozenset()
     """Those of the `waiting` nodes whose reports have no room for all Services of the namespace."""
     since: float | None = None
-    """When the request was made, in Unix seconds. None if no Service selects the pod, or no request was made."""
+    """When the request was made, in Unix seconds, or None if no Service selects the pod or no request was made."""
 
     @property
     def done(self) -> bool:
@@ -95,8 +95,8 @@ class Reports:
         return sum(self._open_on(list(endpoints)).values())
 
     def _open_on(self, endpoints: Sequence[tuple[ServiceName, Collection[Address]]]) -> dict[str, int]:
-        """Return the number of open connections by node, without zeros. A node counts by address: each Service that has
-        the address reports all of its connections."""
+        """Return the number of open connections by node, without zeros. A node counts by address, because each Service
+        that has the address reports all connections to it."""
         found: Counter[str] = Counter()
         for node, report in (*self.nodes.items(), *self.leaving.items()):
             counts: dict[Address, int] = {}

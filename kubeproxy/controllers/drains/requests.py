@@ -1,7 +1,8 @@
-"""Drain requests of a rollout: which Services they belong to, and how they are merged with those of others.
+"""The drain requests of a rollout: to which Services they belong, and how they are merged with those of other rollouts.
 
 Several rollouts may ask about one Service at once, so each changes only its own requests. A request that a rollout does
-not repeat stays until it expires: while a deleted pod leaves the EndpointSlices, no proxy may take it for a ready one.
+not repeat stays until it expires, because while a deleted pod leaves the EndpointSlices, no proxy may take it for a
+ready one.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def selects(service: Service, pod: Pod) -> bool:
 
 
 def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
-    """Return the addresses of a pod in the families of a Service. A pod on the host's network gets none, because
-    other pods have the same address, including the pod that replaces it."""
+    """Return the addresses of a pod in the families of a Service. A pod on the host's network has none, because other
+    pods have the same address, including the pod that replaces it."""
     if pod.spec.host_network:
         return ()
     families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
@@ -85,8 +86,8 @@ def merged(
 ) -> DrainRequests:
     """Return the requests with these wishes of an owner, or `current` itself if nothing has to be written.
 
-    This owner's requests for the pods `withdrawn` end at once. If there is no room, requests end that this owner does
-    not repeat. Raise ValueError if even that leaves too many.
+    This owner's requests for the pods `withdrawn` end at once. If there is no room, requests that this owner does not
+    repeat end, too. Raise ValueError if even that leaves too many.
     """
     wanted = {(wish.pod, wish.want): wish for wish in wishes}
     taken = {address for wish in wishes for address in wish.addresses}

@@ -44,12 +44,13 @@ RIGHTS: Final = "bind the roles of deploy/controllers"
 """What the log recommends if the API server refuses a request."""
 
 Connect = Callable[[str], Awaitable[Client]]
-"""Opens a client for one purpose. Each client has its own request limits, as in kube-controller-manager."""
+"""A function that opens a client for one purpose. Each client has its own request limits, as in
+kube-controller-manager."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerSettings:
-    """What runs, and how."""
+    """Which controllers run, and how."""
 
     identity: str
     controllers: frozenset[str] = frozenset(CONTROLLERS)
@@ -65,7 +66,7 @@ class ManagerSettings:
 
 
 class ControllerManager:
-    """Runs the controllers while this process leads. `close` it afterwards."""
+    """Runs the controllers while this process leads. Call `close` afterwards."""
 
     def __init__(self, settings: ManagerSettings, connect: Connect, *, clock: Callable[[], float] = time) -> None:
         self._settings = settings
@@ -75,13 +76,13 @@ class ControllerManager:
         self._recorders: list[EventRecorder] = []
         self._states: list[Callable[[], ReflectorState]] = []
         self.leadership: Leadership | None = None
-        """It is None without leader election, and before `run`."""
+        """The leader election. It is None without leader election, and before `run`."""
         self.controllers: list[Controller] = []
         self.informers = Informers()
         self._drains_wanted = asyncio.Event()
         """Set when a Deployment has opted in to rollouts that know the node proxies."""
         self.rival: Rival | None = None
-        """Looks for another manager. It is None before this process leads."""
+        """The search for another manager. It is None before this process leads."""
         self.working = False
         """Whether the caches are complete and the controllers work."""
 
@@ -165,8 +166,8 @@ class ControllerManager:
     async def _watch_proxies(self, client: Client) -> None:
         """Watch Services and drain reports once a Deployment needs them.
 
-        This user may lack the right to read them, and only these Deployments need it; so their outages are logged
-        apart.
+        This user may lack the right to read them, and only such Deployments need them, so their outages are logged
+        separately.
         """
         await self._drains_wanted.wait()
         outages = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)

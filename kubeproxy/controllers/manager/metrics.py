@@ -1,4 +1,4 @@
-"""Metrics of the controller manager: upstream's names for queues, election and requests, our own for rollouts."""
+"""Metrics of the controller manager. Queues, election and requests have upstream's names, and rollouts have our own."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Where health, metrics and status are served. Port 0 means that there is no such server."""
+    """The addresses of health, metrics and status. Port 0 means that there is no such server."""
 
     address: str
     port: int
@@ -116,7 +116,7 @@ async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serv
 
 
 def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
-    """Return the plain and the secure server, where they have a port. `reviews` asks the API server about clients.
+    """Return the plain and the secure server, if they have a port. `reviews` asks the API server about clients.
 
     Raise ConfigError if a TLS file cannot be used.
     """
@@ -161,8 +161,8 @@ def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
 
 
 async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:
-    """Work until the signal comes or the work ends. Return the exit status."""
-    tasks = TaskSet(lambda name, error: None)  # The work may fail, which is looked at below.
+    """Work until a signal comes or the work ends. Return the exit status."""
+    tasks = TaskSet(lambda name, error: None)  # The work may fail; its error is read below.
     working = tasks.start(manager.run(), name="controller manager")
     stopping = tasks.start(stop.wait(), name="signals")
     tasks.start(notifier.beat(lambda: summary(manager)), name="service manager")

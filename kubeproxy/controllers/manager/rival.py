@@ -29,10 +29,10 @@ from kubeproxy.model.errors import KubeproxyError
 log = structlog.get_logger(__name__)
 
 OTHER: Final = "kube-controller-manager"
-"""The name by which kube-controller-manager identifies itself to the server, and the name of its Lease."""
+"""The name with which kube-controller-manager identifies itself to the server, and the name of its Lease."""
 EVERY_S: Final = 60.0
 MOST: Final = 20
-"""How many new objects are looked at each time. One that another manager has created is enough."""
+"""How many new objects are checked each time. One that another manager has created is enough."""
 REMEDY: Final = (
     "run kube-controller-manager with --controllers=*,-deployment-controller,-replicaset-controller,"
     "-replicationcontroller-controller, or stop this one"
@@ -40,7 +40,7 @@ REMEDY: Final = (
 
 
 class RivalError(KubeproxyError):
-    """Another manager controls the same objects, although this one is to be the only one."""
+    """Raised if another manager controls the same objects, although this one is to be the only one."""
 
 
 class _Change(Wire, frozen=True):
@@ -84,8 +84,8 @@ class Rival:
         self._since = clock()
         self._seen: set[str] = set()
         self.holder = ""
-        """The holder of kube-controller-manager's Lease while the Lease is renewed. It is empty if there is none, or
-        the Lease cannot be read."""
+        """The holder of kube-controller-manager's Lease, as long as the Lease is renewed. It is empty if there is none,
+        or the Lease cannot be read."""
         self.made = ""
         """An object of ours that kube-controller-manager has created. It is empty if none was seen."""
 
@@ -99,7 +99,7 @@ class Rival:
         return ""
 
     async def run(self) -> None:
-        """Look every minute until cancelled."""
+        """Check every minute until cancelled."""
         while True:
             try:
                 await self._look()
@@ -150,7 +150,7 @@ class Rival:
 
     async def _made_by_other(self, path: str, namespace: str, name: str) -> bool:
         kind = "pods" if path == "/api/v1" else "replicasets"
-        # Read a list, because the controllers need the right to get a single pod for nothing else.
+        # This reads a list, because the controllers need the right to get a single pod for nothing else.
         body = await self._requests.get_json(
             f"{path}/namespaces/{quote(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}
         )

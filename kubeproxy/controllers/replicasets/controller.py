@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReplicaSetController:
-    """Controls the objects of one kind. `clock` gives Unix seconds."""
+    """Controls the objects of one kind. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ReplicaSetController:
         pods.add_handler(PodHandler(self))
         pods.add_list_handler(self._look_again)
 
-    # What the cache reports
+    # The handlers of what the cache reports.
 
     def enqueue(self, replica_set: ReplicaSet) -> None:
         """Sync a ReplicaSet."""
@@ -74,8 +74,7 @@ class ReplicaSetController:
         self.enqueue(replica_set)
 
     def _look_again(self) -> None:
-        """Drop expectations after a list of all pods: pods that were expected and are not in it came and went
-        unseen."""
+        """Drop expectations after a list of all pods, because expected pods that are not in it came and went unseen."""
         for key in self.expectations.unfulfilled():
             self.controller.enqueue(key)
 
@@ -97,7 +96,7 @@ class ReplicaSetController:
         for replica_set in matching:
             self.enqueue(replica_set)
 
-    # Sync
+    # The sync.
 
     async def sync(self, key: str) -> None:
         """Bring one ReplicaSet to its number of pods, and write its status."""
@@ -231,7 +230,7 @@ class PodHandler:
         self._owner = owner
 
     def added(self, item: Pod) -> None:
-        """Take in a new pod, which was expected or is an orphan."""
+        """Handle a new pod, which was expected or is an orphan."""
         if item.metadata.deletion_timestamp is not None:
             self.deleted(item)
         elif controller_of(item) is None:
@@ -241,7 +240,7 @@ class PodHandler:
             self._owner.enqueue(owner)
 
     def updated(self, old: Pod, new: Pod) -> None:
-        """Take in a change of a pod's owner, labels or state."""
+        """Handle a change of a pod's owner, labels or state."""
         if old.metadata.resource_version == new.metadata.resource_version:
             return
         moved = controller_of(old) != controller_of(new)
@@ -264,7 +263,7 @@ class PodHandler:
                 self._owner.controller.enqueue_after(key_of(owner), owner.spec.min_ready_seconds)
 
     def deleted(self, item: Pod) -> None:
-        """Take in that a pod is gone, or is about to be."""
+        """Handle the end of a pod that is gone or about to be deleted."""
         if (owner := self._owner.owner_of(item)) is not None:
             self._owner.expectations.deletion_observed(key_of(owner), key_of(item))
             self._owner.enqueue(owner)

@@ -51,8 +51,8 @@ class PodRequests:
     ) -> tuple[int, BaseException | None]:
         """Create pods in slow start. Return how many were created, and the first error.
 
-        `created` is called with each new pod. A namespace that is being deleted takes no pods: that counts as success
-        and is not reported.
+        `created` is called with each new pod. A namespace that is being deleted accepts no pods, which counts as
+        success and is not reported.
         """
         wanted = pod_from_template(self.kind, replica_set)
         if not wanted["metadata"].get("labels"):
@@ -98,7 +98,7 @@ class PodRequests:
         return next((result for result in results if isinstance(result, BaseException)), None)
 
     def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
-        """Report a refusal as an Event. Without a server no Event arrives, and those that wait use up the object's
+        """Report a refusal as an Event. Without a server no Event arrives, and waiting Events use up the object's
         share."""
         if not isinstance(error, Unreachable):
             self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")

@@ -1,4 +1,4 @@
-"""Computes the status of a ReplicaSet or ReplicationController. Pure; `now` is in Unix seconds."""
+"""Computes the status of a ReplicaSet or ReplicationController. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILED_DELETE = "FailedDelete"
 def compute(
     replica_set: ReplicaSet, active: Sequence[Pod], terminating: int | None, failure: BaseException | None, now: float
 ) -> ReplicaSetStatus:
-    """Return the status by the active pods that were counted before this sync created or deleted any.
+    """Return the status computed from the active pods before this sync created or deleted any.
 
     A failure is noted once and kept until creating and deleting works again. Its message is not refreshed.
     """
@@ -67,7 +67,7 @@ def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
 
 
 def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float) -> float | None:
-    """Return the seconds until the next ready pod becomes available, or None if none is waited for."""
+    """Return the seconds until the next ready pod becomes available, or None if no pod is about to."""
     least = replica_set.spec.min_ready_seconds
     moments = (available_at(pod, least) for pod in active)
     future = [moment - now for moment in moments if moment is not None and moment > now]

@@ -52,7 +52,8 @@ class Affinity:
             return
         bound[client] = (target, now)
         bound.move_to_end(client)
-        # Least recently used first, all with the same timeout: the expired are always at the front.
+        # The least recently used comes first, and all have the same timeout, so the expired ones are always at the
+        # front.
         while bound and (len(bound) > AFFINITY_ENTRIES or now - next(iter(bound.values()))[1] >= timeout_s):
             bound.popitem(last=False)
 
@@ -61,7 +62,7 @@ class Affinity:
         the time of the latest known client."""
         bound, timeout_s = self._bound, self.timeout_s or 0.0
         latest = next(reversed(bound.values()))[1] if bound else -math.inf
-        targets: dict[Target, Target] = {}  # decoded messages hold many equal objects; keep one of each
+        targets: dict[Target, Target] = {}  # Decoded messages hold many equal objects; keep one of each.
         for client, target, age_s in bindings:
             if 0.0 <= age_s < timeout_s:
                 latest = max(latest, now - age_s)

@@ -24,7 +24,7 @@ class Balancer:
     __slots__ = ("_affinity", "_balancing", "_counts", "_ejections", "_members", "_policy", "_rng")
 
     def __init__(self, *, rng: random.Random, probes_beside: bool = False, shared: SharedRows | None = None) -> None:
-        """`Ejections` explains `probes_beside`. In `shared` workers count together what is open; it is None if there is
+        """`Ejections` explains `probes_beside`. In `shared` workers together count what is open; it is None if there is
         only one process."""
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)
@@ -72,7 +72,7 @@ class Balancer:
         if picked is not None:
             ejections.mark_probing(picked, now)
             return picked
-        # All are ejected: try one all the same.
+        # All are ejected, so try one all the same.
         likeliest = ejections.likeliest([target for target in self._members if target not in avoid])
         return self._policy.pick(client, port, likeliest.__contains__)
 
@@ -96,7 +96,7 @@ class Balancer:
             order[target] = None
         return bound, tuple(order)
 
-    # What is open.
+    # The open connections.
 
     def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
         """Count together with other workers from now on. Each endpoint has a column of the shared table, or no endpoint
@@ -116,7 +116,7 @@ class Balancer:
         """Return how many connections and sessions this process has open to each endpoint, without zeros."""
         return self._counts.here
 
-    # Affinity.
+    # Session affinity.
 
     def settle(self, client: str, target: Target, now: float) -> None:
         """Bind a client to the endpoint of its connection, even if another endpoint was picked later."""

@@ -1,4 +1,4 @@
-"""Ejection: endpoints that did not answer get no clients for a while. There are no sockets and no clock here.
+"""The endpoints that did not answer and get no clients for a while. There are no sockets and no clock in this module.
 
 An endpoint that did not answer is ejected, for a time that doubles with every failure. As long as there is another
 endpoint, clients are not sent to it, not even those with affinity to it. When its time is over the endpoint is probed
@@ -58,7 +58,7 @@ class Ejections:
         return copy
 
     def keep(self, members: Container[Target]) -> None:
-        """Forget all other endpoints. One that leaves and comes back counts as new, and is not ejected."""
+        """Forget all other endpoints. An endpoint that leaves and comes back counts as new, and is not ejected."""
         self.by_target = {target: ejected for target, ejected in self.by_target.items() if target in members}
 
     def eject(self, target: Target, now: float, reason: str) -> None:

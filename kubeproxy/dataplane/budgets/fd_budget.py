@@ -10,7 +10,8 @@ import resource
 from collections.abc import Callable
 
 RESERVE = 64
-"""Descriptors for everything else in the process: connections to the API server, logs, epoll, pipes of subprocesses."""
+"""The descriptors for everything else in the process: connections to the API server, logs, epoll, pipes of
+subprocesses."""
 
 
 AT_LEAST = 16
@@ -53,7 +54,7 @@ class DescriptorBudget:
         self.limit = self._whole = limit
         self.used = 0
         self.refusals = 0
-        """Claims that were refused."""
+        """The number of claims that were refused."""
         self._clients = 0
         """Descriptors in use for clients."""
         self._sharers = 0
@@ -64,8 +65,8 @@ class DescriptorBudget:
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """Return a budget of RLIMIT_NOFILE less `RESERVE`. If that limit is tiny, the budget is less by a quarter
-        instead."""
+        """Return a budget of RLIMIT_NOFILE less `RESERVE`. If that limit is tiny, the budget is a quarter less than the
+        limit instead."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
@@ -83,7 +84,7 @@ class DescriptorBudget:
         return True
 
     def has_room(self, count: int) -> bool:
-        """Return whether as many descriptors are left, for whichever share; otherwise count a refusal."""
+        """Return whether as many descriptors are left, for any share; if not, count a refusal."""
         if self.used + count <= self.limit:
             return True
         self.refusals += 1
@@ -142,7 +143,8 @@ class DescriptorBudget:
 
     @property
     def spare(self) -> int:
-        """How many descriptors of another process's connections there is room for: a part is left to new clients."""
+        """Return for how many descriptors of another process's connections there is room. A part is left to new
+        clients."""
         return max(0, 7 * self.limit // 8 - self.used)
 
     def give(self, count: int, share: Share | None = None) -> None:

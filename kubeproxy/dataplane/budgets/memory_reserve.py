@@ -43,7 +43,7 @@ class MemoryReserve:
         return True
 
     def _look(self) -> None:
-        # Twice as much: the reserve must not use up all that is free.
+        # Twice as much must be free, because the reserve must not use up all free memory.
         if (enough := _map(2 * RESERVE_BYTES)) is not None:
             enough.close()
             self._reserve = _map(RESERVE_BYTES)

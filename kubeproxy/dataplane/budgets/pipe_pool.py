@@ -34,7 +34,7 @@ class PipePool:
         self._budget = budget
         self._idle: list[Pipe] = []
         self._shared: set[Pipe] = set()
-        """Pipes that another process may still have."""
+        """The pipes that another process may still have."""
         self.in_use = 0
 
     def take(self) -> Pipe | None:
@@ -49,7 +49,7 @@ class PipePool:
         except OSError:
             self._budget.give(2)
             return None
-        # Fails beyond the user's share of pipe pages; the default capacity suffices.
+        # This fails beyond the user's share of pipe pages; then the default capacity is enough.
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.in_use += 1

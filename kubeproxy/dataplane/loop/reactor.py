@@ -53,7 +53,7 @@ together, which is cheaper."""
 
 
 class Timer:
-    """A call scheduled for some time, unless cancelled."""
+    """A call scheduled for some time, unless it is cancelled."""
 
     __slots__ = ("callback", "when")
 
@@ -101,7 +101,7 @@ class Reactor:
         self._handlers[fd] = handler
 
     def watch(self, fd: int, events: int) -> None:
-        """Change the events that are watched for; 0 is for none."""
+        """Change the events that are watched for; 0 means none."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:

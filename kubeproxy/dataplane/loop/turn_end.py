@@ -19,7 +19,7 @@ DIALS = 64
 """The number of dials begun in one turn, some milliseconds' worth. On one host the whole handshake may be over when
 `connect` returns. Two hundred clients that came at once held up all others for 25 ms."""
 ROUNDS = 4
-"""The number of rounds of writing. A write may make room to read more, which is to be written as well. The number is
+"""The number of rounds of writing. A write may make room to read more, which is then also to be written. The number is
 bounded because other work waits."""
 
 

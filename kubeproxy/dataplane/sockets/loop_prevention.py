@@ -40,7 +40,7 @@ _getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_
 _buffer = ctypes.create_string_buffer(_SYN_BYTES)
 _length = ctypes.c_uint32()
 _syn, _syn_at, _length_at = memoryview(_buffer).cast("B"), ctypes.addressof(_buffer), ctypes.addressof(_length)
-"""One buffer for all clients, because a SYN is not kept."""
+"""There is one buffer for all clients, because a SYN is not kept."""
 
 
 def save_syns(listener: socket.socket) -> None:
@@ -80,7 +80,7 @@ def mark(sock: socket.SocketType) -> None:
 
 def why_not_marked() -> str | None:
     """Return the reason why a process with `privileges.FOR_DIALING` alone cannot mark dials, or None if it can. Call
-    this in a thread of its own: capabilities belong to a thread, and the thread loses all others."""
+    this in a thread of its own, because capabilities belong to a thread, and this thread loses all others."""
     try:
         privileges.use_alone(privileges.FOR_DIALING)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""What a redirected client asked for: connection tracking keeps it for as long as the connection."""
+"""Finds what a redirected client asked for. Connection tracking keeps that as long as the connection."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_
 _buffer = ctypes.create_string_buffer(28)
 _length = ctypes.c_uint32()
 _asked, _asked_at, _length_at = memoryview(_buffer).cast("B"), ctypes.addressof(_buffer), ctypes.addressof(_length)
-"""One buffer for all clients, as an answer is not kept."""
+"""There is one buffer for all clients, because an answer is not kept."""
 
 
 def key_of(destination: Destination) -> bytes:
-    """Return the bytes by which a destination is found: port and address, or the port alone of a node port."""
+    """Return the bytes with which a destination is looked up: port and address, or only the port of a node port."""
     port = destination.port.to_bytes(2, "big")
     if destination.address in NODE_PORTS.values():
         return port
@@ -37,9 +37,10 @@ def key_of(destination: Destination) -> bytes:
 
 
 def reader(family: int) -> Callable[[int], bytes]:
-    """Return the function that returns what the client of a TCP socket of this family asked for, as in `key_of`.
+    """Return a function that returns what the client of a TCP socket of this family asked for, as in `key_of`.
 
-    Its result is empty if the kernel does not know it: its rules or its table were flushed."""
+    Its result is empty if the kernel does not know it, because its rules or its table were flushed.
+    """
     level, size, host = _LAYOUTS[socket.AddressFamily(family)]
     return partial(_read, int(level), size, host)
 

@@ -42,9 +42,10 @@ class ReservedPort:
                 self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if claim and shared:
                 self.share(True)
-            # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart. Where the
-            # kernel chooses, it chooses another port; and with this option it would look for one in half of its range
-            # only, and go through all of that each time once it is full: 10,000 sockets took 3.8 s instead of 0.1.
+            # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart. If the
+            # kernel chooses the port, this is not needed, because it chooses another one. With this option it would
+            # look for one in half of its range only, and go through all of that each time once that half is full:
+            # 10,000 sockets took 3.8 s instead of 0.1.
             shared = protocol is Protocol.TCP and port != 0
             if shared:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -145,7 +146,7 @@ def stop_listening(sock: socket.socket) -> None:
     """Turn a listening socket back into a bound one, in all processes that have it. The port stays reserved until it is
     released. There is one exception: a port that the kernel chose is unbound for a moment, and another process may bind
     it in that moment."""
-    with suppress(OSError):  # a UDP socket does not listen, and one that does not listen cannot stop
+    with suppress(OSError):  # A UDP socket does not listen, and a socket that does not listen cannot stop.
         sock.shutdown(socket.SHUT_RDWR)
         _bind_again(sock)
 
@@ -155,7 +156,7 @@ def _bind_again(sock: socket.socket) -> None:
     try:
         sock.bind(sock.getsockname())
     except OSError as error:
-        if error.errno != errno.EINVAL:  # still bound
+        if error.errno != errno.EINVAL:  # It is still bound.
             raise
 
 

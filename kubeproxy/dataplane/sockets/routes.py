@@ -18,10 +18,11 @@ _ANSWER_BYTES = 4096
 
 
 class Way(NamedTuple):
-    """The kernel's way to an address."""
+    """The kernel's route to an address."""
 
     interface: int
-    """The number of the interface by which packets leave; that of the loopback interface for this host's own."""
+    """The number of the interface by which packets leave. For this host's own addresses it is the loopback
+    interface."""
     direct: bool
     """Whether the address is on the interface's own link and not behind a gateway."""
 
@@ -36,7 +37,7 @@ class Routes:
         self._sequence = 0
 
     def to(self, address: str) -> Way | None:
-        """Return the way to an address, or None if there is none. Raise OSError when the kernel refuses to answer."""
+        """Return the route to an address, or None if there is none. Raise OSError when the kernel refuses to answer."""
         inet = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(inet, address)
         self._sequence += 1
@@ -59,7 +60,7 @@ class Routes:
 
 
 def way_to(address: str) -> Way | None:
-    """Return the way to one address, or None if there is none or the kernel refuses to answer."""
+    """Return the route to one address, or None if there is none or the kernel refuses to answer."""
     with suppress(OSError), closing(Routes()) as routes:
         return routes.to(address)
     return None

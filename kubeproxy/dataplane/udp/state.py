@@ -1,5 +1,5 @@
-"""What a process knows of a UDP session, apart from its socket. This state is sent to another process together with the
-socket towards the endpoint."""
+"""The state of a UDP session, apart from its socket. It is sent to another process together with the socket towards the
+endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SessionState(Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def descriptors(self) -> int:
-        """Return the number of descriptors that come with it: one, the socket towards the endpoint."""
+        """Return the number of descriptors that come with it, which is one: the socket towards the endpoint."""
         return 1
 
     @property

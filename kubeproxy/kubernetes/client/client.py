@@ -146,7 +146,7 @@ class Client:
         return time() + self.clock_skew_s
 
     async def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> Answer:
-        """Read something of any content type. Raise `ApiError` if that fails."""
+        """Read an answer of any content type. Raise `ApiError` if that fails."""
         return await self.request("GET", path, query, accept=accept)
 
     async def request(
@@ -159,7 +159,7 @@ class Client:
         content_type: str = _JSON,
         accept: str = _JSON,
     ) -> Answer:
-        """Send one request. The policy says whether it is sent again.
+        """Send one request. The policy decides whether it is sent again.
 
         Raise `ApiError` if the server refuses it. After an `Unreachable` the server may have carried it out.
         """
@@ -222,7 +222,7 @@ class Client:
             yield lines(response)
 
     async def _read_whole(self, request: _Request, max_bytes: int) -> tuple[aiohttp.ClientResponse, bytearray]:
-        """Send a request by the policy, and read its answer to the end."""
+        """Send a request by the policy, and read its whole answer."""
 
         async def send() -> tuple[aiohttp.ClientResponse, bytearray]:
             failed = False
@@ -332,7 +332,7 @@ class Client:
         return status_error(parse_status(body), code=code, seen=f"{where} answered", retry_after_s=wait_s)
 
     async def _connected(self) -> Link:
-        """Return the session; make it first if there is none. Requests that begin together wait for the one that
+        """Return the session, and make it first if there is none. Requests that begin together wait for the one that
         reads the credentials."""
         if self._link is None:
             async with self._renewing:
@@ -341,8 +341,8 @@ class Client:
         return self._link
 
     async def _credentials(self, link: Link) -> Mapping[str, str]:
-        """Return the headers with the credentials. A failed renewal is logged once: the present credentials may still
-        be good."""
+        """Return the headers with the credentials. A failed renewal is logged once, because the present credentials may
+        still be valid."""
         try:
             headers = await self._access.headers(link.configuration)
         except ConfigError as error:
@@ -383,7 +383,7 @@ def _log() -> Any:
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
-    """Release a connection after its body was read completely; close any other."""
+    """Release a connection if its body was read completely; otherwise close it."""
     if response.content.at_eof():
         response.release()
     else:

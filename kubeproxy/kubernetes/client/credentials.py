@@ -1,4 +1,4 @@
-"""Credentials while a client lives: read from scratch, renewed, and turned into headers."""
+"""Credentials for as long as a client lives: they are read, renewed, and turned into headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ RENEW_S: Final = 60.0
 """How often a plugin is asked whether its token has expired, in seconds. client-go asks every minute."""
 FORCED_FILES_S = 1.0
 FORCED_PLUGIN_S = 10.0
-"""The shortest time between two renewals forced by a 401: reading files is cheap, running a plugin is not."""
+"""The shortest time between two renewals forced by a 401, because running a plugin costs much more than reading
+files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class ClientSettings:
 
 
 class Access:
-    """Server and credentials, as `Client` asks for them."""
+    """The server and the credentials, for `Client`."""
 
     def __init__(self, read: Callable[[], ClientConfig]) -> None:
         """`read` reads the configuration from scratch, now and at each renewal. It may raise `ConfigError`."""

@@ -60,11 +60,12 @@ class Unreachable(ApiError):
 
 
 class Garbage(ApiError):
-    """An answer that no API server gives: HTML, a redirect, broken JSON, endless lines or bodies."""
+    """Raised for an answer that no API server gives: HTML, a redirect, broken JSON, endless lines or bodies."""
 
 
 class StatusError(ApiError):
-    """The API server refused a request. It is raised itself for a code without a class of its own (400, 404, 500)."""
+    """Raised when the API server refuses a request. It is raised itself for a code without a class of its own (400,
+    404, 500)."""
 
     answer: Status = Status()
     """The Status object that the server sent. It is empty if the server sent none."""
@@ -74,7 +75,7 @@ class StatusError(ApiError):
 
     @property
     def details(self) -> StatusDetails:
-        """Return what the refusal is about. The details are empty if the server did not say."""
+        """Return what the refusal is about. The details are empty if the server did not send any."""
         return self.answer.details or StatusDetails()
 
 

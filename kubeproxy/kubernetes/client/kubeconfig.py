@@ -1,8 +1,8 @@
 """The API server and the credentials, by the rules of client-go: flags, kubeconfig files, a pod's service account.
 
-Commands, the controller manager and the daemon come through here. Files are merged as client-go does: of entries with
-the same name the first counts, and so does the first current-context; paths in a file are relative to it. Exec plugins
-and auth providers are left to `plugins`.
+Commands, the controller manager and the daemon use this module. Files are merged as client-go does: of entries with the
+same name the first counts, and so does the first current-context; paths in a file are relative to it. Exec plugins and
+auth providers are left to `plugins`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ClientConfig:
     username: str = ""
     password: str = ""
     impersonate: Mapping[str, Any] = field(default_factory=dict)
-    """Whom to impersonate: ``user`` and ``uid`` are texts, ``groups`` is a list, and ``extra`` has lists by key."""
+    """The user to impersonate: ``user`` and ``uid`` are texts, ``groups`` is a list, and ``extra`` has lists by key."""
     plugin: Mapping[str, Any] | None = None
     """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials."""
 
@@ -148,8 +148,8 @@ class Files:
             self._users.setdefault(user.name or "", (user.user or User(), place))
 
     def configuration(self, overrides: Overrides, *, server_required: bool = False) -> ClientConfig:
-        """Put the files and the flags together. Raise `ConfigError` if something that they name is missing or
-        wrong. The server is `NO_SERVER` if none is named, or that is an error if one is required."""
+        """Combine the files and the flags. Raise `ConfigError` if something that they name is missing or wrong. The
+        server is `NO_SERVER` if none is named, unless one is required; then that is an error."""
         name = overrides.context or self.current_context
         if name and name not in self._contexts:
             if overrides.context:
@@ -190,7 +190,7 @@ class _Assembly:
             (self._cluster_place, cluster.certificate_authority, cluster.certificate_authority_data),
             key="certificate-authority",
         )
-        # The flag wins over a kubeconfig's authority. In one place both together are a mistake that would switch the
+        # The flag overrides a kubeconfig's authority. If one place had both, that would be a mistake that switches the
         # check off.
         if skip and (flags.certificate_authority if flags.insecure_skip_tls_verify else authority):
             raise ConfigError(

@@ -161,9 +161,8 @@ _FOUND: Final = _ALLOWED | {"int": "a number", "float": "a number", "null": "not
 
 
 def _explained(problem: str, document: object, field: str) -> str:
-    """Say what was found and what is allowed. Values are not shown, because they may be secrets. The exception is a
-    text
-    in place of true or false, because the quotes around the text are the mistake."""
+    """Return what was found and what is allowed. Values are not shown, because they may be secrets. The exception is a
+    text in place of true or false, because the quotes around the text are the mistake."""
     if missing := _MISSING.match(problem):
         return f"found no {missing[1]}; allowed: a mapping with name and value"
     match = _MISMATCH.match(problem)

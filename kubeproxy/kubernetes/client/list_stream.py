@@ -25,8 +25,8 @@ _HEAD = re.compile(rb'"items"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:metadata|kind|apiVersion)")')
 """Where one item may end and the next begin.
 
-The pattern cannot match inside a string, where a quote follows a backslash or precedes a mark of punctuation. Whether a
-match lies between two items, and not deeper, is found out by the decoder.
+The pattern cannot match inside a string, where a quote follows a backslash or precedes a punctuation mark. The decoder
+finds out whether a match lies between two items, and not deeper.
 """
 
 _decode = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
@@ -35,8 +35,8 @@ _decode = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
 class ListSplitter:
     """Cuts the text of a page at the ends of items.
 
-    Every piece becomes the text of a list by the page's head before it and a closing bracket after it, and is decoded
-    as such. A wrong cut makes no valid list, so it is never used.
+    With the page's head before it and a closing bracket after it, every piece becomes the text of a list, and is
+    decoded as such. A wrong cut does not make a valid list, so it is never used.
     """
 
     def __init__(self, *, max_object_bytes: int = MAX_OBJECT_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
@@ -47,7 +47,7 @@ class ListSplitter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Page | None:
-        """Return the items that have arrived whole, undecoded, once there are enough bytes for a piece.
+        """Return the items that have arrived completely, undecoded, once there are enough bytes for a piece.
 
         Of the page only the kind is filled in, as far as it is known. Raise `Garbage` if one object is longer than
         allowed.

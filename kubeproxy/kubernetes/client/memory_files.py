@@ -8,12 +8,12 @@ from typing import Final
 MAX_FILES: Final = 16
 """How many files are kept. One configuration has three: an authority, a certificate and a key."""
 _kept: dict[bytes, int] = {}
-"""Descriptors by their content. The one that was used last is at the end."""
+"""The descriptors by their content. The one that was used last is at the end."""
 
 
 def path_of(data: bytes) -> str:
-    """Return a path from which this process can read the data. The path holds until `MAX_FILES` others have been asked
-    for."""
+    """Return a path from which this process can read the data. The path is valid until `MAX_FILES` others have been
+    requested."""
     descriptor = _kept.pop(data, None)
     if descriptor is None:
         descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)

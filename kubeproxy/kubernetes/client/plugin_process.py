@@ -85,7 +85,7 @@ async def _renew_token(request: PluginRequest) -> PluginAnswer:
 
 
 def _expiry(user: Mapping[str, Any], token: str) -> float | None:
-    """Return when the token runs out, as the provider says or as a claim in a JSON Web Token says."""
+    """Return when the token expires, as the provider tells or as a claim in a JSON Web Token tells."""
     if named := (user["auth-provider"].get("config") or {}).get("expiry"):
         return datetime.fromisoformat(str(named)).timestamp()
     parts = token.split(".")

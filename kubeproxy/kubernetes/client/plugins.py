@@ -45,7 +45,7 @@ class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str = ""
     key: str = ""
     expires_at: float | None = None
-    """When the token runs out, in Unix seconds, or None if that is not known."""
+    """When the token expires, in Unix seconds, or None if that is not known."""
     user: dict[str, Any] | None = None
     """The user with the tokens that the provider has renewed, for the next request."""
     fault: str = ""
@@ -83,7 +83,7 @@ class Plugin:
 
 
 async def _run(request: PluginRequest) -> PluginAnswer:
-    """Run the library in its process. Raise `ConfigError` if there are no credentials in the end."""
+    """Run the library in its process. Raise `ConfigError` if that gives no credentials."""
     # A file in memory carries the request, and then the answer. Other users can read arguments, and keys must not reach
     # a disk; standard input and output stay the terminal's, for plugins that ask for a password.
     file = os.memfd_create("plugin", os.MFD_CLOEXEC)

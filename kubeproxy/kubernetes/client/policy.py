@@ -1,4 +1,4 @@
-"""How a client goes beyond sending a request once: its limits, its retries, and what it reports to its owner."""
+"""The policy of a client beyond sending a request once: its limits, its retries, and what it reports to its owner."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RepeatReads:
 class WaitForServer:
     """Sends any request again until it is answered, if the server has answered before and is away for a while.
 
-    A request may therefore be carried out more than once. A server that never answered is not waited for.
+    So a request may be carried out more than once. If the server has never answered, nothing is repeated.
     """
 
     FIRST_PAUSE_S: Final = 0.25
@@ -145,9 +145,9 @@ class Policy:
     kubectl_words: bool = False
     """Whether refusals are worded as kubectl prints them, without the URL, for a person at a terminal."""
     on_warning: Callable[[str], None] = _ignore
-    """Called with the text of each ``Warning`` header."""
+    """A function that is called with the text of each ``Warning`` header."""
     on_wait: Callable[[float, str], None] = _ignore
-    """Called with the seconds that the server asked to wait, and the reason."""
+    """A function that is called with the seconds that the server asked to wait, and the reason."""
 
     @classmethod
     def for_command(

@@ -1,4 +1,4 @@
-"""Reads what an API server refuses or warns of: Status objects, the errors made of them, and Warning headers."""
+"""Reads the refusals and warnings of an API server: Status objects, the errors made of them, and Warning headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _decode_status = msgspec.json.Decoder(api_types.Status).decode
 
 
 def parse_status(body: bytes | bytearray) -> api_types.Status:
-    """Return the Status as far as it is readable. Error bodies are often plain text or HTML, which becomes the
+    """Return the Status as far as it is readable. An error body is often plain text or HTML, which becomes the
     message."""
     try:
         status = _decode_status(body)

@@ -135,7 +135,7 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 
 
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """Read a body, or its first `max_bytes`. The result grows in place, because joining pieces at the end would hold
+    """Read a body, or its first `max_bytes`. The buffer grows in place, because joining pieces at the end would hold
     them twice."""
     body = bytearray()
     async with aclosing(pieces(response)) as found:
@@ -159,9 +159,9 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
-    """Yield a body as it arrives, unpacked, in pieces of at most PIECE_BYTES. Errors name `where`, by default of the
-    URL. Left to aiohttp, a piece could be a thousand times as long as it was on the wire: a tenant's annotations may
-    be."""
+    """Yield a body as it arrives, decompressed, in pieces of at most PIECE_BYTES. Errors name `where`, which is the URL
+    by default. If this were left to aiohttp, a piece could be a thousand times as long as it was on the wire, because a
+    tenant's annotations may be."""
     where = where or str(response.url)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("gzip", "identity"):
@@ -182,7 +182,7 @@ async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncG
 
 
 class _Gzip:
-    """Unpacks a body of one or more gzip members, step by step."""
+    """Decompresses a body of one or more gzip members, step by step."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -193,7 +193,7 @@ class _Gzip:
         return self._member.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        full = False  # There may be more then, although all of `data` has gone in.
+        full = False  # There may be more output then, although all of `data` was consumed.
         while data or full:
             if self._member.eof:
                 self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -256,7 +256,7 @@ def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str
     """Return the proxy that the configuration names, or else that of the environment, and the header with the
     credentials in its URL.
 
-    It is found once, because aiohttp's own search (trust_env) takes two threads for every request.
+    The proxy is looked up once, because aiohttp's own search (trust_env) takes two threads for every request.
     """
     url = urlsplit(base)
     found = configured

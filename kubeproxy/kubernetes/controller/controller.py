@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 AWAY_S: Final = 10.0
 """The longest back-off in seconds while the server cannot be reached, and so the longest delay of a key after the
-server's return. By its own back-off a key would wait as long again as the server was away."""
+server's return. With its own back-off a key would wait as long again as the server was away."""
 
 
 def monotonic() -> float:
@@ -33,9 +33,9 @@ Sync = Callable[[str], Awaitable[None]]
 class Controller:
     """A queue with its workers.
 
-    `sync` is called with one key at a time, and never with the same key twice at once. If it raises, it is tried again
+    `sync` is called with one key at a time, and never with the same key twice at once. If it raises, it is called again
     after the queue's back-off. With `max_retries` the controller gives a key up after so many failures in a row, until
-    the key's next event. It never gives up while the server cannot be reached, because no event need follow when the
+    the key's next event. It never gives up while the server cannot be reached, because there may be no event when the
     server is back.
     """
 

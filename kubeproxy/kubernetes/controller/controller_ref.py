@@ -1,6 +1,6 @@
 """Decides by owner references which objects a controller keeps, adopts or releases.
 
-The acting part is in `kubeproxy.kubernetes.controller.claim`.
+`kubeproxy.kubernetes.controller.claim` carries that out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Object)
 
 @dataclass(frozen=True, slots=True)
 class Claims(Generic[T]):
-    """What to do with the candidates of one controller."""
+    """The decisions about the candidates of one controller."""
 
     keep: list[T] = field(default_factory=list)
     """The objects that the controller owns and that still match."""

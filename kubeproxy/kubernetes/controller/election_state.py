@@ -67,7 +67,7 @@ class LeaderElection:
         self._record: LeaseRecord | None = None
         self._observed_at = 0.0
         self._renewed_at: float | None = None
-        """When the last successful request began. None if this candidate is not the leader."""
+        """When the last successful request began, or None if this candidate is not the leader."""
 
     @property
     def record(self) -> LeaseRecord | None:
@@ -83,7 +83,7 @@ class LeaderElection:
         return self._renewed_at is not None and not self.leading(now)
 
     def next_step(self, record: LeaseRecord | None, now: float) -> Step:
-        """Take in the Lease as the server has it, and return the next step."""
+        """Store the Lease as the server has it, and return the next step."""
         if record != self._record:
             self._record = record
             self._observed_at = now

@@ -1,7 +1,7 @@
-"""What a controller has asked the API server for and has not yet seen in its cache.
+"""What a controller has asked of the API server and has not yet seen in its cache.
 
-A controller that counts pods in a cache that lags behind its own writes would create or delete pods twice. Pure: `now`
-is in seconds of any monotonic clock.
+A controller that counts pods in a cache that lags behind its own writes would create or delete pods twice. It is pure:
+`now` is in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Expected:
 
 
 class Expectations:
-    """For each controller, how many creations are still to be seen, and which objects' deletions."""
+    """For each controller, how many creations have not been seen yet, and which objects' deletions."""
 
     def __init__(self, *, expiry_s: float = EXPIRY_S) -> None:
         self._expiry_s = expiry_s
@@ -35,11 +35,11 @@ class Expectations:
         return len(self._expected)
 
     def expect_creations(self, key: str, number: int, now: float) -> None:
-        """Expect this number of creations, in place of what was expected before."""
+        """Expect this number of creations, instead of what was expected before."""
         self._expected[key] = _Expected(number, set(), now)
 
     def expect_deletions(self, key: str, objects: Iterable[str], now: float) -> None:
-        """Expect these objects to be deleted, in place of what was expected before."""
+        """Expect these objects to be deleted, instead of what was expected before."""
         self._expected[key] = _Expected(0, set(objects), now)
 
     def created(self, key: str, version: str) -> None:

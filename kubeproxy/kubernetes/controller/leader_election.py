@@ -40,7 +40,7 @@ class LeaseMeta(Wire, frozen=True):
 
 
 class LeaseSpec(Wire, frozen=True):
-    """The spec of a Lease as it comes; any field may be absent."""
+    """The spec of a Lease as the server sends it. Any field may be absent."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -74,7 +74,7 @@ def boot_time() -> float:
 
 
 class LeadershipLostError(Exception):
-    """A write was not sent, because this process is no longer known to lead."""
+    """Raised if a write was not sent, because this process is not known to lead any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Leadership:
         self._random = random or Random()
         self._lease: Lease | None = None
         self._failure = ""
-        """The error of the last request for the Lease that failed. Empty if the last one did not fail."""
+        """The error of the last request for the Lease, or empty if it did not fail."""
         self._leader_seen = ""
 
     def is_leading(self) -> bool:
@@ -186,7 +186,7 @@ class Leadership:
                 return
 
     async def _try(self) -> bool:
-        """Look at the Lease once, and write it if it is to be ours. Return whether it is."""
+        """Read the Lease once, and write it if this candidate is to have it. Return whether it has it."""
         asked_at = self._clock()
         try:
             lease = await self._read()
@@ -199,7 +199,8 @@ class Leadership:
         except ApiError as error:
             if not (is_conflict(error) or already_exists(error)):
                 hint = {"hint": LEASE_RIGHTS} if error.status == HTTPStatus.FORBIDDEN else {}
-                if str(error) != self._failure:  # once for each cause: it is tried again every few seconds
+                # This is logged once for each cause, because the request is repeated every few seconds.
+                if str(error) != self._failure:
                     log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
                 self._failure = str(error)
             return False

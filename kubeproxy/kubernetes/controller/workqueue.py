@@ -1,7 +1,7 @@
 """A queue in which each key waits only once, and one worker at a time processes it.
 
-It behaves as client-go's ``util/workqueue``. Pure: every method takes `now` in seconds of any monotonic clock, and
-nothing sleeps. `kubeproxy.kubernetes.controller.controller` adds the waiting.
+It behaves as client-go's ``util/workqueue``. It is pure: every method takes `now` in seconds of any monotonic clock,
+and nothing sleeps. `kubeproxy.kubernetes.controller.controller` adds the waiting.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class WorkQueue:
         return len(self._processing)
 
     def add(self, key: str, now: float) -> None:
-        """Ask for one run of `key`. A key that already waits is not added again; a key that is processed runs once
-        more."""
+        """Request one run of `key`. A key that already waits is not added again. A key that is being processed runs
+        once more."""
         if self._shut_down or key in self._dirty:
             return
         self.counters.adds += 1

@@ -19,7 +19,8 @@ REFILL_S = 300.0
 
 SIMILAR = 10
 SIMILAR_S = 600.0
-"""Events are combined from this many different messages on, if each came within this many seconds of the one before."""
+"""Events are combined once there are this many different messages, if each came within this many seconds of the one
+before."""
 COMBINED = "(combined from similar events): "
 
 EventType = Literal["Normal", "Warning"]

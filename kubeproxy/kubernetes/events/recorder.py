@@ -30,7 +30,7 @@ from kubeproxy.runtime.backoff import DecorrelatedJitter
 log = structlog.get_logger(__name__)
 
 COMPONENT = "kube-proxy"
-"""The reporting component; kube-proxy's name, because operators search for a proxy's events by it."""
+"""The reporting component. It is kube-proxy's name, because operators search for a proxy's events with it."""
 TRIES = 12
 """How often one event is sent while the server refuses it (client-go, tools/record)."""
 RETRY_S = (1.0, 30.0)
@@ -53,7 +53,7 @@ class _Sent:
 
 
 class EventRecorder:
-    """Queues events at any time; `run` sends them. `clock` gives Unix seconds."""
+    """Queues events at any time; `run` sends them. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EventRecorder:
         retry_s: tuple[float, float] = RETRY_S,
         random: Random | None = None,
     ) -> None:
-        """`rights` says, for the log, what grants the right to create Events."""
+        """`rights` tells the log what grants the right to create Events."""
         self._client = client
         self._rights = rights
         self._node_name = node_name
@@ -100,7 +100,7 @@ class EventRecorder:
     ) -> None:
         """Queue an event of an object. This returns at once, and never fails.
 
-        A `shared` event is one that other nodes may record in the same words; the cluster gets it from the first node
+        A `shared` event is one that other nodes may record with the same words; the cluster gets it from the first node
         only. A Node's uid is its name, because ``kubectl describe node`` searches by it. After 25 events of one object,
         only one in five minutes is sent.
         """

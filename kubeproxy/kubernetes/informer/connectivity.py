@@ -14,10 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 class Connectivity:
-    """Combines the failures of a source's reflectors into one outage. `clock` gives Unix seconds."""
+    """Combines the failures of a source's reflectors into one outage. `clock` returns Unix seconds."""
 
     def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "", rights: str = "") -> None:
-        """`optional` names a resource that is not needed to serve the others. `rights` says what grants the rights."""
+        """`optional` names a resource without which the others can be served. `rights` tells what grants the rights."""
         self._server = server
         self._clock = clock
         self._optional = optional
@@ -46,7 +46,7 @@ class Connectivity:
 
         `called` is the resource's name in the log, if it differs. The first failure of an outage is a warning; later
         ones are logged only with a new cause. A forbidden `optional` resource is logged separately, because the others
-        can be served without it. A restarted server no longer knows earlier versions: that is no outage unless the new
+        can be served without it. A restarted server no longer knows earlier versions, which is no outage unless the new
         list fails, too.
         """
         if resource == self._optional and isinstance(error, Forbidden):
@@ -97,7 +97,7 @@ class Connectivity:
         self._listed.add(resource)
 
     def found(self, resource: str) -> None:
-        """Note that a resource is in step with the server."""
+        """Note that a resource is up to date with the server."""
         self._listed.add(resource)
         self._behind.discard(resource)
         self._outdated.discard(resource)

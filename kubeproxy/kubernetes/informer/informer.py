@@ -105,8 +105,8 @@ class Informer(Generic[T]):
         resync_s: float = RESYNC_S,
         watch_state: Callable[[Callable[[], ReflectorState]], None] | None = None,
     ) -> None:
-        """Keep the store in step with the server until cancelled. `watch_state` is given a function that returns the
-        reflector's state."""
+        """Keep the store in step with the server until cancelled. `watch_state` is called with a function that returns
+        the reflector's state."""
         random = random or Random()
         resource = _InformerResource(self)
 
@@ -134,18 +134,18 @@ class Informer(Generic[T]):
             self.resync()
 
     def resync(self) -> None:
-        """Report every object as updated by itself, so that controllers look at each again."""
+        """Report every object as updated, so that controllers check each of them again."""
         for item in self.store:
             self._updated(item, item)
 
-    # What the reflector reports
+    # What the reflector reports.
 
     def decode(self, raw: msgspec.Raw) -> T:
         """Return an object from its JSON. Raise ``msgspec.ValidationError`` if a type is wrong."""
         return self._decode(raw)
 
     def replace(self, items: Iterable[T]) -> None:
-        """Take in the whole list. Objects that are not in it were deleted unseen."""
+        """Replace all objects by a complete list. Objects that are not in it were deleted unseen."""
         listed = {key_of(item): item for item in items}
         for key in sorted(self.store.keys() - listed.keys()):
             self.remove(key)
@@ -161,7 +161,7 @@ class Informer(Generic[T]):
             handler()
 
     def put(self, item: T) -> None:
-        """Take in a new or changed object."""
+        """Store a new or changed object."""
         self._version = max(self._version, _number(item.metadata.resource_version))
         before = self.store.get(key_of(item))
         if before is not None and before.metadata.uid != item.metadata.uid:
@@ -175,7 +175,7 @@ class Informer(Generic[T]):
             self._updated(before, item)
 
     def remove(self, key: str) -> None:
-        """Take in that an object is gone."""
+        """Remove an object that is gone."""
         item = self.store.remove(key)
         if item is not None:
             for handler in self._handlers:

@@ -1,4 +1,4 @@
-"""Decides a reflector's next request: list or watch, from which version, how soon."""
+"""Decides a reflector's next request: list or watch, from which version, and how soon."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ListWatchPolicy:
         self.must_list = True
         """Whether the next request is a list, and not a watch."""
         self.doubtful = False
-        """Whether the server was lost after `version` was seen.
+        """Whether the server was away after `version` was seen.
 
         It may return with storage restored from a backup, and so with older versions. It does not refuse a watch from a
         future version, but stays silent until it reaches that version.
@@ -93,10 +93,11 @@ class ListWatchPolicy:
     def list_query(self) -> dict[str, str]:
         """Return the query of a list.
 
-        The first list takes the contents of the server's cache (``resourceVersion=0``, as kube-proxy): a thousand nodes
-        that start together cost etcd nothing, and it works without etcd. Later lists ask the cache for nothing older
-        than the known version. Both come in one piece (the server ignores the limit of the first; a limit on the second
-        would mean exactly that version, soon a 410). If the cache fails, the list comes from storage, page by page.
+        The first list reads the server's cache (``resourceVersion=0``, as kube-proxy does), so a thousand nodes that
+        start together cost etcd nothing, and it works without etcd. Later lists ask the cache for nothing older than
+        the known version. Both come in one piece: the server ignores a limit on the first one, and a limit on the
+        second would mean exactly that version, which soon leads to a 410. If the cache fails, the list comes from
+        storage, page by page.
         """
         if self._from_storage:
             return {"limit": str(self._page)}

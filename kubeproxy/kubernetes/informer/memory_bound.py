@@ -47,7 +47,7 @@ class MemoryBound:
 
     @property
     def largest(self) -> str:
-        """Return the namespace that has most. It is empty if nothing is kept."""
+        """Return the namespace that has the most, or an empty text if nothing is kept."""
         return max(self._namespaces, key=self._namespaces.__getitem__, default="")
 
     def admit(self, name: str, size: int) -> bool:
@@ -86,7 +86,7 @@ class MemoryBound:
             del self._namespaces[namespace]
 
     def begin(self) -> None:
-        """Begin a full list. What is left out is found anew."""
+        """Begin a full list, which decides again what is left out."""
         self._left_out.clear()
 
     def keep(self, names: Collection[str]) -> None:

@@ -48,7 +48,7 @@ class MutationCache(Generic[T]):
                 found.pop(key, None)
         return list(found.values())
 
-    # What the informer reports
+    # What the informer reports.
 
     def added(self, item: T) -> None:
         """Note that the store has a new object."""
@@ -76,8 +76,8 @@ class MutationCache(Generic[T]):
 
 
 def _newer(item: Object, known: Object | None) -> bool:
-    """Return whether `item` is a later state than what the store has. If the versions are no numbers they cannot be
-    compared, and the store counts."""
+    """Return whether `item` is a later state than what the store has. If the versions are not numbers they cannot be
+    compared, and the state of the store is used."""
     version = item.metadata.resource_version
     if not version.isdecimal():
         return False

@@ -60,7 +60,8 @@ class _Counters:
 
 
 class Reflector:
-    """Lists and watches one resource, which `choose` returns before each list: an upgraded server may offer another."""
+    """Lists and watches one resource, which `choose` returns before each list, because an upgraded server may offer
+    another one."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Reflector:
         random: Random,
         max_kept_bytes: int | None = None,
     ) -> None:
-        """Objects beyond `max_kept_bytes` are left out, see `memory_bound`. None stands for its default."""
+        """Objects beyond `max_kept_bytes` are left out (see `memory_bound`). None stands for its default."""
         self._client = client
         self._name = name
         self._choose = choose
@@ -131,7 +132,8 @@ class Reflector:
                 continue
             except ApiError as error:
                 delay_s = self._failed(error)
-            except Exception as error:  # This is a bug here or in the sink: log it in full, then list everything again.
+            # This is a bug here or in the sink, so log it in full, then list everything again.
+            except Exception as error:
                 log.exception("reflector failed, listing again", source=SOURCE, resource=self._name)
                 self._policy.must_list = True
                 delay_s = self._failed(ApiError(f"internal error: {error!r}", cause="internal"))
@@ -152,7 +154,7 @@ class Reflector:
         listing = self._phase is Phase.LISTING
         delay_s = self._policy.list_failed(error) if listing else self._policy.watch_failed(error)
         if self._behind_since is None:
-            # A broken watch is no outage yet: usually the next one works.
+            # A broken watch is not an outage yet, because usually the next one works.
             self._behind_since = monotonic()
             self._outages.broke(self._name)
             write = log.warning if isinstance(error, Garbage) else log.info
@@ -168,11 +170,11 @@ class Reflector:
         self._outages.found(self._name)
 
     def _settled(self) -> None:
-        """Note that the watch has worked for a while: the next failure starts a new outage."""
+        """Note that the watch has worked for a while, so that the next failure starts a new outage."""
         self._policy.settled()
         self._in_step()
 
-    # Listing
+    # The list.
 
     async def _list(self) -> None:
         resource = await self._choose()
@@ -280,7 +282,7 @@ class Reflector:
                 objects.extend(translated or ())
             await self._time_slice.offer()
 
-    # Watching
+    # The watch.
 
     async def _watch(self, resource: Resource[Any]) -> None:
         if self._policy.doubtful:
@@ -340,8 +342,8 @@ class Reflector:
 
     def _translate(self, resource: Resource[Any], name: str, raw: msgspec.Raw, *, listed: bool) -> list[Any] | None:
         """Translate an object. Return None if its types are wrong; a watch then keeps the earlier translation. After
-        the call the object is within the memory bound, or is not served. The translation of a listed object comes from
-        the cache if its text is unchanged."""
+        the call the object is either counted in the memory bound or not served. The translation of a listed object
+        comes from the cache if its text is unchanged."""
         if listed and (cached := self._decode_cache.meaning(name, raw)) is not None:
             return cached
         try:

@@ -32,7 +32,7 @@ class Resource(ABC, Generic[T]):
         """Replace all objects of the sink."""
 
     def listed(self, version: str) -> None:
-        """Take in the resourceVersion of the list that `replace` got. By default it is ignored."""
+        """Note the resourceVersion of the list that `replace` got. By default it is ignored."""
 
     @abstractmethod
     def put(self, metadata: api_types.ObjectMeta, found: list[T]) -> None:

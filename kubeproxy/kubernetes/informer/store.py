@@ -37,7 +37,7 @@ INDEXERS: Mapping[str, Indexer[Object]] = {
     CONTROLLER: by_controller,
     ORPHANS: by_orphanage,
 }
-"""The indexes that controllers use: the pods of one owner without a walk through the namespace."""
+"""The indexes that controllers use, for example to find the pods of one owner without a walk through the namespace."""
 
 
 class Store(Generic[T]):
@@ -67,7 +67,7 @@ class Store(Generic[T]):
         return list(self._indexes[index].get(value, {}).values())
 
     def indexer(self, index: str) -> Indexer[T]:
-        """Return how an index lists objects."""
+        """Return the function of an index that returns the values under which it lists an object."""
         return self._indexers[index]
 
     def put(self, item: T) -> T | None:
@@ -83,7 +83,7 @@ class Store(Generic[T]):
         return before
 
     def remove(self, key: str) -> T | None:
-        """Remove an object. Return the one that was there."""
+        """Remove an object, and return it."""
         before = self._items.pop(key, None)
         if before is not None:
             self._unlist(key, before)

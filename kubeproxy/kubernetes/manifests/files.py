@@ -22,8 +22,8 @@ write the new one."""
 SETTLE_AT_MOST_S = 5.0
 """After this time a file is read even if it keeps changing."""
 REPLACED_AT_MOST_S = 0.5
-"""After this time a file is read even if whole new files keep replacing it. The longer wait is for files that are
-written in pieces."""
+"""After this time a file is read even if complete new files keep replacing it. (The longer wait is for files that are
+written in pieces.)"""
 
 
 class Signature(NamedTuple):
@@ -151,7 +151,7 @@ def read_file(path: str) -> tuple[bytes, Signature]:
 
 
 class PathMemory:
-    """Remembers the state of one named path between two looks. Pure: listings and time are arguments."""
+    """Remembers the state of one named path between two checks. It is pure: listings and time are arguments."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -186,7 +186,8 @@ class PathMemory:
         for path in self._unsettled.keys() - {*missing, *differing}:
             del self._unsettled[path]
         gone = [path for path in missing if self._settled(path, None, SETTLE_GONE_S, now)]
-        # A new file beside a disappearing one may be its new name: handle both at once, or its objects flicker.
+        # A new file beside a disappearing one may be its new name. Both are handled at once, because otherwise the
+        # file's objects would disappear for a moment.
         renaming = len(gone) < len(missing)
         changed = [
             path
@@ -221,7 +222,7 @@ class PathMemory:
         self._loaded[path] = signature
 
     def forget(self) -> None:
-        """Forget all states, so that everything is read again at the next look."""
+        """Forget all states, so that everything is read again at the next check."""
         self._loaded = {path: Signature(0, 0, 0, 0) for path in self._loaded}
         self._looked = False
 

@@ -30,8 +30,8 @@ _BASES: Final = {"0x": 16, "0X": 16, "0o": 8, "0O": 8, "0b": 2, "0B": 2}
 _TAGGED: Final = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 _INT64: Final = 1 << 63
 _LONGEST_NUMBER: Final = 400
-"""The most characters of a number. A longer one is a text, as Python refuses to convert integers of thousands of
-digits."""
+"""The largest number of characters of a number. A longer one is a text, because Python refuses to convert integers of
+thousands of digits."""
 
 
 class GoComposer(Composer):
@@ -124,7 +124,7 @@ def _integer(text: str) -> int | None:
 
 
 def normalized(value: object) -> object:
-    """Return a number as kubectl keeps it: a whole one within 64 bits as an integer, any other as floating point."""
+    """Return a number as kubectl keeps it: a whole number within 64 bits as an integer, any other as floating point."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _INT64:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and not -_INT64 <= value < _INT64:

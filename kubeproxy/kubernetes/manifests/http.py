@@ -49,9 +49,10 @@ def is_url(path: str) -> bool:
 
 
 async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
-    """Return a manifest, or None if it is still the `last` version.
+    """Fetch a manifest, or None if it is still the `last` version.
 
-    Raise ReadError for every other answer: an error page is no manifest, and an empty body would withdraw everything.
+    Raise ReadError for every other answer, because an error page is no manifest, and an empty body would withdraw
+    everything.
     """
     import aiohttp
 
@@ -80,7 +81,7 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
 
 @dataclass(frozen=True, slots=True)
 class Redirects:
-    """The redirects that are followed."""
+    """The redirects that a request may follow."""
 
     most: int
     permit: Callable[[str, str], bool]
@@ -93,7 +94,7 @@ class Redirects:
 async def follow(
     session: aiohttp.ClientSession, url: str, redirects: Redirects, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Get a URL and follow its redirects. Raises ValueError for one that is not permitted."""
+    """Get a URL and follow its redirects. Raise ValueError for one that is not permitted."""
     at = url
     for _ in range(redirects.most + 1):
         async with session.get(at, headers=headers, allow_redirects=False, proxy=proxy_for(at)) as response:
@@ -103,7 +104,7 @@ async def follow(
                 return
         to = urljoin(at, location)
         if not redirects.permit(at, to):
-            # A query may hold a secret.
+            # A query may contain a secret.
             shown = urlsplit(to)._replace(query="", fragment="").geturl()
             raise ValueError(f"the server redirects to {shown[:200]!r}; allowed: {redirects.permitted}")
         at = to
@@ -111,18 +112,19 @@ async def follow(
 
 
 def _server(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port. Raises ValueError if the port is not a number."""
+    """Return scheme, host and port. Raise ValueError if the port is not a number."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 WITHIN_SERVER = Redirects(5, lambda at, to: _server(at) == _server(to), "the same scheme, host and port")
 """The redirects that the proxy's own manifests may take. They must not lead to a place that their author did not name,
-to clear text instead of TLS, or to a service that answers this node alone."""
+to clear text instead of TLS, or to a service that only this node can reach."""
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the environment's proxy for a URL. aiohttp's own ``trust_env`` would send what ~/.netrc holds, too."""
+    """Return the environment's proxy for a URL. aiohttp's own ``trust_env`` would also send the contents of
+    ~/.netrc."""
     parts: SplitResult = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
@@ -143,7 +145,8 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 class Session:
-    """An HTTP session with the environment's proxies and without cookies. A context manager; opened when first used."""
+    """An HTTP session with the environment's proxies and without cookies. It is a context manager, and is opened when
+    first used."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None

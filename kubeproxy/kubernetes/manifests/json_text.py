@@ -63,7 +63,7 @@ class JsonScanner:
         self._inside = False
 
     def scan(self, buffer: bytearray | bytes) -> int | None:
-        """Return the end of the value. Return None if the buffer does not hold it."""
+        """Return the end of the value, or None if the buffer does not contain it."""
         position, depth = self._position, self._depth
         while True:
             found = (_INSIDE if self._inside else _OUTSIDE).search(buffer, position)
@@ -106,7 +106,7 @@ class TextDecoder:
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
-        """The bytes that arrived before the encoding was known. None once it is known."""
+        """The bytes that arrived before the encoding was known, or None once it is known."""
         self._utf16: codecs.IncrementalDecoder | None = None
 
     def feed(self, data: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Finds the line of a field in the text of a manifest.
 
-A parsed value does not know its lines. So the text is composed once more, but only if there is a fault to report.
+A parsed value does not know its lines. So the text is parsed once more, but only if there is a fault to report.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def steps(path: str) -> list[str | int]:
 
 
 def line_of(text: bytes, path: str, *, first: int) -> int:
-    """Return the line of a field, or of the nearest part of its path that is there.
+    """Return the line of a field, or of the nearest part of its path that exists.
 
-    `first` is the number of the text's first line. It is also the answer if the text cannot be composed.
+    `first` is the number of the text's first line. It is also the answer if the text cannot be parsed.
     """
     return first + (rows_of(text, steps(path)) or [0])[-1]
 
 
 def rows_of(text: bytes, path: Sequence[str | int]) -> list[int]:
-    """Return the row of the document's content, then the rows of the parts of the path that are there.
+    """Return the row of the document's content, then the rows of the parts of the path that exist.
 
-    Rows are lines of the text, counted from 0. Return an empty list if the text cannot be composed.
+    Rows are lines of the text, counted from 0. Return an empty list if the text cannot be parsed.
     """
     try:
         node: Any = yaml.compose(text.decode("utf-8", "replace"), Loader=yaml.CSafeLoader)
@@ -48,7 +48,7 @@ def rows_of(text: bytes, path: Sequence[str | int]) -> list[int]:
             pairs = [(key, value) for key, value in node.value if key.value == part]
             if not pairs:
                 break
-            key, node = pairs[-1]  # of a key that is there twice, the last value counts
+            key, node = pairs[-1]  # If a mapping has a key twice, the last value counts.
             rows.append(int(key.start_mark.line))
         else:
             break

@@ -20,9 +20,9 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 """The deepest nesting of a YAML document."""
 MAX_EXPANSION = 10
-"""By which factor the aliases of a YAML document may make it larger, beyond `FREE_EXPANSION`."""
+"""The factor by which the aliases of a YAML document may make it larger, beyond `FREE_EXPANSION`."""
 FREE_EXPANSION = 100_000
-"""To how many YAML values aliases may always expand."""
+"""The number of YAML values to which aliases may always expand."""
 
 
 class SyntaxFault(Exception):
@@ -168,7 +168,7 @@ def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
 
 
 def _template(line: str) -> str:
-    """Return the text in double braces, shortened. Return an empty text if there is none."""
+    """Return the text in double braces, shortened, or an empty text if there is none."""
     begin = line.find("{{")
     end = line.rfind("}}", begin + 2)
     return "" if begin < 0 or end < 0 else line[begin : min(end + 2, begin + _SHOWN)]
@@ -197,9 +197,9 @@ class Composer:
     """
 
     scalar: Callable[[Any], object]
-    """Returns the value of a scalar's event."""
+    """A function that returns the value of a scalar's event."""
     key: Callable[[Any], str] | None = None
-    """Returns the text of a scalar key's event. None leaves the text as it is."""
+    """A function that returns the text of a scalar key's event. With None the text stays as it is."""
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
         self.scalar = scalar
@@ -297,14 +297,14 @@ class Composer:
         self._written += plain
         self._expanded += plain
 
-    # What another reading of YAML changes
+    # The methods that another way of reading YAML overrides.
 
     def repeated(self, event: Any, key: str) -> None:
         """Handle a key that a mapping has twice. The later value counts unless this raises."""
         raise refusal(event, f"duplicate key {key!r}")
 
     def collection(self, event: Any) -> None:
-        """Handle the beginning of a mapping or a list. Raises for a tag that is not supported."""
+        """Handle the beginning of a mapping or a list. Raise an error for a tag that is not supported."""
         if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
             raise refusal(event, f"tag {event.tag!r} is not supported")
 

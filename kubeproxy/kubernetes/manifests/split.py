@@ -54,8 +54,8 @@ def is_empty(text: bytes) -> bool:
 
 
 _ITEMS = re.compile(rb"^items:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
-# The quantifiers are possessive. A comment's end could be read in two ways, and N lines of comments in 2 to the power
-# of N ways.
+# The quantifiers are possessive. Otherwise a comment's end could be read in two ways, and N lines of comments in 2 to
+# the power of N ways.
 _FIRST_ITEM = re.compile(rb"(?:[ \t]*+(?:#[^\n]*+)?\r?\n)*+( *+)-(?=[ \r\n])")
 
 
@@ -66,9 +66,10 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
     None if the document is written in another way.
 
     By YAML's rules nothing else can begin a line with a dash at that column. A parsed document takes thirty times the
-    memory of its text, and a list may hold a whole cluster; so it is parsed and kept item by item.
+    memory of its text, and a list may contain a whole cluster, so it is parsed and kept item by item.
     """
-    if b"items:" not in text:  # Few documents have items, and a search by pattern takes thirty times as long.
+    # Few documents have items, and a search by pattern takes thirty times as long as this one.
+    if b"items:" not in text:
         return None
     key = _ITEMS.search(text)
     first = _FIRST_ITEM.match(text, key.end()) if key is not None else None
@@ -106,4 +107,4 @@ def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int
 
 _PIECE = 1 << 20
 _LONGEST = 1 << 10
-"""More than the longest match. A match may begin in one piece and end in the next."""
+"""More than the length of the longest match. A match may begin in one piece and end in the next."""

@@ -32,7 +32,7 @@ def _alone(error: Exception, host: str) -> list[str]:
 
 
 def _among(error: Exception, host: str) -> list[str]:
-    """Return the text on one line if it is a server's, whatever characters it has. Our own text may have several
+    """Return the text on one line if it comes from a server, whatever characters it has. Our own text may have several
     lines."""
     known = _known(error, host)
     return [known] if known else str(error).split("\n")

@@ -25,10 +25,10 @@ from kubeproxy.model.errors import ClusterError, ConfigError
 CRD_HINT: Final = "ensure CRDs are installed first"
 
 Found = ResourceObject | ConfigError | ClusterError
-"""An object, or the reason why there is none."""
+"""An object, or the reason why it cannot be used."""
 AwaitKind = Callable[[str, str], Awaitable[bool]]
-"""Waits for a kind that the server does not serve, given by its group and name. Returns whether the server may serve
-it now."""
+"""A function that waits for a kind that the server does not serve, given by its group and name. It returns whether the
+server may serve it now."""
 
 
 class Validate(Protocol):
@@ -50,7 +50,7 @@ class Query:
     namespace_enforced: bool = False
     """Whether an object of another namespace is an error."""
     selector: str = ""
-    """Objects are left out unless this selector matches their labels."""
+    """Objects whose labels do not match this selector are left out."""
 
 
 class Builder:
@@ -85,16 +85,16 @@ class Builder:
         return objects
 
     async def stream(self, sources: Sequence[Source] = ()) -> AsyncIterator[Found]:
-        """Yield objects and errors in their order. They come from `sources` if given, and else from the query's. Raise
-        if the server does not answer."""
+        """Yield objects and errors in their order. They come from `sources` if given, and otherwise from the query's
+        sources. Raise if the server does not answer."""
         async for item in self.unprepared(sources):
             yield item if isinstance(item, ObjectError) else await self.prepare(*item)
 
     async def unprepared(
         self, sources: Sequence[Source] = ()
     ) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
-        """Yield errors, and objects not yet checked or mapped, each with its document's duplicate keys. Pass each
-        object to `prepare` in its turn."""
+        """Yield errors, and objects that are not yet checked or mapped, each with its document's duplicate keys. Pass
+        each object to `prepare` in its turn."""
         for source in sources or self._sources:
             async for document in _documents(source):
                 if isinstance(document, ObjectError):

@@ -31,7 +31,7 @@ from kubeproxy.kubernetes.resource_builder.stream import Document
 MAX_LIST_DEPTH: Final = 5
 """The deepest nesting of lists in lists."""
 LARGE: Final = 64 << 10
-"""In bytes: a shorter list is parsed as a whole."""
+"""A list shorter than this, in bytes, is parsed as a whole."""
 _SHOWN: Final = 160
 _LONGEST_NUMBER: Final = 400
 
@@ -39,11 +39,11 @@ Found = ResourceObject | ObjectError
 
 
 class Duplicates(list[str]):
-    """Keys that a mapping of this document has twice, each as a sentence."""
+    """The keys that a mapping of this document has twice, each as a sentence."""
 
 
 def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates]]:
-    """Yield the objects of a document, each with the keys that are there twice. Errors are yielded and not raised."""
+    """Yield the objects of a document, each with the keys that it has twice. Errors are yielded and not raised."""
     lists: deque[tuple[Data, Position, int, Duplicates]] = deque()
     for value, position, text, duplicates, of_list in _values(document, source):
         if isinstance(value, ObjectError):
@@ -165,7 +165,7 @@ def _too_deep(value: object, levels: int) -> bool:
     return False
 
 
-# Long lists, item by item
+# Long lists, item by item.
 
 
 def _json_items(document: Document, position: Position) -> Iterator[Item] | None:
@@ -209,7 +209,7 @@ def _items(head: Data, position: Position, texts: Iterator[tuple[int, bytes]], *
             yield value, place, b"", duplicates, head
 
 
-# Objects
+# Objects.
 
 
 def _object(
@@ -242,7 +242,7 @@ def _object(
 
 
 def _inherit(item: Data, of_list: Data) -> None:
-    """Give an item of a typed list (``ServiceList``) the kind that it need not state."""
+    """Give an item of a typed list (``ServiceList``) the kind that it need not have itself."""
     kind = str(of_list.get("kind") or "").removesuffix("List")
     if kind:
         item.setdefault("kind", kind)
@@ -289,7 +289,7 @@ def _path(parts: tuple[str, ...]) -> str:
 
 
 def _named(value: object) -> str:
-    """Describe a value for a message."""
+    """Return a value in words, for a message."""
     match value:
         case None:
             return "nothing"

@@ -73,7 +73,7 @@ class Catalog(msgspec.Struct, frozen=True):
     """The minor version of the server, or 0 if it is unknown."""
 
 
-# Documents
+# The documents.
 
 
 class _GroupVersionKind(msgspec.Struct):
@@ -139,7 +139,7 @@ class _LegacyResources(msgspec.Struct):
 
 
 def parse_aggregated(body: bytes) -> Catalog:
-    """Parse an APIGroupDiscoveryList. Raise Garbage if it is none."""
+    """Parse an APIGroupDiscoveryList. Raise Garbage if the document is not one."""
     try:
         document = msgspec.json.decode(body, type=_Aggregated)
     except UNDECODABLE as error:
@@ -213,7 +213,7 @@ def _resource(
     yield ApiResource(group=group, version=version, name=name, kind=kind, namespaced=namespaced)
 
 
-# Requests
+# The requests.
 
 
 async def discover(client: Client) -> Catalog:
@@ -277,7 +277,7 @@ async def _each(client: Client, group_versions: list[tuple[str, str]]) -> Catalo
     )
 
 
-# On disk
+# The file on disk.
 
 
 class _Kept(msgspec.Struct):
@@ -290,7 +290,7 @@ class _Kept(msgspec.Struct):
 class DiscoveryCache:
     """The catalog of one server in the user's cache directory.
 
-    The command works without it, if it cannot be read or written.
+    If the file cannot be read or written, the command works without it.
     """
 
     def __init__(self, directory: Path, server: str, *, ttl_s: float = TTL_S) -> None:
@@ -299,7 +299,7 @@ class DiscoveryCache:
         self.path = directory / "discovery" / f"{file_name(server)}.msgpack"
 
     def read(self) -> Catalog | None:
-        """Return the catalog on disk. Return None if there is none, or if it is too old."""
+        """Return the catalog on disk, or None if there is none, or if it is too old."""
         try:
             kept = msgspec.msgpack.decode(self.path.read_bytes(), type=_Kept)
         except (OSError, *UNDECODABLE):
@@ -320,9 +320,9 @@ def file_name(server: str) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the file in one step, readable for its owner alone.
+    """Replace the file in one step, readable only for its owner.
 
-    A failure is ignored: the file is a cache.
+    A failure is ignored, because the file is only a cache.
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

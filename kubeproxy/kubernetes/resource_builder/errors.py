@@ -50,7 +50,7 @@ class Position:
 
 
 class ObjectError(ConfigError):
-    """An error of one document or object. The other ones can be used."""
+    """An error of one document or object. The others can still be used."""
 
     def __init__(self, message: str, position: Position) -> None:
         where = str(position)
@@ -60,25 +60,25 @@ class ObjectError(ConfigError):
 
 
 class SourceError(ObjectError):
-    """A source cannot be read: a file, a web address, standard input."""
+    """A source that cannot be read: a file, a web address, standard input."""
 
 
 class UnreadableError(ObjectError):
-    """A document is no YAML and no JSON."""
+    """A document that is neither YAML nor JSON."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(f"error parsing {position.source}: {reason}", position)
 
 
 class UndecodableError(ObjectError):
-    """A document is no object: apiVersion, kind or metadata are missing or of a wrong type."""
+    """A document that is not an object: apiVersion, kind or metadata are missing or of a wrong type."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(f"unable to decode {quoted(position.source)}: {reason}", position)
 
 
 class InvalidError(ObjectError):
-    """An object has fields that the server does not know, or values of a wrong type."""
+    """An object that has fields that the server does not know, or values of a wrong type."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class InvalidError(ObjectError):
 
 
 class NoMatchError(ObjectError):
-    """The server does not serve this kind."""
+    """A kind that the server does not serve."""
 
     def __init__(
         self, kind: str, api_version: str, *, name: str, namespace: str, position: Position, hint: str
@@ -103,7 +103,7 @@ class NoMatchError(ObjectError):
 
 
 class WrongNamespaceError(ObjectError):
-    """An object names another namespace than the one that all have to be in."""
+    """An object that names another namespace than the one that all objects must have."""
 
     def __init__(self, found: str, wanted: str, position: Position) -> None:
         super().__init__(

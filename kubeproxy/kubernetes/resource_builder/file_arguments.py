@@ -94,7 +94,7 @@ class StdinSource:
 
 @dataclass(frozen=True, slots=True)
 class BytesSource:
-    """Bytes that are there already."""
+    """Bytes that are already in memory."""
 
     name: str
     data: bytes
@@ -128,7 +128,7 @@ class UrlSource:
 
 
 class _Passing(Exception):
-    """An error that may be gone with the next attempt."""
+    """An error that may not occur again at the next attempt."""
 
 
 async def _fetch(web: Session, url: str) -> bytes:

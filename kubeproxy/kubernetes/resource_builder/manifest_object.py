@@ -59,7 +59,7 @@ class ResourceObject:
 
     @property
     def namespace(self) -> str:
-        """Return the namespace. It is empty if there is none, or none yet."""
+        """Return the namespace, or an empty text if there is none, or none yet."""
         return str(self.metadata.get("namespace") or "")
 
     @property

@@ -19,12 +19,12 @@ class Index:
                 self._kinds.setdefault((resource.group_version, resource.kind), resource)
 
     def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """Return the resource of exactly this version and kind. Return None if the server does not serve it."""
+        """Return the resource of exactly this version and kind, or None if the server does not serve it."""
         return self._kinds.get((api_version, kind))
 
 
 class Mapper:
-    """Looks kinds up in a server's discovery: on disk first, and then, if a kind is missing there, once on the
+    """Looks up kinds in a server's discovery, first on disk and then, if a kind is missing there, once on the
     server."""
 
     def __init__(self, client: Client, cache: DiscoveryCache | None) -> None:
@@ -51,7 +51,7 @@ class Mapper:
         return Index(catalog)
 
     async def refresh(self, *, force: bool = False) -> bool:
-        """Ask the server, unless this run has done so. Return whether anything may be new."""
+        """Ask the server, unless this run has already done so. Return whether anything may be new."""
         async with self._lock:
             if self._asked and not force:
                 return False
@@ -59,7 +59,7 @@ class Mapper:
             return True
 
     async def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """Return the resource of a kind. Return None if the server does not serve it."""
+        """Return the resource of a kind, or None if the server does not serve it."""
         found = (await self.index()).kind(api_version, kind)
         if found is None and await self.refresh():
             found = (await self.index()).kind(api_version, kind)

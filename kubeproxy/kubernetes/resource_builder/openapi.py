@@ -50,7 +50,7 @@ class Schemas(msgspec.Struct):
 
 
 def parse(body: bytes) -> Schemas:
-    """Parse an OpenAPI v2 document. Raise `Garbage` if it is none."""
+    """Parse an OpenAPI v2 document. Raise `Garbage` if it is not one."""
     try:
         document = msgspec.json.decode(body, type=_Document)
     except UNDECODABLE as error:
@@ -111,7 +111,8 @@ class _Kept(msgspec.Struct):
 
 
 class SchemaSource:
-    """The schemas of one server, from disk or else from the server. They are asked for once; `refresh` asks again."""
+    """The schemas of one server, from disk or else from the server. They are read once; `refresh` asks the server
+    again."""
 
     def __init__(self, client: Client, directory: Path | None) -> None:
         self._client = client

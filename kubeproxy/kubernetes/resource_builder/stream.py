@@ -42,11 +42,11 @@ class Splitter:
         self._decoder = TextDecoder()
         self._buffer = bytearray()
         self._searched = 0
-        """The part of the buffer before this position holds no separator."""
+        """The position in the buffer before which there is no separator."""
         self._json: JsonScanner | None = None
-        """The search for the end of the buffer's first JSON value. None if the document is not read as JSON."""
+        """The search for the end of the buffer's first JSON value, or None if the document is not read as JSON."""
         self._undecided = True
-        """Whether the document may still be JSON or YAML."""
+        """Whether it is still open whether the document is JSON or YAML."""
         self._number = 0
         self._line = 1
 
@@ -97,7 +97,7 @@ class Splitter:
         self._searched, self._json, self._undecided = 0, None, True
 
     def _decide(self) -> bool:
-        """Return whether the buffer begins with JSON. That stays undecided while the buffer holds only white space."""
+        """Return whether the buffer begins with JSON. This is undecided as long as the buffer has only white space."""
         if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
             return False
         first = after_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
@@ -110,7 +110,7 @@ class Splitter:
         return True
 
     def _separator(self) -> int:
-        """Return where the next document begins, or -1 if the buffer does not hold its beginning."""
+        """Return where the next document begins, or -1 if the buffer does not contain its beginning."""
         position = self._searched
         while (found := self._buffer.find(_SEPARATOR, position)) >= 0:
             after = found + len(_SEPARATOR)
@@ -124,7 +124,7 @@ class Splitter:
         return -1
 
     def _next_value(self) -> Document | None:
-        """Return the JSON value at the buffer's beginning. Return None if it is incomplete, or not JSON."""
+        """Return the JSON value at the buffer's beginning, or None if it is incomplete or not JSON."""
         assert self._json is not None
         end = self._json.scan(self._buffer)
         if end is None:
@@ -140,7 +140,7 @@ class Splitter:
         return document
 
     def _skip(self, size: int) -> None:
-        """Remove bytes that are white space or have been handed out."""
+        """Remove bytes that are white space or were already returned."""
         self._line += self._buffer.count(b"\n", 0, size)
         del self._buffer[:size]
 

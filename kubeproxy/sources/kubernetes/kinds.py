@@ -1,4 +1,4 @@
-"""The watched resources: their places in the API, and their ways to the sink. They do no network requests."""
+"""The watched resources: their places in the API, and how they reach the sink. They do no network requests."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Endpoints(Resource[EndpointSlice]):
 
 
 class OwnNode(Resource[Node]):
-    """The v1 Node that this proxy runs on.
+    """The v1 Node on which this proxy runs.
 
     It is listed and watched rather than read, so that it may appear, change and disappear; kube-proxy's role allows all
     three.

@@ -36,16 +36,16 @@ class _GroupList(msgspec.Struct):
 
 
 BEHIND_S: Final = 10.0
-"""For how many seconds changes may be missed before it is a complaint. A server that restarts is back sooner."""
+"""For how many seconds changes may be missed before that is a complaint. A server that restarts is back sooner."""
 LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
 
 
 class KubernetesSource:
-    """Watches Services, EndpointSlices or, where the server has none, Endpoints, and this node's own object.
+    """Watches Services, EndpointSlices (or Endpoints, if the server has no slices), and this node's own object.
 
-    Without permission to read Nodes, `node_sink` gets no call; this is logged once, and the rest is served.
+    Without permission to read Nodes, `node_sink` gets no call. This is logged once, and the rest is served.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class KubernetesSource:
         return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
-        """Return what keeps objects of the server from being served, or known. Return None if nothing does."""
+        """Return what keeps objects of the server from being served or known, or None if nothing does."""
         states = self.state()
         if any(state.left_out for state in states):
             return LEFT_OUT

@@ -28,11 +28,11 @@ class Survey:
     """The result of a check."""
 
     faults: tuple[str, ...]
-    """Parts that the daemon does not serve, one line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``."""
+    """The parts that the daemon does not serve, one line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``."""
     warnings: tuple[str, ...]
     """Likely mistakes, in the same form. The daemon serves the objects as they are."""
     manifests: int
-    """How many files, URLs and streams could be read."""
+    """The number of files, URLs and streams that could be read."""
     services: int
     slices: int
     """The number of EndpointSlices. An Endpoints object counts once for each of its IP families."""

@@ -149,10 +149,10 @@ _NOTHING = Entry()
 
 
 def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
-    """Return a manifest's new versions of objects, and the last good version of each one that is faulty now.
+    """Return a manifest's new versions of objects, and the last good version of each object that is faulty now.
 
-    While one document is too broken to identify its object, no missing object is withdrawn: the broken document may
-    define it.
+    While one document is too broken to identify its object, no missing object is withdrawn, because the broken document
+    may define it.
     """
     held: dict[ObjectName, _Held] = {}
     problems: list[ManifestProblem] = []

@@ -75,7 +75,7 @@ RESTRICTING: Final = frozenset(
         *("conditions", "ready", "serving", "terminating", "notReadyAddresses"),
     )
 )
-"""Fields whose absence lets more clients in, or leads them to more endpoints."""
+"""The fields without which more clients are let in, or are led to more endpoints."""
 
 
 class UnknownField(NamedTuple):

@@ -52,14 +52,15 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The demands on objects."""
+    """The demands that objects have to meet."""
 
     default_namespace: str = "default"
-    """The namespace of objects that state none."""
+    """The namespace of objects that do not name one."""
     enforced_namespace: str | None = None
-    """The only namespace that is allowed. None allows all of them."""
+    """The only namespace that is allowed, or None if all are."""
     strict: bool = False
-    """Whether an object with any unknown field is refused, and not only one that seems to lose a restriction by it."""
+    """Whether an object with any unknown field is refused, and not only one that seems to lose a restriction with
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Entry:
     """One object of a manifest, translated, with its faults."""
 
     name: ObjectName | None = None
-    """None if the object cannot be identified, or is of another kind."""
+    """The object's name, or None if the object cannot be identified, or is of another kind."""
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -85,7 +86,7 @@ class Entry:
 
     @property
     def good(self) -> bool:
-        """Return whether an API server would accept all of the object."""
+        """Return whether an API server would accept the whole object."""
         return not self.broken and all(fault.unsupported for fault in self.faults)
 
     @property
@@ -104,7 +105,7 @@ class _Headed(api_types.Wire, frozen=True):
 
 
 class RefusedObject(Exception):
-    """The reason why an object, or a list as a whole, is refused."""
+    """Raised if an object, or a list as a whole, is refused, with the reason."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -114,7 +115,7 @@ class RefusedObject(Exception):
 def objects(
     value: Value, terms: Terms, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
-    """Yield the object in a document, or the items if it is a list. Items of a typed list need not state their kind."""
+    """Yield the object in a document, or the items if it is a list. Items of a typed list need not name their kind."""
     if value.null:
         return
     try:
@@ -139,7 +140,7 @@ def join_paths(*paths: str) -> str:
 
 
 def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
-    """Return the apiVersion and kind that an object states, or that follow from its list."""
+    """Return the apiVersion and kind that an object names, or that follow from its list."""
     api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
     return api_version, _text(fields, "kind") or of_list or ""
 
@@ -230,11 +231,12 @@ def _translated(value: Value, name: ObjectName) -> Entry:
 
 
 def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.ObjectMeta:
-    # Replace the name, too: the wire object has decoded its own copy, and one of the two need not stay in memory.
+    # The name is replaced, too: the wire object has decoded a copy of its own, and one of the two need not stay in
+    # memory.
     return msgspec.structs.replace(meta or api_types.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
-# Faults of types are worded like those of values.
+# Faults of types are worded like faults of values.
 
 
 _MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")

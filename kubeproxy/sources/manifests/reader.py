@@ -1,4 +1,5 @@
-"""Compares the manifests with the last reading of them, and reads what has changed. Blocking: it runs in a thread."""
+"""Compares the manifests with the last reading of them, and reads what has changed. It blocks, so it runs in a
+thread."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ STDIN = "-"
 STDIN_ORIGIN = "standard input"
 NO_MEMORY = "not enough memory to read it"
 EMPTIED_S = 10.0
-"""How long a file that has lost all of its Services keeps them: editors and copies may truncate it first."""
+"""How long a file that has lost all of its Services keeps them, because editors and copies may first truncate it."""
 
 Answer = bytes | ReadError | None
 """The content of a URL or of standard input, or the reason why it cannot be read. None means that it is unchanged."""
@@ -49,7 +50,7 @@ class _Look(NamedTuple):
 
 
 class ManifestReader:
-    """Keeps what was read of each manifest. Its caller sees to it that only one comparison runs at a time."""
+    """Keeps what was read of each manifest. Its caller ensures that only one comparison runs at a time."""
 
     def __init__(self, paths: Sequence[str], *, recursive: bool, terms: Terms) -> None:
         self.paths = tuple(dict.fromkeys(path if _special(path) else os.path.normpath(path) for path in paths))
@@ -61,12 +62,13 @@ class ManifestReader:
         self._faults: dict[str, dict[str, str]] = {}
         """The faults of each named path, and those of files and directories in it."""
         self._unread: dict[str, str] = {}
-        """By file, the reason why its newest version could not be read."""
+        """For each file, the reason why its newest version could not be read."""
         self._emptied: dict[str, float] = {}
-        """Files that have lost all of their Services, and until when they keep them."""
+        """The files that have lost all of their Services, and until when they keep them."""
         self._state = ManifestState()
         self.directories: Directories = frozenset()
-        """The directories to watch alone. The parents of named paths are among them, as a path may be replaced."""
+        """The directories to watch without their subdirectories. The parents of named paths are among them, because a
+        path may be replaced."""
         self.trees: Directories = frozenset()
         """The directories to watch with everything below them."""
 
@@ -77,12 +79,12 @@ class ManifestReader:
 
     @property
     def settling(self) -> bool:
-        """Return whether a file has changed so lately that it may not be complete yet."""
+        """Return whether a file has changed so recently that it may not be complete yet."""
         return any(memory.settling for memory in self._memories.values())
 
     @property
     def emptied(self) -> bool:
-        """Return whether a file has lost all of its Services, which is not believed yet."""
+        """Return whether a file has lost all of its Services and still keeps them."""
         return bool(self._emptied)
 
     def why_not_served(self, namespace: str, name: str) -> str:
@@ -95,7 +97,7 @@ class ManifestReader:
             memory.forget()
 
     def compare(self, answers: Mapping[str, Answer], *, whole: bool = False) -> Step:
-        """Look at all files, add `answers`, and return what has changed. With `whole`, return all objects, too."""
+        """Check all files, add `answers`, and return what has changed. With `whole`, return all objects, too."""
         faults = self._faults | {path: {} for path in answers}
         now = time.monotonic()
         looks = {path: self._look_at(memory, now) for path, memory in self._memories.items()}
@@ -204,7 +206,7 @@ class ManifestReader:
         for path, faults in self._faults.items():
             origin = _origin(path)
             for place, reason in faults.items():
-                # Some manifests of the path may be kept. To name the exact file would take a search.
+                # Some manifests of the path may be kept. Naming the exact file would take a search.
                 kept = any(_holds(origin, other) for other in self._inventory.origins())
                 message = f"{reason}; its last good version stays served" if kept else reason
                 yield ManifestProblem(_origin(place), 0, "", message)

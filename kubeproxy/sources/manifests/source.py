@@ -26,10 +26,10 @@ log = structlog.get_logger(__name__)
 
 NAME = SourceName("manifests")
 POLL_S = 5.0
-"""How often files are looked at without a notification: inotify reports no changes on NFS, nor those of a link's target
-in another directory."""
+"""How often files are checked without a notification, because inotify reports no changes on NFS, nor those of a link's
+target in another directory."""
 UNWATCHED_POLL_S = 1.0
-"""How often files are looked at if directories cannot be watched."""
+"""How often files are checked if directories cannot be watched."""
 URL_POLL_S = 10.0
 """How often each URL is requested."""
 SLICE_S = 0.001
@@ -42,7 +42,7 @@ MAX_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A new fault, or the end of one if it is `resolved`."""
+    """A new fault, or the end of a fault if it is `resolved`."""
 
     problem: ManifestProblem
     resolved: bool = False
@@ -51,8 +51,8 @@ class Report:
 class ManifestSource:
     """Delivers the objects of manifests to a sink.
 
-    Reading happens in a thread, so that a large manifest does not block the event loop; a lock admits one step at a
-    time. Calls of the sink and of `on_report` are made from the event loop.
+    Reading happens in a thread, so that a large manifest does not block the event loop, and a lock allows one step at a
+    time. The sink and `on_report` are called from the event loop.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class ManifestSource:
                 group.create_task(self._fetch(web, url))
 
     async def _start(self, web: Session) -> None:
-        """Read everything; if an earlier run failed, once more. A missing path that was never there counts as empty and
-        is reported."""
+        """Read everything, also if an earlier run failed. A missing path that was never there counts as empty and is
+        reported."""
         self._reader.forget()
         self._versions = {url: Version() for url in self._versions}
         async with asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ class ManifestSource:
         self._publish(step)
         log.info("manifests loaded", services=step.state.services, endpointslices=step.state.slices)
 
-    # Files
+    # Files.
 
     async def _follow_files(self) -> None:
         while True:
@@ -149,7 +149,7 @@ class ManifestSource:
     async def _look(self, answers: Mapping[str, Answer] = MappingProxyType({})) -> None:
         await self._deliver(await in_thread(lambda: self._reader.compare(answers)))
 
-    # URLs
+    # URLs.
 
     async def _follow_url(self, web: Session, url: str) -> None:
         while True:
@@ -171,10 +171,10 @@ class ManifestSource:
         self._versions[url] = fetched.version
         return fetched.data
 
-    # Delivery
+    # Delivery.
 
     async def _deliver(self, step: Step) -> None:
-        """Pass the changes to the sink: endpoints before their new Services, removals last."""
+        """Pass the changes to the sink, with endpoints before their new Services, and removals last."""
         self._publish(step)
         calls: list[Callable[[], None]] = []
         difference = step.difference

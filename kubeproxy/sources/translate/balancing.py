@@ -1,7 +1,8 @@
-"""Translates the annotations that say how clients are spread: scheduler, slow start, weight.
+"""Translates the annotations about how clients are spread: scheduler, slow start, weight.
 
-A fault in one of them keeps nothing from being served. So it is a remark of the Service, too, which becomes an Event:
-its author does not read the log of each node."""
+A fault in one of them does not keep anything from being served. So it is also a remark of the Service, which becomes an
+Event, because the Service's author does not read the log of each node.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from kubeproxy.model import MAX_WEIGHT, Scheduler
 from kubeproxy.sources.translate.validation import allowed
 
 LONGEST_SLOW_START_S = 3600
-"""Longer, and a rollout would not be over when the next begins."""
+"""The longest slow start. With a longer one a rollout would not be over when the next begins."""
 _DURATION = re.compile(r"(?:([0-9]{1,3})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _WEIGHT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 class Wishes(NamedTuple):
-    """What a Service asks for."""
+    """The wishes of a Service."""
 
     scheduler: Scheduler | None = None
     slow_start_s: int = 0
@@ -28,7 +29,7 @@ class Wishes(NamedTuple):
 
 
 def wishes_of(annotations: api_types.Annotations | None, faults: list[Fault]) -> Wishes:
-    """Return what a Service asks for by annotations; what is unusable is left out."""
+    """Return what a Service asks for by annotations. Values that cannot be used are left out."""
     if annotations is None or (annotations.scheduler is None and annotations.slow_start is None):
         return Wishes()
     found: list[Fault] = []

@@ -110,7 +110,7 @@ def not_for_this_proxy(raw: api_types.Service) -> str:
 
 
 def _created(text: str | None, faults: list[Fault]) -> int:
-    """Return when the Service was created, in Unix seconds. Return 0 if it does not say, as with ``null`` in generated
+    """Return when the Service was created, in Unix seconds, or 0 if it does not tell, as with ``null`` in generated
     manifests."""
     if not text:
         return 0
@@ -125,7 +125,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
 
 
 def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> DrainRequests | None:
-    """Return the drain requests. Return None if there are none, or if they are unusable: all endpoints then serve."""
+    """Return the drain requests, or None if there are none, or if they cannot be used; then all endpoints serve."""
     text = None if annotations is None else annotations.drain_requests
     if not text:
         return None

@@ -133,7 +133,7 @@ def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Addre
     """Return an address to dial.
 
     A loopback address is accepted although an API server refuses it: without a cluster, backends on the host itself are
-    ordinary, and in a cluster none passes the API server.
+    usual, and in a cluster the API server lets none pass.
     """
     address = address_in(text)
     if address is None:
