@@ -5,7 +5,8 @@ weights each endpoint has a time for its next turn, and the endpoint with the ea
 later by a stride, which is shorter the greater its weight. So turns are spread evenly. When the set of endpoints or a
 weight changes, endpoints that stay keep their places, and new endpoints have their first turn a whole round later. So
 no endpoint gets two turns in a round. The first order is drawn at random. Otherwise the proxies of a thousand nodes
-would all begin with the same endpoint.
+would all begin with the same endpoint. It is drawn when the first client comes, because a node has thousands of
+frontends that no client ever asks, and an order takes a kilobyte.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from kubeproxy.model import Balancing, Target
 
+_EMPTY: Final[deque[Target]] = deque()
+"""The queue of all that have none. It is shared, because an empty deque takes 600 bytes."""
 STRIDE = 1 << 32
 """The stride of weight 1. It is an integer, so that rounding never loses anything."""
 
@@ -24,12 +28,14 @@ STRIDE = 1 << 32
 class RoundRobin:
     """A `Policy` that gives each endpoint its turn."""
 
-    __slots__ = ("_queue", "_rng", "_strides", "_turns")
+    __slots__ = ("_queue", "_rng", "_strides", "_turns", "_undrawn")
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._undrawn: tuple[Sequence[Target], Balancing] | None = None
+        """The endpoints as long as their first order is not drawn, and then None."""
         self._strides: dict[Target, int] = {}
-        self._queue: deque[Target] = deque()
+        self._queue = _EMPTY
         """The endpoints, the next one first, if all have the same weight. The queue is four times as fast as the
         heap."""
         self._turns: list[tuple[int, Target]] = []
@@ -37,6 +43,18 @@ class RoundRobin:
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
+        if self._strides:
+            self._order(endpoints, balancing)
+        else:
+            self._undrawn = endpoints, balancing
+
+    def _draw(self) -> None:
+        """Draw the first order, unless that is done."""
+        if self._undrawn is not None:
+            undrawn, self._undrawn = self._undrawn, None
+            self._order(*undrawn)
+
+    def _order(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         known, before = self._waits(), self._strides
         self._strides = {target: STRIDE // balancing.weight_of(number) for number, target in enumerate(endpoints)}
         waits: dict[Target, int] = {}
@@ -49,7 +67,7 @@ class RoundRobin:
         if len(set(self._strides.values())) <= 1:
             self._queue, self._turns = deque(in_order), []
         else:
-            self._queue, self._turns = deque(), [(waits[target], target) for target in in_order]
+            self._queue, self._turns = _EMPTY, [(waits[target], target) for target in in_order]
 
     def _waits(self) -> dict[Target, int]:
         """Return how long each endpoint waits for its turn, in parts of a stride."""
@@ -67,6 +85,9 @@ class RoundRobin:
             queue.rotate(-1)
             if usable(target):
                 return target
+        if self._undrawn is not None and self._undrawn[0]:
+            self._draw()
+            return self.pick(client, port, usable)
         return self._pick_by_weight(usable) if self._turns else None
 
     def _pick_by_weight(self, usable: Callable[[Target], bool]) -> Target | None:
@@ -83,6 +104,7 @@ class RoundRobin:
 
     def copy(self) -> RoundRobin:
         """See `Policy.copy`."""
+        self._draw()
         copy = RoundRobin(self._rng)
         copy._strides, copy._queue, copy._turns = self._strides, self._queue.copy(), self._turns.copy()
         return copy
@@ -90,4 +112,5 @@ class RoundRobin:
     @property
     def endpoints(self) -> Sequence[Target]:
         """Return the endpoints, the next one first."""
+        self._draw()
         return tuple(self._queue) or tuple(target for _, target in sorted(self._turns))
