@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import field
 
+from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget, Share
 from kubeproxy.dataplane.budgets.memory_reserve import MemoryReserve
@@ -84,6 +85,8 @@ class Context:
         self.touched: set[FrontendCounters] = set()
         """The counters that may have changed since they were last read. A listener adds its own when it accepts or
         drops a client; `Engine` removes those that are unchanged and without clients."""
+        self.failing: set[Balancer] = set()
+        """Those that may have ejected endpoints. `Engine` removes those that have none."""
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
         """The probes in progress."""

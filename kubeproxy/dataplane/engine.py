@@ -151,6 +151,8 @@ class Engine:
                         shared.leave(joined)
                     if (listener := self._listeners.pop(name, None)) is not None:
                         listener.balancer.share((), ())  # Its columns may belong to another frontend now.
+                        listener.balancer.frontend = None
+                        self._context.failing.discard(listener.balancer)
                     self._end(listener)
                     self._reported.pop(name, None)
                 case Tune():
@@ -192,7 +194,7 @@ class Engine:
         shared.enter(listener, message.destinations)
 
     def _serve(self, name: FrontendName, listener: Listener | DatagramListener) -> None:
-        listener.counters.frontend = name
+        listener.counters.frontend = listener.balancer.frontend = name
         tenant = listener.counters.share.tenant
         listener.counters.share.tenant = self._tenants.setdefault(name.service_port.namespace, tenant)
         self._listeners[name] = listener
@@ -253,7 +255,7 @@ class Engine:
         for tally in tuple(touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)
-            if name is None or listener is None or listener.counters is not tally:
+            if name not in self._reported or listener is None or listener.counters is not tally:
                 touched.discard(tally)
                 continue
             counters = tally.read(affinity_entries=listener.balancer.affinity_entries)
@@ -279,11 +281,15 @@ class Engine:
 
     def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
         """Yield the ejected endpoints of each frontend, or None for a frontend without any. The caller may pause
-        between two steps."""
-        for name in self.frontends:
-            listener = self._listeners.get(name)
-            ejected = None if listener is None else listener.balancer.ejected
-            yield (name, _ejected_of(ejected, self._context.reactor.clock(), worker)) if ejected else None
+        between two steps. Frontends whose endpoints have never failed are not looked at."""
+        failing = self._context.failing
+        for balancer in tuple(failing):
+            name, ejected = balancer.frontend, balancer.ejected
+            if name is None or not ejected:
+                failing.discard(balancer)
+                yield None
+            else:
+                yield name, _ejected_of(ejected, self._context.reactor.clock(), worker)
 
     def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
         """Yield the affinity bindings used since `since` (by the reactor's clock), and None when a frontend is done.

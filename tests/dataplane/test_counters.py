@@ -13,14 +13,14 @@ import pytest
 from kubeproxy.dataplane import in_process
 from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.interface import Counters
-from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints, Tune
+from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, Retire, SetEndpoints, Tune
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.columns import Columns
 from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
 from kubeproxy.dataplane.workers.orphan import Marker
 from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
-from kubeproxy.model import FrontendName, Protocol, Target
+from kubeproxy.model import Address, FrontendName, Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, sends
 from tests.dataplane.workers.harness import WorkerPool, until, worker_pool
 from tests.support.loop_turns import counted_turns
@@ -51,6 +51,19 @@ async def test_counters_of_a_frontend_without_clients_are_not_read(bench: Bench)
         assert engine.counters()[frontend("idle")] == Counters()
 
 
+async def test_frontends_whose_endpoints_have_not_failed_are_not_asked_for_ejected_ones(bench: Bench) -> None:
+    engine, dead = bench.plane.engine, Target(Address("127.0.0.1"), 9)
+    for name in ("web", "gone", "idle"):
+        await bench.serve(dead, name=name)
+    for name in ("web", "gone"):
+        await bench.plane.send([MarkEndpoint(frontend(name), dead, "refused")])
+    await bench.plane.send([Retire(frontend("gone"))])
+    assert [found[0] for found in engine.ejected() if found] == [frontend("web")]
+    await bench.plane.send([MarkEndpoint(frontend("web"), dead, None)])
+    assert list(engine.ejected()) == [None]
+    assert list(engine.ejected()) == []
+
+
 async def test_connections_of_a_retired_frontend_do_not_count_for_a_new_one_of_its_name(bench: Bench) -> None:
     async with endpoint(echo) as target:
         reader, writer = await asyncio.open_connection(*await bench.serve(target))
@@ -77,8 +90,10 @@ async def test_queries_over_all_frontends_yield_to_the_loop(bench: Bench, monkey
             assert turns.count >= len(names) - 1
             for found in both:
                 assert {name: counters.accepted for name, counters in found.items()} == {frontend(n): 1 for n in names}
+            for name in names:
+                await bench.plane.send([MarkEndpoint(frontend(name), target, "refused")])
             turns.count = 0
-            await bench.plane.ejected()
+            assert (await bench.plane.ejected()).keys() == {frontend(name) for name in names}
             assert turns.count >= len(names) - 1
             turns.count = 0
             await bench.plane.retire()

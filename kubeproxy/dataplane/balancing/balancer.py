@@ -15,17 +15,38 @@ from kubeproxy.dataplane.balancing.ejections import Ejection, Ejections
 from kubeproxy.dataplane.balancing.open_counts import OpenCounts, SharedRows
 from kubeproxy.dataplane.balancing.policies import policy_for
 from kubeproxy.dataplane.messages import Binding
-from kubeproxy.model import ROUND_ROBIN, Balancing, Target
+from kubeproxy.model import ROUND_ROBIN, Balancing, FrontendName, Target
 
 
 class Balancer:
     """The endpoints of one frontend, and the choice between them."""
 
-    __slots__ = ("_affinity", "_balancing", "_counts", "_ejections", "_members", "_policy", "_rng")
+    __slots__ = (
+        "_affinity",
+        "_balancing",
+        "_counts",
+        "_ejections",
+        "_failing",
+        "_members",
+        "_policy",
+        "_rng",
+        "frontend",
+    )
 
-    def __init__(self, *, rng: random.Random, probes_beside: bool = False, shared: SharedRows | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        probes_beside: bool = False,
+        shared: SharedRows | None = None,
+        failing: set[Balancer] | None = None,
+    ) -> None:
         """`Ejections` explains `probes_beside`. In `shared` workers together count what is open; it is None if there is
-        only one process."""
+        only one process. The balancer of a served frontend enters itself in `failing` when it ejects an
+        endpoint."""
+        self.frontend: FrontendName | None = None
+        """The frontend whose endpoints these are, as long as it is served."""
+        self._failing = failing
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)
         self._affinity = Affinity()
@@ -143,6 +164,8 @@ class Balancer:
         """Eject an endpoint that did not answer. `reason` is one of those of `EjectedEndpoint`."""
         if target in self._members:
             self._ejections.eject(target, now, reason)
+            if self._failing is not None and self.frontend is not None:
+                self._failing.add(self)
 
     def answered(self, target: Target) -> None:
         """End the ejection of an endpoint that answered."""

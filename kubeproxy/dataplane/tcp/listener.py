@@ -55,7 +55,7 @@ class Listener:
         self._last_turn = -1 - TURNS_BUSY
         """The last turn that had clients."""
         self._preserve: frozenset[Target] = frozenset()
-        self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows)
+        self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows, failing=context.failing)
         self.counters = FrontendCounters()
         if sock is not None:
             self._sock = sock

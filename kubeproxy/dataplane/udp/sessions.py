@@ -437,7 +437,7 @@ class DatagramListener:
     def __init__(self, context: Context, sessions: Sessions, sock: socket.socket, *, rng: random.Random) -> None:
         self.context = context
         self.sessions = sessions
-        self.balancer = Balancer(rng=rng, shared=context.shared_rows)
+        self.balancer = Balancer(rng=rng, shared=context.shared_rows, failing=context.failing)
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.members: frozenset[Target] = frozenset()
