@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -118,12 +119,14 @@ def _redirects(sets: Mapping[str, Listed]) -> dict[Traffic, int]:
 
 def _slots(sets: Mapping[str, Listed]) -> dict[Traffic, Slots]:
     """Return the slots of the traffic that jumps to a chain. Raise ValueError if a slot is missing or surplus."""
-    numbered: dict[tuple[str, Element], dict[int, Target]] = {}
+    numbered: dict[tuple[str, Element], dict[object, Target]] = {}
     for name in SLOTS:
-        for (*where, number), value, _ in sets[name].entries:
+        of_map: defaultdict[Element, dict[object, Target]] = defaultdict(dict)
+        for key, value, _ in sets[name].entries:
             if not isinstance(value, Target):
                 raise TypeError(value)
-            numbered.setdefault((name, tuple(where)), {})[_number(number)] = value
+            of_map[key[:-1]][key[-1]] = value
+        numbered.update(((name, where), targets) for where, targets in of_map.items())
     slots: dict[Traffic, Slots] = {}
     for name, kind in SPREADS.items():
         for key, chain, comment in sets[name].entries:

@@ -17,7 +17,9 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from functools import partial
+from itertools import repeat
+from typing import Any, Final
 
 from kubeproxy.model import Address, Protocol, Target
 from kubeproxy.netfilter.netlink.messages import (
@@ -197,9 +199,8 @@ def entries(declared: tuple[object, ...], parts: Iterable[bytes]) -> Iterator[En
         return
     value_of = _value(values)
     for part in parts:
-        if (alike := _alike(part)) is not None:
-            for key, data in alike:
-                yield Entry(fields(key), value_of(data) if data else None)
+        if (alike := _alike(part, _names(types), _value_names(values))) is not None:
+            yield from alike
             continue
         for found in _elements(part):
             value: Target | int | str | None = None
@@ -222,11 +223,10 @@ def _key(element: dict[int, bytes], which: int) -> bytes:
     return element[which][ATTRIBUTE_HEADER.size :]  # The value is in one attribute, NFTA_DATA_VALUE.
 
 
-def _alike(part: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Return the keys and values of elements that have nothing else and are all of the same lengths, or None if they
-    are not.
+def _alike(part: bytes, key: list[str], value: list[str]) -> Iterator[Entry] | None:
+    """Return elements that have nothing but keys and values and are all of the same lengths, or None if they are not.
 
-    Slots are like that, and there may be a quarter of a million.
+    Slots are like that, and there may be a quarter of a million. So no step is made for each of them in Python.
     """
     length = int.from_bytes(part[:2], sys.byteorder)
     if length <= _BEFORE or length % 4 or len(part) % length:
@@ -236,45 +236,51 @@ def _alike(part: bytes) -> list[tuple[bytes, bytes]] | None:
     if has_value and [kind for kind, _ in attributes(part[key_end:length])] != [_DATA]:
         return None
     between = 2 * ATTRIBUTE_HEADER.size if has_value else 0
-    layout = struct.Struct(f"{_BEFORE}s{key_end - _BEFORE}s{between}s{length - key_end - between}s")
-    before, _, middle, _ = layout.unpack_from(part)
-    if has_value and middle[6:] != struct.pack("=H", _VALUE):
+    if has_value and part[key_end + 6 : key_end + 8] != struct.pack("=H", _VALUE):
         return None
-    found = []
-    for head, key, inner, value in layout.iter_unpack(part):
-        if head != before or inner != middle:
-            return None
-        found.append((key, value))
-    return found
+    layout = struct.Struct(f">{_BEFORE}s{_layout(key)}{between}s{_layout(value) if has_value else ''}")
+    if layout.size != length or struct.calcsize(f">{_layout(key)}") != key_end - _BEFORE:
+        raise ValueError(part[:length])
+    before, *columns = zip(*layout.iter_unpack(part), strict=True)
+    middle = columns.pop(len(key))
+    if not (before.count(before[0]) == middle.count(middle[0]) == len(before)):
+        return None
+    decoded = [map(_FIELDS[name][1], column) for name, column in zip((*key, *value), columns, strict=False)]
+    values: Iterable[Target | int | str | None] = repeat(None)
+    if has_value:
+        values = map(Target, *decoded[len(key) :]) if len(value) == 2 else decoded[-1]
+    return map(Entry, zip(*decoded[: len(key)], strict=True), values)
 
 
 _BEFORE: Final = 3 * ATTRIBUTE_HEADER.size
 """The bytes of an element before its key."""
 
 
+def _layout(names: list[str]) -> str:
+    """Return the format of fields, each of which begins at a multiple of four bytes."""
+    return "".join([_FIELDS[name][0] for name in names])
+
+
 def _fields(names: list[str]) -> Callable[[bytes], Element]:
-    """Return the decoder of keys with these fields, each of which begins at a multiple of four bytes."""
-    places = []
-    at = 0
-    for name in names:
-        size, decode = _DECODERS[name]
-        places.append((at, at + size, decode))
-        at += size + 3 & ~3
+    """Return the decoder of keys with these fields."""
+    layout, decoders = struct.Struct(f">{_layout(names)}"), [_FIELDS[name][1] for name in names]
 
     def fields(key: bytes) -> Element:
-        if len(key) + 3 & ~3 != at:
-            raise ValueError(key)
-        return tuple([decode(key[begin:end]) for begin, end, decode in places])
+        raw = layout.unpack(key.ljust(len(key) + 3 & ~3, b"\0"))
+        return tuple([decode(field) for decode, field in zip(decoders, raw, strict=True)])
 
     return fields
 
 
+def _value_names(values: object) -> list[str]:
+    """Return the fields of a map's values. A map of verdicts has none, and a set has none."""
+    names = str(values).split(" . ")
+    return names if set(names) <= _FIELDS.keys() else []
+
+
 def _value(values: object) -> Callable[[bytes], Target | int | str]:
     """Return the decoder of a map's values."""
-    names = str(values).split(" . ")
-    if not set(names) <= _DECODERS.keys():
-        names = []  # The map has verdicts, or it is a set: there is no such value.
-    fields = _fields(names)
+    fields = _fields(_value_names(values))
 
     def value(data: bytes) -> Target | int | str:
         match fields(data):
@@ -331,22 +337,18 @@ def _address(packed: bytes) -> str:
     return str(ipaddress.ip_address(found)) if "." in found else found
 
 
-def _protocol(packed: bytes) -> Protocol:
-    return _PROTOCOLS[packed[0]]
-
-
 def _big(packed: bytes) -> int:
     return int.from_bytes(packed, "big")
 
 
-_DECODERS: Final[dict[str, tuple[int, Callable[[bytes], str | int]]]] = {
-    "inet_service": (2, _big),
-    "inet_proto": (1, _protocol),
-    "integer": (4, lambda packed: int.from_bytes(packed, sys.byteorder)),  # a slot, as the rules draw it
-    "ipv4_addr": (4, _address),
-    "ipv6_addr": (16, _address),
+_FIELDS: Final[dict[str, tuple[str, Callable[[Any], str | int]]]] = {
+    "inet_service": ("H2x", int),
+    "inet_proto": ("B3x", _PROTOCOLS.__getitem__),
+    "integer": ("4s", partial(int.from_bytes, byteorder=sys.byteorder)),  # a slot, as the rules draw it
+    "ipv4_addr": ("4s", partial(socket.inet_ntop, socket.AF_INET)),
+    "ipv6_addr": ("16s", _address),
 }
-"""The decoders of the fields of keys and values, from bytes to what they stand for."""
+"""The fields of keys and values: their format, and the decoder of what that unpacks."""
 
 
 def _text(value: bytes) -> str:
