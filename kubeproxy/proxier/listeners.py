@@ -17,6 +17,7 @@ import structlog
 from kubeproxy.dataplane.messages import Join, Listen, Message, Retire
 from kubeproxy.model import Address, Frontend, FrontendName, Protocol
 from kubeproxy.proxier.availability import Availability
+from kubeproxy.proxier.data_path import Wanted
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPort, Ports
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
@@ -26,7 +27,8 @@ from kubeproxy.proxier.shared_ports import SharedPort, SharedPorts
 log = structlog.get_logger(__name__)
 
 UDP_SHARE: Final = 2
-"""The maximum number of UDP listeners, as a multiple of `own_ports`. They cannot share ports."""
+"""How many times `own_ports` UDP frontends may have a listener. They cannot share listeners: a datagram does not say
+which destination its client asked for. So the kernel alone serves the others."""
 _REMEDY: Final = "raise the limit on open files, and widen net.ipv4.ip_local_port_range or --proxy-port-range"
 
 
@@ -58,6 +60,8 @@ class Listeners:
         self._shared_ports = SharedPorts(ports)
         self._own: Counter[Protocol] = Counter()
         """The listeners that have a port of their own."""
+        self._announced: set[Protocol] = set()
+        """The protocols of which it has been logged that listeners are no longer enough."""
         self._without_own: set[FrontendName] = set()
         """The frontends that the data plane could not serve at a port of their own."""
         self._availability = availability
@@ -159,8 +163,9 @@ class Listeners:
                     if not port.listens and port not in opened:
                         opened[port] = None
                         messages.append(port.listen)
-                listener.confirmed = False  # Until the data plane is known to have it.
-                messages.append(Join(name, listener.shared.listen.frontend, tuple(sorted(listener.joined))))
+                if listener.shared.serves:
+                    listener.confirmed = False  # Until the data plane is known to have it.
+                    messages.append(Join(name, listener.shared.listen.frontend, tuple(sorted(listener.joined))))
             messages.append(endpoints_of(self._wanted[name]))
         messages += [endpoints_of(self._wanted[name]) for name in update]
         messages += [Retire(name) for name in close]
@@ -174,7 +179,8 @@ class Listeners:
         else:
             refusing = {} if listener.shared is None else self._shared_ports.refusing(listener.shared.listen)
             refusals = {verdict: port.reservation.port for verdict, port in refusing.items()}
-            self._rules.put(frontend, listener.reservation.port, refusals)
+            unserved = "" if listener.shared is None or listener.shared.serves else self._udp_full
+            self._rules.put(frontend, listener.reservation.port, refusals, unserved=unserved)
         if self._rules.generation != before:
             listener.rules_generation = self._rules.generation
         listener.in_rules = frontend
@@ -199,7 +205,7 @@ class Listeners:
         protocol, most = frontend.protocol, self._settings.own_ports
         if protocol is not Protocol.TCP:
             if self._own[protocol] >= UDP_SHARE * most:
-                raise NoPort(f"this host has room for {UDP_SHARE * most} UDP service ports; {_REMEDY}")
+                return self._without_worker(protocol, address)
             return self._at_own_port(frontend, address)
         first, second = self._at_own_port, self._at_shared_port
         if self._own[protocol] >= most or frontend.name in self._without_own:
@@ -215,11 +221,30 @@ class Listeners:
         return ListenerState(frontend.protocol, address, reservation)
 
     def _at_shared_port(self, frontend: Frontend, address: Address) -> ListenerState:
-        is_first = not self._shared_ports
         shared = self._shared_ports.of(frontend, address)
-        if is_first:
+        if self._is_first(frontend.protocol):
             log.info("listeners are shared from now on", own=self._own[frontend.protocol], remedy=_REMEDY)
         return ListenerState(frontend.protocol, address, shared.reservation, shared=shared)
+
+    def _is_first(self, protocol: Protocol) -> bool:
+        """Return whether this is the first frontend of a protocol without a listener of its own, which is logged."""
+        first = protocol not in self._announced
+        self._announced.add(protocol)
+        return first
+
+    def _without_worker(self, protocol: Protocol, address: Address) -> ListenerState:
+        """Leave a frontend to the kernel alone. Raise NoPort where the kernel leads none."""
+        path = self._settings.data_path
+        if path.wanted is Wanted.USERSPACE or path.refusal:
+            raise NoPort(f"{self._udp_full}; {_REMEDY}, or use the kernel path")
+        shared = self._shared_ports.without_worker(protocol, address)
+        if self._is_first(protocol):
+            log.info("kernel alone serves further UDP service ports", own=self._own[protocol], remedy=_REMEDY)
+        return ListenerState(protocol, address, shared.reservation, shared=shared)
+
+    @property
+    def _udp_full(self) -> str:
+        return f"this host has room for {UDP_SHARE * self._settings.own_ports} UDP service ports in user space"
 
     def _take_destinations(self, name: FrontendName) -> bool:
         """Note the destinations that a shared listener has to know, and return whether the frontend may have them at

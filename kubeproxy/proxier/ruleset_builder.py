@@ -37,6 +37,7 @@ from kubeproxy.proxier.slot_budget import SlotBudget
 
 NO_REFUSALS: Final[Mapping[Verdict, int]] = MappingProxyType({})
 """The value for a frontend whose own proxy port refuses its clients."""
+NO_FALLBACK: Final = "kubeproxy.userspaceFallback is never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class RuleSetBuilder:
         self.unled: dict[FrontendName, str] = {}
         """The frontends with endpoints to which the kernel cannot lead, each with the reason. It contains only
         frontends that no worker serves."""
+        self._unserved: dict[FrontendName, str] = {}
+        """See `put`."""
         self._settings = DEFAULTS
         self._ejected: Ejected = {}
         self._budget = SlotBudget()
@@ -103,9 +106,16 @@ class RuleSetBuilder:
         self._ever_transparent = False
         self._ever_kernel = False
 
-    def put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] = NO_REFUSALS) -> None:
+    def put(
+        self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] = NO_REFUSALS, *, unserved: str = ""
+    ) -> None:
         """Add or change a frontend that serves on a proxy port. If others share its port, `refusals` has the ports that
-        refuse its clients and that drop them; otherwise its own port does that."""
+        refuse its clients and that drop them; otherwise its own port does that. `unserved` says why no worker serves
+        the frontend, and is empty if one does."""
+        if unserved:
+            self._unserved[frontend.name] = unserved
+        else:
+            self._unserved.pop(frontend.name, None)
         self._put(frontend, port, refusals)
         self._lead_refused()
 
@@ -160,6 +170,7 @@ class RuleSetBuilder:
         """Remove a frontend."""
         entry = self._entries.pop(name, None)
         if entry is not None:
+            self._unserved.pop(name, None)
             self.generation += 1
             self._spread_of.pop(name, None)
             self.unled.pop(name, None)
@@ -219,7 +230,7 @@ class RuleSetBuilder:
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
         """Return the path of a frontend's new connections, the reason if it is not the kernel path, and the endpoints
         of the kernel path."""
-        otherwise = DataPath.USERSPACE if self._settings.data_path.fallback else DataPath.REFUSED
+        otherwise = DataPath.REFUSED if self._why_unserved(frontend.name) else DataPath.USERSPACE
         reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
             frontend.name
         )
@@ -314,7 +325,8 @@ class RuleSetBuilder:
     def _choose_paths(self) -> None:
         """Decide the data path of every frontend again."""
         for entry in list(self._entries.values()):
-            self.put(entry.frontend, entry.own_port, entry.refusals)
+            self._put(entry.frontend, entry.own_port, entry.refusals)
+        self._lead_refused()
         for destination in self.claims:
             self._set_masquerade(destination)
 
@@ -324,8 +336,8 @@ class RuleSetBuilder:
             return
         name = frontend.name
         targets, refusal = self._kernel_targets(frontend)
-        if refusal and frontend.endpoints and not self._settings.data_path.fallback:
-            self.unled[name] = refusal
+        if refusal and frontend.endpoints and (unserved := self._why_unserved(name)):
+            self.unled[name] = f"{unserved}: {refusal}"
         else:
             self.unled.pop(name, None)
         spread = Spread(
@@ -360,7 +372,11 @@ class RuleSetBuilder:
     def _verdict(self, frontend: Frontend) -> Verdict | None:
         if not frontend.endpoints:
             return frontend.when_empty
-        return None if self._settings.data_path.fallback else Verdict.REFUSE
+        return Verdict.REFUSE if self._why_unserved(frontend.name) else None
+
+    def _why_unserved(self, name: FrontendName) -> str:
+        """Return why no worker serves a frontend, or an empty text if one does."""
+        return self._unserved.get(name) or ("" if self._settings.data_path.fallback else NO_FALLBACK)
 
     def _set_hairpins(self, frontend: Frontend) -> None:
         """Set the endpoints that the kernel may lead to themselves."""

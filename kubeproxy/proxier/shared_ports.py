@@ -44,6 +44,8 @@ class SharedPort:
     listen: Listen
     """The message that opens its listener."""
     reservation: Reservation
+    serves: bool = True
+    """Whether workers serve its clients. If not, the rules refuse or drop them."""
     listens: bool = False
     """Whether the data plane has confirmed that it listens."""
     _holders: dict[Destination, FrontendName] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class SharedPort:
 
     def suits(self, frontend: Frontend) -> bool:
         """Return whether a frontend may have this port."""
+        if not self.serves:
+            return True
         if frontend.affinity_timeout_s is not None and not self.listen.pinned:
             return False
         holders, name, wanted = self._holders, frontend.name, frontend.destinations
@@ -67,6 +71,8 @@ class SharedPort:
 
     def hold(self, name: FrontendName, before: Iterable[Destination], now: Iterable[Destination]) -> None:
         """Note a frontend's destinations."""
+        if not self.serves:
+            return
         any_address = NODE_PORTS[name.family]
         for destination in before:
             if self._holders.pop(destination, None) is not None and destination.address != any_address:
@@ -85,9 +91,6 @@ class SharedPorts:
         self._refusing: dict[tuple[Protocol, Address], dict[Verdict, SharedPort]] = {}
         self._numbers = count(1)
 
-    def __bool__(self) -> bool:
-        return bool(self._of_kind)
-
     def of(self, frontend: Frontend, address: Address) -> SharedPort:
         """Return the first port at `address` that a frontend may have. Raise NoPort if there is none."""
         pinned = frontend.affinity_timeout_s is not None
@@ -98,26 +101,35 @@ class SharedPorts:
                 return port
         if len(known) == PORTS_MAX:
             raise NoPort(f"{PORTS_MAX} other Services claim its addresses")
-        wanted = dict.fromkeys(Verdict, False) if (frontend.protocol, address) not in self._refusing else {}
-        got = self._reserve(frontend.protocol, address, [*wanted.values(), pinned])
-        if wanted:
-            self._refusing[frontend.protocol, address] = dict(zip(wanted, got, strict=False))
-        self._of_kind[kind] = [*known, got[-1]]
-        return got[-1]
+        port = self._reserve(frontend.protocol, address, serves=True, pinned=pinned)[-1]
+        self._of_kind[kind] = [*known, port]
+        return port
 
-    def _reserve(self, protocol: Protocol, address: Address, pinned: Iterable[bool]) -> list[SharedPort]:
-        """Reserve shared ports, all or none."""
+    def without_worker(self, protocol: Protocol, address: Address) -> SharedPort:
+        """Return the port that refuses clients, for a frontend that the kernel alone serves. Raise NoPort if there is
+        none."""
+        self._reserve(protocol, address)
+        return self._refusing[protocol, address][Verdict.REFUSE]
+
+    def _reserve(
+        self, protocol: Protocol, address: Address, *, serves: bool = False, pinned: bool = False
+    ) -> list[SharedPort]:
+        """Reserve the ports that refuse and drop, unless that is done, and with `serves` one that serves: all or
+        none."""
+        first = (protocol, address) not in self._refusing
         got: list[SharedPort] = []
         try:
-            for each in pinned:
+            for each in [*(False for _ in Verdict if first), *((True,) if serves else ())]:
                 reservation = self._ports.reserve(protocol, address)
                 name = FrontendName(ServicePortName("", "shared", str(next(self._numbers))), family_of(address))
-                listen = Listen(name, protocol, address, reservation.port, shared=True, pinned=each)
-                got.append(SharedPort(listen, reservation))
+                listen = Listen(name, protocol, address, reservation.port, shared=True, pinned=each and pinned)
+                got.append(SharedPort(listen, reservation, each))
         except NoPort:
             for port in got:
                 self._ports.release(protocol, port.reservation)
             raise
+        if first:
+            self._refusing[protocol, address] = dict(zip(Verdict, got, strict=False))
         return got
 
     def refusing(self, listen: Listen) -> dict[Verdict, SharedPort]:

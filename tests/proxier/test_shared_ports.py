@@ -11,6 +11,7 @@ import pytest
 from kubeproxy.dataplane.messages import Join, Listen, Message, Tune
 from kubeproxy.model import Address, Family, FrontendName, Protocol, Service, ServicePort, ServicePortName
 from kubeproxy.netfilter.packet_simulation import Fate, trace
+from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.port_system_calls import PortSystemCalls
@@ -30,9 +31,10 @@ def _names(messages: Sequence[Message]) -> set[FrontendName]:
 class Shared:
     """A proxier's state with one port for one frontend, and what it has told the data plane."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: ProxierSettings = SETTINGS) -> None:
         self.reserver = FakePortReserver()
-        self.state = ProxierState(PortSystemCalls(self.reserver), SETTINGS)
+        self.protocol = next(iter(settings.protocols))
+        self.state = ProxierState(PortSystemCalls(self.reserver), settings)
         self.sent: list[Message] = []
         self.known: dict[str, View] = {}
         self.refuse: dict[FrontendName, str] = {}
@@ -43,9 +45,9 @@ class Shared:
         self, text: str, address: str, *, endpoints: str = "10.3.0.1", port: int = 80, node_port: int = 0, **fields: Any
     ) -> None:
         """Define a Service, and carry out what follows from it."""
-        ports = (ServicePort("http", Protocol.TCP, port, node_port),)
+        ports = (ServicePort("http", self.protocol, port, node_port),)
         service = Service(name(text), (Address(address),), ports, **fields)
-        slices = (endpoint_slice(text, endpoints),) if endpoints else ()
+        slices = (endpoint_slice(text, endpoints, f"http:8080/{self.protocol}"),) if endpoints else ()
         now = View(service, slices, "kubernetes")
         self.state.absorb([Change(service.name, self.known.get(text, NOTHING), now)])
         self.known[text] = now
@@ -235,3 +237,37 @@ def test_where_no_more_ports_are_one_of_its_own_is_enough() -> None:
     assert not state.unavailable
     assert len(reserver.held) == 2
     state.close()
+
+
+def test_udp_ports_beyond_their_number_are_served_by_the_kernel_alone() -> None:
+    kernel = replace(
+        SETTINGS,
+        protocols=frozenset({Protocol.UDP}),
+        facts=NodeFacts(forwarding=frozenset(Family)),
+        own_ports=0,
+        data_path=DataPathPolicy(Wanted.KERNEL),
+    )
+    shared = Shared(kernel)
+    rules = shared.state.rules
+    shared.put("a", "10.96.0.1", external_ips=(Address("198.51.100.1"),))
+    shared.put("b", "10.96.0.2", external_ips=(Address("198.51.100.1"),))  # nobody has to tell the two apart
+    assert not [it for it in shared.sent if isinstance(it, Join)]
+    assert [it.protocol for it in shared.sent if isinstance(it, Listen)] == [Protocol.UDP, Protocol.UDP]
+    for where in ("10.96.0.1:80/UDP", "10.96.0.2:80/UDP", "198.51.100.1:80/UDP"):
+        assert shared.fate(where) is Fate.FORWARDED
+    assert not {*shared.state.unavailable, *rules.unled}
+    shared.state.use(replace(kernel, data_path=USERSPACE_ONLY))
+    shared.settle()
+    assert shared.fate("10.96.0.2:80/UDP") is Fate.REFUSED
+    assert "room for 0 UDP service ports in user space" in rules.unled[frontend_name("b")]
+    shared.put("c", "10.96.0.3")
+    assert "or use the kernel path" in shared.state.listeners.faults[frontend_name("c")]
+    shared.state.use(kernel)
+    shared.state.retry()
+    shared.settle()
+    assert shared.fate("10.96.0.3:80/UDP") is shared.fate("10.96.0.1:80/UDP") is Fate.FORWARDED
+    shared.remove("a")
+    assert shared.fate("10.96.0.1:80/UDP") is Fate.PASSED
+    assert not {*shared.state.unavailable, *rules.unled}
+    shared.state.close()
+    assert not shared.reserver.held
