@@ -32,8 +32,8 @@ LOOPBACK = Address("127.0.0.1")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs every test of this room with both loops, as the reactor runs under either."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Run every test of this room with the daemon's event loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

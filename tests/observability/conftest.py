@@ -150,4 +150,5 @@ def state() -> State:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Run every test of this room with the daemon's event loop."""
+    return {"uvloop": uvloop.new_event_loop}
