@@ -39,6 +39,7 @@ def _name(target: tuple[str, ...]) -> str:
 def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -> int:
     """Connect, run the command, and end as kubectl does."""
     import asyncio
+    from dataclasses import replace
     from urllib.parse import urlsplit
 
     from kubeproxy.commands.rollout.command import Rollout, RolloutError
@@ -46,7 +47,7 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
     from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.errors import ApiError
     from kubeproxy.kubernetes.client.kubeconfig import load
-    from kubeproxy.kubernetes.client.policy import ANSWER_S, Policy
+    from kubeproxy.kubernetes.client.policy import Policy
     from kubeproxy.kubernetes.printing.error_text import lines
     from kubeproxy.observability.logs import setup as logging
 
@@ -58,12 +59,8 @@ def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -
         name = _name(given["target"])
         access = Access(lambda: load(overrides(given)))
         host = urlsplit(access.config.host).netloc
-        policy = Policy(
-            qps=QPS,
-            burst=BURST,
-            answer_s=seconds(given["request_timeout"], "--request-timeout") or ANSWER_S,
-            kubectl_words=True,
-        )
+        answer_s = seconds(given["request_timeout"], "--request-timeout")
+        policy = replace(Policy.for_command(answer_s=answer_s), qps=QPS, burst=BURST)
         async with Client(access, policy) as client:
             await action(Rollout(client, access.config.namespace, name, echo))
 

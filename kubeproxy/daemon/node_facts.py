@@ -79,14 +79,16 @@ def _overlaps(network: str, cidrs: Iterable[ipaddress.IPv4Network | ipaddress.IP
 def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:
     """Return the addresses of this host that serve node ports (kube-proxy's nodePortAddresses)."""
     own = list(own)
+    # A host with IPv6 switched off has no ::1.
+    loopback = {address for address in LOCALHOST if address in own}
     taken: set[Address] = set()
     for word in configuration.node_port_addresses or ("all",):
         if word == "all":
             taken.update(address for address in own if not _is_loopback(address))
             if configuration.iptables.localhost_node_ports:
-                taken.update(LOCALHOST)
+                taken.update(loopback)
         elif word == "localhost":
-            taken.update(LOCALHOST)
+            taken.update(loopback)
         elif word == "primary":
             taken.update(_primary(node.addresses or own))
         else:

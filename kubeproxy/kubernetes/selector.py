@@ -39,6 +39,21 @@ class LabelSelector(Wire, frozen=True, omit_defaults=True):
             _fits(requirement, labels) for requirement in self.match_expressions
         )
 
+    def text(self) -> str:
+        """Return the selector as the parameter labelSelector has it."""
+        labels = [f"{key}={value}" for key, value in self.match_labels.items()]
+        return ",".join([*labels, *map(_text, self.match_expressions)])
+
+
+def _text(requirement: Requirement) -> str:
+    match requirement.operator:
+        case "In" | "NotIn":
+            return f"{requirement.key} {requirement.operator.lower()} ({','.join(requirement.values)})"
+        case "DoesNotExist":
+            return f"!{requirement.key}"
+        case _:
+            return requirement.key
+
 
 def _fits(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     key, values = requirement.key, requirement.values

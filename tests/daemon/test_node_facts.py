@@ -35,6 +35,12 @@ def test_addresses_that_serve_node_ports(words: list[str], expected: set[str]) -
     assert facts.own_addresses == set(OWN) - {"fe80::1"}
 
 
+def test_a_host_without_ipv6_has_no_address_of_it() -> None:
+    local = [it for it in LOCAL if ":" not in it.address]
+    facts = node_facts(Configuration(), NODE, local, can_preserve=True)
+    assert facts.node_addresses == {"127.0.0.1", "10.2.0.1", "192.0.2.7"}
+
+
 def test_localhost_can_be_excluded() -> None:
     configuration = of_flags(iptables_localhost_nodeports="false").configuration
     assert not {"127.0.0.1", "::1"} & node_facts(configuration, NODE, LOCAL, can_preserve=True).node_addresses

@@ -138,7 +138,7 @@ class Rollout:
         deployment = await self._deployment()
         if deployment.spec.paused:
             raise RolloutError(f'deployments.apps "{self.name}" is already paused')
-        await self._patch(deployment, {"spec": {"paused": True}})
+        await self._patch({"spec": {"paused": True}})
         self.say(f"deployment.apps/{self.name} paused")
 
     async def resume(self) -> None:
@@ -146,7 +146,7 @@ class Rollout:
         deployment = await self._deployment()
         if not deployment.spec.paused:
             raise RolloutError(f'deployments.apps "{self.name}" is not paused')
-        await self._patch(deployment, {"spec": {"paused": None}})
+        await self._patch({"spec": {"paused": None}})
         self.say(f"deployment.apps/{self.name} resumed")
 
     async def restart(self) -> None:
@@ -157,7 +157,7 @@ class Rollout:
                 f'deployments.apps "{self.name}" can\'t restart paused deployment (run rollout resume first)'
             )
         annotations = {RESTARTED_AT: timestamps.seconds(self.clock())}
-        await self._patch(deployment, {"spec": {"template": {"metadata": {"annotations": annotations}}}})
+        await self._patch({"spec": {"template": {"metadata": {"annotations": annotations}}}})
         self.say(f"deployment.apps/{self.name} restarted")
 
     async def explain(self) -> None:
@@ -166,7 +166,10 @@ class Rollout:
         owned = await self._replica_sets(deployment)
         new = revisions.find_new(deployment, owned)
         uids = {each.metadata.uid for each in owned}
-        pods = [pod for pod in await pod_client(self.client).list_namespace(self.namespace) if _owner(pod) in uids]
+        selected = await pod_client(self.client).list_namespace(
+            self.namespace, selector=deployment.spec.selector.text()
+        )
+        pods = [pod for pod in selected if _owner(pod) in uids]
         new_uid = "" if new is None else new.metadata.uid
         new_pods = [pod for pod in pods if _owner(pod) == new_uid]
         old_pods = [pod for pod in pods if _owner(pod) != new_uid]
@@ -198,12 +201,14 @@ class Rollout:
         return await deployment_client(self.client).get(self.namespace, self.name)
 
     async def _replica_sets(self, deployment: Deployment) -> list[ReplicaSet]:
-        found = await replica_set_client(self.client).list_namespace(self.namespace)
+        selector = deployment.spec.selector.text()
+        found = await replica_set_client(self.client).list_namespace(self.namespace, selector=selector)
         return [each for each in found if (owner := controller_of(each)) and owner.uid == deployment.metadata.uid]
 
-    async def _patch(self, deployment: Deployment, change: dict[str, object]) -> None:
-        body = {"metadata": {"resourceVersion": deployment.metadata.resource_version}, **change}
-        await deployment_client(self.client).patch(self.namespace, self.name, body)
+    async def _patch(self, change: dict[str, object]) -> None:
+        """Change the Deployment as it is by then. A resourceVersion would make a conflict of each status that the
+        controller writes meanwhile."""
+        await deployment_client(self.client).patch(self.namespace, self.name, change)
 
     async def _proxies(
         self, deployment: Deployment, new_pods: Sequence[Pod], old_pods: Sequence[Pod]

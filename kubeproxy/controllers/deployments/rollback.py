@@ -41,13 +41,11 @@ def annotations_after(deployment: Deployment, replica_set: ReplicaSet) -> dict[s
 
 
 def patch(deployment: Deployment, replica_set: ReplicaSet) -> list[dict[str, Any]]:
-    """Return a JSON patch that replaces template and annotations. It fails with a Conflict if the Deployment has
-    changed since it was read.
+    """Return a JSON patch that replaces template and annotations.
 
     A merge patch would keep fields of the present template that the earlier one does not have.
     """
     return [
-        {"op": "add", "path": "/metadata/resourceVersion", "value": deployment.metadata.resource_version},
         {"op": "replace", "path": "/spec/template", "value": template.without_hash(replica_set.spec.template)},
         {"op": "add", "path": "/metadata/annotations", "value": annotations_after(deployment, replica_set)},
     ]

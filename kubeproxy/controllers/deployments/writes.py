@@ -57,9 +57,11 @@ class DeploymentWrites:
         return await self.deployments.patch(where.namespace, where.name, body)
 
     async def replace_template(self, deployment: Deployment, patch: Sequence[Mapping[str, Any]]) -> Deployment:
-        """Apply a JSON patch to a Deployment."""
+        """Apply a JSON patch to a Deployment. It fails with a Conflict if the Deployment has changed since it was
+        read."""
         where = deployment.metadata
-        return await self.deployments.patch(where.namespace, where.name, patch, content_type=JSON_PATCH)
+        unchanged = {"op": "add", "path": "/metadata/resourceVersion", "value": where.resource_version}
+        return await self.deployments.patch(where.namespace, where.name, [unchanged, *patch], content_type=JSON_PATCH)
 
     async def create(self, deployment: Deployment, replicas: int, revision: int) -> ReplicaSet:
         """Create the new ReplicaSet."""

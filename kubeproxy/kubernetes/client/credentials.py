@@ -119,7 +119,8 @@ def headers(config: ClientConfig) -> CIMultiDict[str]:
             with open(config.token_file, encoding="utf-8") as file:
                 token = file.read()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"tokenFile {config.token_file}: {error}") from None
+            if not token:
+                raise ConfigError(f"tokenFile {config.token_file}: {error}") from None
     if token:
         carried["Authorization"] = f"Bearer {_header(token.strip(), 'the token')}"
     elif config.username:

@@ -229,7 +229,10 @@ class _Assembly:
         flags, user, place = self._flags, self._user, self._user_place
         config.token = flags.token or user.token or ""
         config.username, config.password = flags.username or user.username or "", flags.password or user.password or ""
-        if config.token:
+        if flags.token:
+            return
+        if user.token:  # As in client-go, the file is newer if it can be read.
+            config.token_file = place.resolved(user.token_file) if user.token_file else ""
             return
         config.token_file = self._file((place, user.token_file, None), key="tokenFile") or ""
         if flags.username:

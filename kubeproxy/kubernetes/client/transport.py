@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from multidict import CIMultiDict
@@ -25,6 +24,7 @@ from kubeproxy.kubernetes.client.decode import LineSplitter
 from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.status import excerpt
+from kubeproxy.kubernetes.environment_proxy import environment_proxy
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
@@ -254,14 +254,8 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str]]:
     """Return the proxy that the configuration names, or else that of the environment, and the header with the
-    credentials in its URL.
-
-    The proxy is looked up once, because aiohttp's own search (trust_env) takes two threads for every request.
-    """
-    url = urlsplit(base)
-    found = configured
-    if found is None and not proxy_bypass(url.hostname or ""):
-        found = getproxies().get(url.scheme)
+    credentials in its URL."""
+    found = environment_proxy(base) if configured is None else configured
     if not found:
         return None, {}
     parts = urlsplit(found if "://" in found else f"http://{found}")

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
-from urllib.parse import SplitResult, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urljoin, urlsplit
 
+from kubeproxy.kubernetes.environment_proxy import environment_proxy
 from kubeproxy.kubernetes.manifests.files import MAX_BYTES, ReadError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def follow(
     """Get a URL and follow its redirects. Raise ValueError for one that is not permitted."""
     at = url
     for _ in range(redirects.most + 1):
-        async with session.get(at, headers=headers, allow_redirects=False, proxy=proxy_for(at)) as response:
+        async with session.get(at, headers=headers, allow_redirects=False, proxy=environment_proxy(at)) as response:
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTING or not location:
                 yield response
@@ -120,15 +120,6 @@ def _server(url: str) -> tuple[str, str | None, int | None]:
 WITHIN_SERVER = Redirects(5, lambda at, to: _server(at) == _server(to), "the same scheme, host and port")
 """The redirects that the proxy's own manifests may take. They must not lead to a place that their author did not name,
 to clear text instead of TLS, or to a service that only this node can reach."""
-
-
-def proxy_for(url: str) -> str | None:
-    """Return the environment's proxy for a URL. aiohttp's own ``trust_env`` would also send the contents of
-    ~/.netrc."""
-    parts: SplitResult = urlsplit(url)
-    if not parts.hostname or proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return None
-    return getproxies().get(parts.scheme)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

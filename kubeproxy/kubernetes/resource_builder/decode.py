@@ -172,7 +172,7 @@ def _json_items(document: Document, position: Position) -> Iterator[Item] | None
     try:
         fields = msgspec.json.decode(document.text, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.get("kind", b'""'))
-        items = msgspec.json.decode(fields.pop("items", b"[]"), type=list[msgspec.Raw])
+        items = msgspec.json.decode(fields.pop("items", b""), type=list[msgspec.Raw])
         head = {key: msgspec.json.decode(raw) for key, raw in fields.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
@@ -231,7 +231,8 @@ def _object(
         _inherit(value, of_list)
     try:
         _check_header(value, position)
-        if str(value["kind"]).endswith("List") and isinstance(value.get("items", []), list | None):
+        # A custom resource may have such a kind, too, and has no items.
+        if str(value["kind"]).endswith("List") and isinstance(value.get("items", ""), list | None):
             lists.append((value, position, depth + 1, duplicates))
             return
         _check_metadata(value, position, text)

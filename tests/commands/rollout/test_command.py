@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kubeproxy.commands.rollout.command import Rollout, RolloutError
-from kubeproxy.controllers.api_types import Pod
+from kubeproxy.controllers.api_types import Deployment, Pod
 from kubeproxy.controllers.deployments.explain import duration, explain
 from kubeproxy.controllers.deployments.rollout_status import DeadlineExceededError, State, state_of, status_line
 from kubeproxy.kubernetes.client.client import Client
@@ -53,6 +53,33 @@ def _play(scenario: Callable[[Terminal], Awaitable[None]], **spec: Any) -> None:
             await scenario(Terminal(cluster))
 
     run(play())
+
+
+def test_a_status_that_is_written_meanwhile_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Rollout._deployment
+
+    async def scenario(it: Terminal) -> None:
+        it.cluster.set_image("web:2")
+        await it.rollout.status()
+
+        async def read_before_a_status(rollout: Rollout) -> Deployment:
+            found = await read(rollout)
+            it.cluster.api.patch("deployments", "default", "web", {"status": {"replicas": 77}})
+            return found
+
+        monkeypatch.setattr(Rollout, "_deployment", read_before_a_status)
+        await it.rollout.restart()
+        await it.rollout.undo()
+        await it.rollout.pause()
+        await it.rollout.resume()
+        assert [line.rpartition("web ")[2] for line in it.take()[-4:]] == [
+            "restarted",
+            "rolled back",
+            "paused",
+            "resumed",
+        ]
+
+    _play(scenario)
 
 
 def test_following_a_rollout() -> None:

@@ -128,7 +128,6 @@ def test_the_patch_of_a_rollback() -> None:
     target = replica_set("a", revision=1, image="web:0", annotations={"of-then": "yes", REVISION_HISTORY: "1"})
     operations = {each["path"]: each["value"] for each in rollback.patch(deployment(annotations=own), target)}
     assert operations == {
-        "/metadata/resourceVersion": "7",
         "/spec/template": template("web:0"),
         "/metadata/annotations": {"of-then": "yes", REVISION: "2", revisions.LAST_APPLIED: "{}"},
     }

@@ -217,6 +217,20 @@ async def test_a_kubeconfig_with_a_token_file_that_rotates(tmp_path: Path) -> No
         await client.close()
 
 
+async def test_the_file_of_a_token_counts_before_the_token_itself(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    async with ApiServer(Cluster(), tokens={"of-then"}) as server:
+        path = kubeconfig(tmp_path, server.url, {"token": "of-then", "tokenFile": str(file)})
+        client = await Client.connect(ClientSettings(kubeconfig=path))
+        await client.get_json("/apis")
+        server.tokens = {"of-now"}
+        file.write_text("of-now")
+        before = len(server.requests)
+        await client.get_json("/apis")
+        assert len(server.requests) == before + 1
+        await client.close()
+
+
 async def test_a_401_makes_the_client_read_its_credentials_again(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first")

@@ -99,10 +99,20 @@ def test_duplicate_keys_are_reported_and_the_last_counts() -> None:
 
 
 def test_lists_that_say_nothing_are_no_objects_and_lists_too_deep_are_refused() -> None:
-    assert found("apiVersion: v1\nkind: List\nitems: []\n---\napiVersion: v1\nkind: List\n") == []
+    assert found("apiVersion: v1\nkind: List\nitems: []\n---\napiVersion: v1\nkind: List\nitems:\n") == []
     deep = '{"apiVersion":"v1","kind":"List","items":[' * 8 + "]}" * 8
     (only,) = found(deep)
     assert "lists in lists; allowed: 5 deep" in str(only)
+
+
+@pytest.mark.parametrize("large", [1, 10_000])
+def test_a_resource_whose_kind_ends_like_a_list_is_an_object(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "LARGE", large)
+    yaml = "apiVersion: acme.io/v1\nkind: AllowList\nmetadata:\n  name: a\nspec:\n  cidrs: [10.0.0.0/8]\n"
+    for text in (yaml, '{"apiVersion": "acme.io/v1", "kind": "AllowList", "metadata": {"name": "a"}}'):
+        (only,) = found(text)
+        assert isinstance(only, ResourceObject)
+        assert (only.kind, only.name) == ("AllowList", "a")
 
 
 @pytest.mark.parametrize("is_json", [True, False])
