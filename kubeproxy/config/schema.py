@@ -111,7 +111,12 @@ class Configuration(Group, frozen=True):
     nftables: NFTables = NFTables()
     winkernel: Winkernel = Winkernel()
     detect_local_mode: Annotated[
-        LocalMode, unused("How kube-proxy detects local traffic.", flag="detect-local-mode")
+        LocalMode,
+        restart(
+            "How the pods of this node are known: NodeCIDR takes their addresses from the Node's podCIDRs in the place"
+            " of clusterCIDR. The modes with an interface count as ClusterCIDR.",
+            flag="detect-local-mode",
+        ),
     ] = ""
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: Annotated[

@@ -109,6 +109,12 @@ def _check_local_mode(configuration: Configuration, diagnostics: Diagnostics) ->
     path, value = needed.get(configuration.detect_local_mode, ("", "unneeded"))
     if not value:
         diagnostics.fault(path, "nothing", f"a name, as detectLocalMode is {configuration.detect_local_mode}")
+    elif path and not configuration.cluster_cidr.blocks:
+        diagnostics.warnings.append(
+            f"detectLocalMode: {configuration.detect_local_mode} does not tell kubeproxy which clients are pods of this"
+            " node; set clusterCIDR, or NodeCIDR where the cluster assigns podCIDRs to nodes. Without, pods count as"
+            " clients from outside under externalTrafficPolicy Local"
+        )
 
 
 def _check_servers(configuration: Configuration, diagnostics: Diagnostics) -> None:

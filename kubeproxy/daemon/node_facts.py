@@ -21,6 +21,7 @@ def node_of(configuration: Configuration, name: str, described: Node | None) -> 
     return Node(
         name=name,
         addresses=node.addresses or tuple(ip.address for ip in own.node_addresses),
+        pod_cidrs=node.pod_cidrs,
         zone=node.zone or own.node_zone,
         eligible=node.eligible,
     )
@@ -44,13 +45,15 @@ def node_facts(
     """
     local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
+    pods = node.pod_cidrs if configuration.detect_local_mode == "NodeCIDR" else ()
+    pods = pods or configuration.cluster_cidr.blocks
     return NodeFacts(
         name=node.name,
         zone=node.zone,
         node_addresses=frozenset(node_port_addresses(configuration, node, own)),
         own_addresses=frozenset(own),
-        internal_sources=frozenset(configuration.cluster_cidr.blocks),
-        uplinks=uplinks({*node.addresses, *landing}, local, configuration.cluster_cidr.blocks),
+        internal_sources=frozenset(pods),
+        uplinks=uplinks({*node.addresses, *landing}, local, pods),
         direct_links=direct_links(local, bridged),
         forwarding=forwarding,
         preserve=Preserve(configuration.kubeproxy.preserve_client_address) if can_preserve else Preserve.NEVER,

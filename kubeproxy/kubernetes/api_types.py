@@ -206,6 +206,8 @@ class Taint(Wire, frozen=True):
 
 
 class NodeSpec(Wire, frozen=True):
+    pod_cidr: str | None = msgspec.field(default=None, name="podCIDR")
+    pod_cidrs: list[str | None] | None = msgspec.field(default=None, name="podCIDRs")
     taints: list[Taint | None] | None = None
 
 

@@ -22,3 +22,5 @@ class Node:
     ToBeDeletedByClusterAutoscaler (KEP-3836)."""
     uid: str = ""
     """The node's metadata.uid, with which other objects refer to the node as their owner."""
+    pod_cidrs: tuple[str, ...] = ()
+    """The address blocks of its pods, if the cluster assigns them to nodes (``spec.podCIDRs``)."""

@@ -22,7 +22,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
         ("ipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", []),
         ("mode: ipvs\nipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", ["ipvs.minSyncPeriod: found 2s"]),
         ("detectLocalMode: BridgeInterface", ["detectLocal.bridgeInterface: found nothing"]),
-        ("detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}", []),
+        ("detectLocalMode: BridgeInterface\nclusterCIDR: 10.3.0.0/16\ndetectLocal: {bridgeInterface: br0}", []),
         ("detectLocalMode: InterfaceNamePrefix", ["detectLocal.interfaceNamePrefix: found nothing"]),
         ("detectLocalMode: NodeCIDR", []),
         ("metricsBindAddress: 127.0.0.1:10256", ["metricsBindAddress: found 127.0.0.1:10256"]),

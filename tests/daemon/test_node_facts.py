@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kubeproxy.config.schema import Configuration
@@ -44,6 +46,17 @@ def test_a_host_without_ipv6_has_no_address_of_it() -> None:
 def test_localhost_can_be_excluded() -> None:
     configuration = of_flags(iptables_localhost_nodeports="false").configuration
     assert not {"127.0.0.1", "::1"} & node_facts(configuration, NODE, LOCAL, can_preserve=True).node_addresses
+
+
+def test_pods_of_this_node_are_known_by_its_own_blocks_if_the_mode_says_so() -> None:
+    node = replace(NODE, pod_cidrs=("10.3.1.0/24", "fd00:3:1::/64"))
+    whole = {"cluster_cidr": "10.3.0.0/16"}
+    by_node = of_flags(detect_local_mode="NodeCIDR", **whole).configuration
+    by_cluster = of_flags(detect_local_mode="ClusterCIDR", **whole).configuration
+    assert node_facts(by_node, node, LOCAL, can_preserve=True).internal_sources == {*node.pod_cidrs}
+    assert node_facts(by_node, NODE, LOCAL, can_preserve=True).internal_sources == {"10.3.0.0/16"}
+    assert node_facts(by_cluster, node, LOCAL, can_preserve=True).internal_sources == {"10.3.0.0/16"}
+    assert node_of(by_node, "here", node).pod_cidrs == node.pod_cidrs
 
 
 def test_without_a_node_object_the_first_address_of_each_family_is_primary() -> None:

@@ -136,9 +136,9 @@ def retry_after(value: str | None, now: float) -> float | None:
         return None
     text = value.strip()
     if text.isascii() and text.isdecimal():
-        return float(text[:9])
+        return min(float(text[:9]), MAX_RETRY_AFTER_S)
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+        return max(0.0, min(parsedate_to_datetime(text).timestamp() - now, MAX_RETRY_AFTER_S))
     except (ValueError, OverflowError):
         return None
 

@@ -272,6 +272,8 @@ def _tls(configuration: ClientConfig) -> ssl.SSLContext | bool:
     tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
     # Python 3.13 rejects CAs without key usage or key identifier; Go, and so every other client, accepts them.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    # Every CA of the file is trusted, as in Go. OpenSSL alone would demand the root that signed an intermediate one.
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if configuration.cert_file:
         tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
     if not configuration.verify_ssl:

@@ -40,6 +40,8 @@ REMEMBERED = 1024
 MAX_MESSAGE = 1024
 """The API's limit for notes, in characters."""
 _MAX_NAME = 253
+_MAX_WAIT_S = 60.0
+"""The longest time for which no Event is sent because a server, or a proxy before it, asks for it."""
 _LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
 """The errors that may pass. A server that has just started forbids everything until its RBAC rules are loaded."""
 
@@ -143,7 +145,7 @@ class EventRecorder:
             known = isinstance(refused, Forbidden) and refused.cause in self._refused
             if known or not isinstance(refused, _LATER):
                 break
-            await asyncio.sleep(max(self._backoff.next(), refused.retry_after_s or 0.0))
+            await asyncio.sleep(max(self._backoff.next(), min(refused.retry_after_s or 0.0, _MAX_WAIT_S)))
         self.dropped += 1
         if refused.cause not in self._refused:
             self._refused.add(refused.cause)

@@ -86,6 +86,8 @@ class ServingTls:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--client-ca-file {files.client_ca}: {error}") from error
             context.verify_mode = ssl.CERT_OPTIONAL
+            # As in Go, a client's CA need not be a root.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
     def _stamps(self) -> tuple[tuple[int, int] | None, ...]:

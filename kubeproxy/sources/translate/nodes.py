@@ -1,6 +1,8 @@
-"""Translates Nodes: addresses, zone, and eligibility for load balancers."""
+"""Translates Nodes: addresses, the blocks of pods, zone, and eligibility for load balancers."""
 
 from __future__ import annotations
+
+from ipaddress import ip_network
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.invalid_field import Fault, FaultList, show
@@ -33,7 +35,26 @@ def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
     taints = raw.spec.taints if raw.spec is not None else None
     leaving = meta.deletion_timestamp is not None or any(taint.key == LEAVING for _, taint in indexed(taints))
     zone = (meta.labels.zone if meta.labels is not None else None) or ""
-    return Node(name=name, addresses=addresses, zone=zone, uid=meta.uid or "", eligible=not leaving), faults
+    found = Node(
+        name=name,
+        addresses=addresses,
+        pod_cidrs=_pod_cidrs(raw.spec or api_types.NodeSpec(), faults),
+        zone=zone,
+        uid=meta.uid or "",
+        eligible=not leaving,
+    )
+    return found, faults
+
+
+def _pod_cidrs(spec: api_types.NodeSpec, faults: list[Fault]) -> tuple[str, ...]:
+    """Return the blocks of pods. An API server of before 1.16 knows one alone."""
+    found: dict[str, None] = {}
+    for index, text in indexed(spec.pod_cidrs or [spec.pod_cidr]):
+        try:
+            found[str(ip_network(text, strict=False))] = None
+        except ValueError:
+            faults.append(Fault(f"spec.podCIDRs[{index}]", f"{show(text)} is no CIDR"))
+    return tuple(found)
 
 
 def _addresses(status: api_types.NodeStatus, faults: list[Fault]) -> tuple[Address, ...]:

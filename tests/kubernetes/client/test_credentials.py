@@ -34,6 +34,35 @@ def certificate_of(directory: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+def intermediate_of(directory: Path) -> tuple[Path, ssl.SSLContext]:
+    """Make a root, an authority that it has signed, and a server's certificate of that authority. Return the file of
+    the authority, without the root, and the server's context."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
+
+    (directory / "ca.ext").write_text("basicConstraints=critical,CA:TRUE\nkeyUsage=keyCertSign\n")
+    (directory / "leaf.ext").write_text("subjectAltName=IP:127.0.0.1\n")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl("req", "-x509", *new, "-days", "2", "-subj", "/CN=root", "-keyout", "root.key", "-out", "root.crt")
+    for name, issuer, extensions in (("middle", "root", "ca.ext"), ("leaf", "middle", "leaf.ext")):
+        openssl("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signing = ["-CA", f"{issuer}.crt", "-CAkey", f"{issuer}.key", "-CAcreateserial", "-days", "2"]
+        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", extensions, "-out", f"{name}.crt")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(directory / "leaf.crt", directory / "leaf.key")
+    return directory / "middle.crt", tls
+
+
+async def test_an_authority_that_is_no_root_is_trusted(tmp_path: Path) -> None:
+    authority, tls = intermediate_of(tmp_path)
+    async with ApiServer(Cluster(), tls=tls) as server:
+        path = kubeconfig(tmp_path, server.url, {}, certificate_authority_data=data(authority))
+        client = await Client.connect(ClientSettings(kubeconfig=path))
+        assert b"APIGroupList" in await client.get_json("/apis")
+        await client.close()
+
+
 async def test_finding_17_a_client_s_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server requires a client certificate. Not even SIGKILL could leave the key in a file."""
     directory = tmp_path / "tmp"

@@ -15,6 +15,7 @@ from kubeproxy.sources import translate
 from tests.support.apiserver.recordings import exchange, stream
 
 ADDRESSES = (Address("10.9.0.11"), Address("fd00:9::11"), Address("203.0.113.11"))
+PODS = ("10.1.0.0/24", "fd00:1::/64")
 MOVED = (Address("10.9.0.12"), Address("203.0.113.11"))
 
 
@@ -35,14 +36,43 @@ def test_a_recorded_node(version: str) -> None:
     assert recorded is not None
     (item,) = recorded.json["items"]
     uid = item["metadata"]["uid"]
-    assert translated(item) == (Node(name="node-a", addresses=ADDRESSES, zone="zone-a", uid=uid), [])
+    assert translated(item) == (
+        Node(
+            name="node-a",
+            addresses=ADDRESSES,
+            zone="zone-a",
+            uid=uid,
+            pod_cidrs=tuple(item["spec"]["podCIDRs"]),
+        ),
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "found", "faults"),
+    [
+        ({"podCIDR": "10.3.1.0/24"}, ("10.3.1.0/24",), []),
+        (
+            {"podCIDR": "10.3.1.0/24", "podCIDRs": ["10.3.1.0/24", "fd00:3::/64"]},
+            ("10.3.1.0/24", "fd00:3::/64"),
+            [],
+        ),
+        ({"podCIDRs": []}, (), []),
+        ({"podCIDRs": ["10.3.1.0/24", "x"]}, ("10.3.1.0/24",), ["spec.podCIDRs[1]"]),
+    ],
+)
+def test_the_blocks_of_its_pods(spec: dict[str, Any], found: tuple[str, ...], faults: list[str]) -> None:
+    result, seen = translated({**node(), "spec": spec})
+    assert result is not None
+    assert result.pod_cidrs == found
+    assert [fault.path for fault in seen] == faults
 
 
 def test_a_recorded_node_with_a_deletion_taint() -> None:
     recorded = exchange("v1.36/node/get-tainted-deleting.json")
     assert recorded is not None
     uid = recorded.json["metadata"]["uid"]
-    wanted = Node(name="node-a", addresses=MOVED, zone="zone-b", eligible=False, uid=uid)
+    wanted = Node(name="node-a", addresses=MOVED, zone="zone-b", eligible=False, uid=uid, pod_cidrs=PODS)
     assert translated(recorded.json) == (wanted, [])
 
 
@@ -58,7 +88,7 @@ def test_the_recorded_changes_of_a_node() -> None:
         ("ADDED", (), "zone-a", True),
         ("MODIFIED", ADDRESSES, "zone-a", True),
     ]
-    assert [(kind, replace(found, uid="")) for kind, found in seen if found is not None] == [
+    assert [(kind, replace(found, uid="", pod_cidrs=())) for kind, found in seen if found is not None] == [
         (kind, Node("node-a", addresses, zone, eligible)) for kind, addresses, zone, eligible in wanted
     ]
     assert all(found is not None and found.uid for _, found in seen)
