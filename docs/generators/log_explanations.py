@@ -208,10 +208,6 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`kubeproxy.dataPath` asks for the kernel path, and the packet filter refuses its rules; `reason` says why.",
         "Take `--netfilter nftables` and an nft that [data-paths.md](data-paths.md) names; or `--data-path userspace`.",
     ),
-    "kube-ipvs0 stays": (
-        "`cleanup` found what looks like left of kube-proxy's ipvs mode, but a process may still use it: see `reason`.",
-        "Stop kube-proxy, then `kubeproxy cleanup --ipvs`; with `--force` if processes cannot be seen.",
-    ),
     "leadership lost": (
         "The controller manager could not renew its Lease in time, and stops its controllers.",
         "See the messages before it; another instance leads, or this one does again.",

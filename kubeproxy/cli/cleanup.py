@@ -23,9 +23,9 @@ def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
     removed. Nothing to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's
     own --cleanup removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services
     until it has restored its rules. What is left of ipvs alone may go, by --ipvs. It stays while a kube-proxy runs, or
-    may run where the host's processes are not to be seen, unless --force is given.
+    may run where the host's processes are not to be seen, unless --force is given; the rest is removed all the same.
 
-    Exit status: 0 done; 1 a kubeproxy runs, or the kernel refused.
+    Exit status: 0 done; 1 a kubeproxy runs, a kube-proxy runs or may run, or the kernel refused.
     """
     if ipvs:
         from kubeproxy.netfilter.ipvs import remove

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 
 from kubeproxy.model import Family
-from kubeproxy.model.errors import KernelError
+from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter import ipvs, reentry
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.interface import PAUSE_S
@@ -28,7 +28,7 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: 
     the adapter in use: its rules stay, and so do the routing rules and what is left of the ipvs mode. Rules that
     another adapter left in an earlier run are removed, because they would drop or divert packets. Remove everything
     that can be removed, and then raise KernelError with what could not. With `dry_run` nothing is removed, and the list
-    is the same. With `force` what is left of the ipvs mode is removed even if kube-proxy may use it.
+    is the same. Without `force` what is left of the ipvs mode stays if kube-proxy may use it, which is such a failure.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -52,7 +52,7 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: 
             failures.append(f"devices of the rescue: {error.strerror}")
         try:
             removed += ipvs.remove(dry_run=dry_run, force=force)
-        except KernelError as error:
+        except KubeproxyError as error:
             failures.append(str(error))
     for family, program in _XTABLES_NFT.items():
         try:

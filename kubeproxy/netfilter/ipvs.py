@@ -20,15 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import structlog
-
 from kubeproxy.model import Address
-from kubeproxy.model.errors import KernelError
+from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.netlink.links import remove_link
 from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_netlink, request
-
-log = structlog.get_logger(__name__)
 
 INTERFACE: Final = "kube-ipvs0"
 """The interface that kube-proxy makes (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
@@ -110,14 +106,16 @@ def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
 
     While a kube-proxy runs in this network namespace, they are in use and stay. They also stay if this process cannot
     see whether one runs. With `force` they are removed all the same. The interface is removed last, because it shows
-    whose the virtual servers are. Raise KernelError when the kernel refuses.
-    """
+    whose the virtual servers are. Raise KubeproxyError when they may be in use, and KernelError when the kernel
+    refuses."""
     found = look(node_ports=True)
     if found is None:
         return []
     if not force and (reason := _in_use()) is not None:
-        log.warning("kube-ipvs0 stays", reason=reason, remedy="stop kube-proxy; if this message stays, give --force")
-        return []
+        raise KubeproxyError(
+            f"what looks like kube-proxy's stays ({found}): {reason}. Stop kube-proxy first. If none runs on this"
+            " node, give --force"
+        )
     if not dry_run:
         try:
             with open_netlink(_NETLINK_GENERIC) as netlink:
@@ -186,9 +184,12 @@ def _in_use() -> str | None:
             with contextlib.suppress(PermissionError):  # Then it may run here.
                 if os.stat(path.parent / "ns/net").st_ino != here:
                     continue
-            return f"process {path.parent.name} ({name}) may be a kube-proxy that uses it"
+            return f"process {path.parent.name} ({name}) is or may contain a kube-proxy that uses it"
         except OSError:  # The process has ended meanwhile.
             continue
     if os.stat(_PROC / "self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
-        return "this container cannot see the host's processes (set hostPID), and one of them may be kube-proxy"
+        return (
+            "this container cannot see the host's processes, and one of them may be kube-proxy that uses it (in a pod,"
+            " hostPID shows them; nothing does on a node that is itself a container, as those of kind are)"
+        )
     return None

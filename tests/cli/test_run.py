@@ -11,7 +11,7 @@ import pytest
 from kubeproxy.cli import main
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import lifecycle
-from kubeproxy.model.errors import ConfigError, KernelError
+from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.netfilter import cleanup, ipvs
 from tests.config.files import HEAD, write
 
@@ -142,9 +142,13 @@ def test_a_failed_cleanup_ends_with_1(capsys: pytest.CaptureFixture[str], monkey
     async def clean(*, dry_run: bool, force: bool) -> list[str]:
         raise KernelError("not permitted")
 
+    def remove(*, dry_run: bool, force: bool) -> list[str]:
+        raise KubeproxyError("kube-proxy runs")
+
     monkeypatch.setattr(cleanup, "cleanup_all", clean)
-    assert main.status_of(["cleanup"]) == 1
-    assert capsys.readouterr().err == "kubeproxy: not permitted\n"
+    monkeypatch.setattr(ipvs, "remove", remove)
+    assert main.status_of(["cleanup"]) == main.status_of(["cleanup", "--ipvs"]) == 1
+    assert capsys.readouterr() == ("", "kubeproxy: not permitted\nkubeproxy: kube-proxy runs\n")
 
 
 def test_cleanup_false_serves(served: FakeDaemon) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.model import Address
-from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter import ipvs, kube_proxy_rules
+from kubeproxy.model.errors import KernelError, KubeproxyError
+from kubeproxy.netfilter import cleanup, ipvs, kube_proxy_rules
 from kubeproxy.netfilter.local_addresses import LocalAddress
 from kubeproxy.netfilter.netlink.messages import HEADER, NLMSG_DONE, NLMSG_ERROR, attributes, encode
 
@@ -172,7 +172,8 @@ def test_while_kube_proxy_runs_everything_stays(monkeypatch: pytest.MonkeyPatch,
     os.link(tmp_path / "self/ns/net", tmp_path / "7/ns/net")
     monkeypatch.setattr(ipvs, "_PROC", tmp_path)
     monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", os.stat(tmp_path / "self/ns/pid").st_ino)
-    assert ipvs.remove() == []
+    with pytest.raises(KubeproxyError, match=rf"1 virtual servers\): process 7 \({name}\) .* Stop kube-proxy first"):
+        ipvs.remove()
     assert (len(kernel.servers), len(node.interfaces)) == (1, 3)
     assert len(ipvs.remove(dry_run=True, force=True)) == 1
     (tmp_path / "7/ns/net").unlink()
@@ -183,6 +184,19 @@ def test_while_kube_proxy_runs_everything_stays(monkeypatch: pytest.MonkeyPatch,
 def test_where_kube_proxy_may_run_unseen_everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch, FakeIpvs([CLUSTER_IP]))
     monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", 0)
-    assert ipvs.remove() == []
+    for dry_run in (True, False):
+        with pytest.raises(KubeproxyError, match=r"cannot see the host's processes.* kind .*give --force"):
+            ipvs.remove(dry_run=dry_run)
     assert "kube-ipvs0" in node.interfaces
     assert len(ipvs.remove(force=True)) == 1
+
+
+async def test_a_cleanup_that_leaves_it_says_so_and_removes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def clean(_: object, what: str, removed: list[str], failures: list[str], *, dry_run: bool) -> None:
+        removed.append(what)
+
+    Node(monkeypatch, FakeIpvs([CLUSTER_IP]))
+    monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", 0)
+    monkeypatch.setattr(cleanup, "_clean", clean)
+    with pytest.raises(KernelError, match=r"kube-ipvs0 .* --force; removed: .*iptables: chains"):
+        await cleanup.cleanup_all(dry_run=True)
