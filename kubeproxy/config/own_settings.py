@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -20,8 +20,12 @@ from kubeproxy.config.value_types import (
     PositiveDuration,
     WorkerCount,
 )
+from kubeproxy.model import Scheduler
 
-SchedulerChoice = Literal["auto", "round-robin", "random", "least-connections", "source-hash", "maglev"]
+if TYPE_CHECKING:
+    SchedulerChoice = str  # the names are a value, which the type checker does not know
+else:
+    SchedulerChoice = Literal[("auto", *map(str, Scheduler))]
 NetfilterChoice = Literal["auto", "nftables", "iptables", "none"]
 KubernetesChoice = Literal["auto", "always", "never"]
 PortConflict = Literal["take-unprivileged", "take", "keep"]

@@ -9,7 +9,6 @@ import pytest
 
 from kubeproxy.config.default_scheduler import OF_IPVS, scheduler_of
 from kubeproxy.config.kube_proxy_settings import IPVSScheduler
-from kubeproxy.config.own_settings import SchedulerChoice
 from kubeproxy.model import Scheduler
 from tests.config.files import loaded
 
@@ -32,9 +31,10 @@ def test_with_mode_ipvs_its_scheduler_decides(tmp_path: Path, names: tuple[str, 
         assert not warned or ("destination" in warned[0] and "round-robin is used" in warned[0])
 
 
-def test_every_scheduler_of_ipvs_and_of_ours_can_be_configured() -> None:
+def test_every_scheduler_of_ipvs_and_of_ours_can_be_configured(tmp_path: Path) -> None:
     assert OF_IPVS.keys() <= set(get_args(IPVSScheduler))
-    assert set(get_args(SchedulerChoice)) == {"auto", *Scheduler}
+    for scheduler in Scheduler:
+        assert scheduler_of(loaded(tmp_path, f"kubeproxy: {{scheduler: {scheduler}}}\n").configuration) is scheduler
 
 
 def test_our_own_setting_comes_first_and_other_modes_have_no_scheduler(tmp_path: Path) -> None:
