@@ -18,7 +18,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
     FAILED_SERVICE_HEALTH = "FailedToStartServiceHealthcheck"
-    NOT_SERVED = "NotServed"
+    NOT_AS_ASKED = "NotServedAsAsked"
     EJECTED = "EndpointNotAnswering"
 
 
@@ -67,7 +67,7 @@ class Events:
         for service, texts in problems.items():
             for text in texts:
                 if text not in self._problems.get(service, ()):
-                    self._warn(service, Reason.NOT_SERVED, text)
+                    self._warn(service, Reason.NOT_AS_ASKED, text)
         self._problems = problems
 
     def endpoint_lost(self, service: ServiceName, target: Target) -> None:

@@ -73,8 +73,8 @@ def test_problems_are_recorded_once_and_only_for_services_of_the_cluster() -> No
     reporter.services_degraded({WEB: ("a",)})
     reporter.health_server_failed(WEB, "health check node port 1: taken")
     assert [(name, reason, message) for _, _, name, _, reason, message in recorder.recorded] == [
-        ("web", "NotServed", "a"),
-        ("web", "NotServed", "b"),
-        ("web", "NotServed", "a"),
+        ("web", "NotServedAsAsked", "a"),
+        ("web", "NotServedAsAsked", "b"),
+        ("web", "NotServedAsAsked", "a"),
         ("web", "FailedToStartServiceHealthcheck", "health check node port 1: taken"),
     ]

@@ -15,7 +15,7 @@ from kubeproxy.kubernetes.events.correlator import (
 )
 
 CONFLICT = Occurrence(
-    kind="Service", namespace="demo", name="web", uid="", type="Warning", reason="NotServed", message="30080"
+    kind="Service", namespace="demo", name="web", uid="", type="Warning", reason="NotServedAsAsked", message="30080"
 )
 
 

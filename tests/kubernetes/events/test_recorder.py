@@ -33,7 +33,7 @@ CONFLICT: Mapping[str, Any] = {
     "namespace": "demo",
     "name": "web",
     "type": "Warning",
-    "reason": Reason.NOT_SERVED,
+    "reason": Reason.NOT_AS_ASKED,
     "message": "node port 30080 is taken",
 }
 EVENTS = "/api/v1/namespaces"
@@ -240,5 +240,5 @@ async def test_the_same_event_of_many_nodes_is_there_once() -> None:
                 await until(partial(both_sent, recorder))
                 assert recorder.dropped == 0
         found = [event["reason"] for event in events(server)]
-        assert found.count(Reason.NOT_SERVED) == 1
+        assert found.count(Reason.NOT_AS_ASKED) == 1
         assert found.count(Reason.STARTING) == 3
