@@ -11,7 +11,7 @@ queries of `kubeproxy.dataplane.interface` read its counters and status.
   loop/                 the event loop (`reactor`), dial timeouts, end-of-turn writes, lag
   tcp/                  listener, shared listener, dial, connection, endpoint probe, half-closed and keepalive sweeps
   udp/                  sessions, batched system calls
-  balancing/            round robin with ejection, session affinity (pure)
+  balancing/            schedulers, ejection, session affinity (pure)
   sockets/              socket options, connecting, the client's address, reserved ports, SO_REUSEPORT program
   budgets/              budgets of descriptors, memory and pipes
 """

@@ -9,13 +9,15 @@ endpoint may be dead.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.tcp.connection import Connection
+from kubeproxy.dataplane.tcp.sweep import sweep
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.context import Context
     from kubeproxy.dataplane.loop.reactor import Timer
+    from kubeproxy.dataplane.tcp.connection import Connection
 
 LOOKS_PER_LIMIT = 4
 
@@ -36,13 +38,14 @@ class HalfClosedSweep:
         self._timer = self._context.reactor.after(every_s, self._look)
 
     def _look(self) -> None:
-        now, limit_s = self._context.reactor.now, self._context.tune.half_closed_idle_s
-        unanswered_s = min(limit_s, self._context.tune.unanswered_idle_s)
-        for live in tuple(self._context.live):
-            if not isinstance(live, Connection) or not live.half_closed:
-                continue
-            if live.quiet is None or live.quiet[0] != live.moved:
-                live.quiet = live.moved, now
-            elif now - live.quiet[1] >= (unanswered_s if live.unanswered else limit_s):
-                live.abort("idle")
-        self.restart()
+        sweep(self._context, self._end_if_idle, self.restart)
+
+    def _end_if_idle(self, connection: Connection) -> None:
+        if not connection.half_closed:
+            return
+        now, tune = self._context.reactor.now, self._context.tune
+        limit_s = min(tune.half_closed_idle_s, tune.unanswered_idle_s if connection.unanswered else math.inf)
+        if connection.quiet is None or connection.quiet[0] != connection.moved:
+            connection.quiet = connection.moved, now
+        elif now - connection.quiet[1] >= limit_s:
+            connection.abort("idle")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.tcp.connection import Connection
+from kubeproxy.dataplane.tcp.sweep import sweep
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.context import Context
     from kubeproxy.dataplane.loop.reactor import Timer
+    from kubeproxy.dataplane.tcp.connection import Connection
 
 
 class KeepaliveSweep:
@@ -30,8 +31,8 @@ class KeepaliveSweep:
         self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._sweep)
 
     def _sweep(self) -> None:
-        seconds = self._context.tune.keepalive_s
-        for live in self._context.live:
-            if isinstance(live, Connection) and not live.kept_alive:
-                live.keep_alive(seconds)
-        self.restart()
+        sweep(self._context, self._keep_alive, self.restart)
+
+    def _keep_alive(self, connection: Connection) -> None:
+        if not connection.kept_alive:
+            connection.keep_alive(self._context.tune.keepalive_s)

@@ -51,6 +51,21 @@ def test_the_preview_is_the_order_of_picks_and_changes_nothing(
     assert order == tuple(tried)
 
 
+@given(scheduler=schedulers, ports=st.lists(st.integers(1, 65535), min_size=2, max_size=20))
+def test_a_client_that_is_bound_keeps_its_endpoint_whatever_the_scheduler(
+    scheduler: Scheduler, ports: list[int]
+) -> None:
+    balancer = Balancer(rng=random.Random(1))
+    balancer.update(TARGETS, 60.0, Balancing(scheduler))
+    picked = []
+    for number, port in enumerate(ports):
+        picked.append(balancer.pick("10.9.0.1", number, port=port))
+        assert picked[-1] is not None
+        balancer.opened(picked[-1])
+        balancer.pick(f"10.9.1.{number}", number, port=port)
+    assert len(set(picked)) == 1
+
+
 @given(before=schedulers, after=schedulers, members=some_targets)
 def test_another_scheduler_has_the_same_endpoints(
     before: Scheduler, after: Scheduler, members: tuple[Target, ...]

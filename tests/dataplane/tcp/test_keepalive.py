@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
+import pytest
+
 from kubeproxy.dataplane.messages import Tune
+from kubeproxy.dataplane.tcp import sweep as sweep_module
 from kubeproxy.dataplane.tcp.connection import Connection
+from kubeproxy.dataplane.tcp.sweep import sweep
 from tests.dataplane.conftest import Bench, echo, endpoint, eventually
 
 
@@ -51,3 +56,24 @@ async def test_keepalive_is_turned_on_once(bench: Bench) -> None:
             with socket.create_connection(address):
                 await eventually(lambda: len(live) == 2 and all(getattr(each, "kept_alive", False) for each in live))
             assert probed(first._endpoint) == (True, 77, 1)
+
+
+async def test_a_sweep_takes_several_turns_and_leaves_out_what_has_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "AT_ONCE", 1)
+    context, over = bench.plane._context, asyncio.Event()
+    turns: dict[Connection, int] = {}
+
+    def each(connection: Connection) -> None:
+        turns[connection] = context.reactor.turn_number
+        if len(turns) == 2:
+            next(it for it in context.live if it not in turns).abort()
+
+    async with endpoint(echo) as target:
+        address = await bench.serve(target)
+        with socket.create_connection(address), socket.create_connection(address), socket.create_connection(address):
+            await eventually(lambda: len(context.live) == 3 and all(isinstance(it, Connection) for it in context.live))
+            sweep(context, each, over.set)
+            await over.wait()
+    assert len(set(turns.values())) == 2, "the third one has ended meanwhile"
