@@ -197,10 +197,16 @@ class KernelFlows:
         totals.keep(names)
         found = totals.open.keys() | totals.bytes_in.keys() | totals.bytes_out.keys()
         return {
-            name: FlowCounts(totals.open[name], totals.bytes_in[name], totals.bytes_out[name])
+            name: FlowCounts(sum(totals.open.get(name, {}).values()), totals.bytes_in[name], totals.bytes_out[name])
             for name in found
             if name in names
         }
+
+    def open_by_endpoint(self, name: FrontendName) -> Mapping[Target, int]:
+        """Return the number of open connections and UDP flows that the kernel leads to each endpoint of a frontend,
+        without zeros, as of the last reading."""
+        found = self._totals.open.get(name, Counter())
+        return {_target(address, port): count for (address, port), count in found.items()}
 
     async def ended(self) -> Sequence[Ended]:
         """Return the connections that have ended since the last call, as far as the kernel has deleted their conntrack
@@ -336,8 +342,8 @@ def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int],
     return Ended(
         frontend=name,
         protocol=PROTOCOLS[number],
-        client=Target(text(flow.source), int.from_bytes(flow.source_port, "big")),
-        endpoint=Target(text(target), int.from_bytes(target_port, "big")),
+        client=_target(flow.source, flow.source_port),
+        endpoint=_target(target, target_port),
         attempts=None,
         began=began,
         dial_s=None,
@@ -347,6 +353,10 @@ def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int],
         reason=outcome(flow),
         path="kernel",
     )
+
+
+def _target(address: bytes, port: bytes) -> Target:
+    return Target(text(address), int.from_bytes(port, "big"))
 
 
 def _local() -> frozenset[Address]:

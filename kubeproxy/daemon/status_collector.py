@@ -65,6 +65,7 @@ class StatusCollector:
             configuration=parts.configuration.state,
             why_not_served=parts.control_plane.sources.why_not_served,
             open_by_endpoint=open_by_endpoint,
+            open_by_kernel=parts.kernel_path.flows.open_by_endpoint,
             open_to={} if picture.draining is None else picture.draining.open,
             data_path=picture.data_path,
             rescue=picture.rescue,

@@ -154,6 +154,7 @@ async def test_connections_are_counted_by_their_endpoint(bench: Bench) -> None:
     bench.kernel.flows = [live(1, (1, 1)), live(2, (1, 1))]
     pod, other = POD.address, Address("10.3.0.9")
     assert await bench.flows.open_to({pod, other}) == {pod: 2}
+    assert bench.flows.open_by_endpoint(WEB) == {POD: 2}
     bench.kernel.flows = []
     assert await bench.flows.open_to({pod}) == {}, "each call waits for a reading of its own"
     bench.kernel.fails = True

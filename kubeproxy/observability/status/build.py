@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Final
@@ -108,7 +109,8 @@ def service(
                 counters=observation.counters.get(view.frontend.name) or Counters(),
                 ejected=observation.ejected.get(view.frontend.name, ()),
                 candidates=candidates,
-                open_by_endpoint=observation.open_by_endpoint.get(view.frontend.name, {}),
+                open_by_endpoint=Counter(observation.open_by_endpoint.get(view.frontend.name, {}))
+                + Counter(observation.open_by_kernel(view.frontend.name)),
                 open_to=observation.open_to,
                 rescue=observation.rescue,
                 kernel_flows=observation.kernel_flows,

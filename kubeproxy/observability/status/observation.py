@@ -47,6 +47,8 @@ class Observation:
     be wrong."""
     open_by_endpoint: Mapping[FrontendName, Mapping[Target, int]] = field(default_factory=dict)
     """The number of open connections and sessions of the workers to each endpoint."""
+    open_by_kernel: Callable[[FrontendName], Mapping[Target, int]] = lambda name: {}
+    """Returns the number of open connections that the kernel leads to each endpoint of a frontend."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
     """The number of open connections to endpoints that drain."""
     data_path: str = "userspace"

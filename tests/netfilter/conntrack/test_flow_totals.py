@@ -38,7 +38,7 @@ class Ledger:
 
     @property
     def now(self) -> tuple[int, int, int]:
-        return self.totals.open[WEB], self.totals.bytes_in[WEB], self.totals.bytes_out[WEB]
+        return sum(self.totals.open.get(WEB, {}).values()), self.totals.bytes_in[WEB], self.totals.bytes_out[WEB]
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from tests.observability.status.observation import (
     NOW,
     REPORTS,
     TERMINATING,
+    UNREADY,
     WALL,
     WEB,
     candidates,
@@ -377,6 +378,15 @@ def test_the_headline() -> None:
     )
     assert whole(shop(health=health(failing="no nft").at(NOW))).summary.startswith("NOT HEALTHY, ")
     assert whole(shop(health=health(draining=True).at(NOW))).summary.startswith("draining, ")
+
+
+def test_what_is_open_to_an_endpoint_by_workers_and_by_the_kernel_is_added_up() -> None:
+    by_worker = {name(WEB): {GOOD: 2, TERMINATING: 1}}
+    by_kernel = {name(WEB): {GOOD: 5, UNREADY: 1}}
+    status = whole(shop(open_by_endpoint=by_worker, open_by_kernel=lambda of: by_kernel.get(of, {})))
+    found = {endpoint.address: endpoint.open for endpoint in one(status, WEB).frontends[0].endpoints}
+    assert found == {str(GOOD): 7, str(TERMINATING): 1, str(EJECTED): 0, str(UNREADY): 1}
+    assert {endpoint.open for endpoint in one(status, MAIL).frontends[0].endpoints} == {0}
 
 
 def test_scheduler_weight_share_and_what_is_open_are_shown() -> None:
