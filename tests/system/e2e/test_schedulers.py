@@ -4,6 +4,7 @@ clients."""
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,8 @@ def test_a_client_of_maglev_has_the_endpoint_of_its_table_on_both_paths_and_retu
     assert set(expected.values()) == {"pod-0", "pod-1", "pod-2"}
     until(lambda: ask_from(stage.client, PORTS[0]) == expected[PORTS[0]], "the first answer")
     assert {port: ask_from(stage.client, port) for port in PORTS} == expected
+    with held(stage.client, 4):
+        until(lambda: sum(it["open"] for it in frontend_of(stage)["endpoints"]) == 4, "what is open to each is shown")
     with dead(stage, 1, REFUSE):
         found = {port: ask_from(stage.client, port) for port in PORTS}
         assert "pod-1" not in found.values()
@@ -115,12 +118,23 @@ def test_weights_are_shares(stage: Stage, path: str) -> None:
 
 
 def test_least_connections_goes_by_workers_and_fills_up_what_is_emptiest(stage: Stage) -> None:
-    start(stage, "nftables", scheduler="least-connections")
-    with held(stage.client, 12):
-        frontend = frontend_of(stage)
-        assert frontend["scheduler"] == "least-connections"
-        assert {endpoint["open"] for endpoint in frontend["endpoints"]} == {4}
-    until(lambda: {endpoint["open"] for endpoint in frontend_of(stage)["endpoints"]} == {0}, "all have ended")
+    """Also when open connections have moved: to a new instance, and to the same one after a re-exec."""
+    first = start(stage, "nftables", scheduler="least-connections")
+
+    def even(count: int) -> bool:
+        return {endpoint["open"] for endpoint in frontend_of(stage)["endpoints"]} == {count}
+
+    with held(stage.client, 11):
+        assert frontend_of(stage)["scheduler"] == "least-connections"
+        second = stage.daemon(QUICK, "--workers=2", "--shutdown-grace=1s", netfilter="nftables")
+        assert first.process.wait(20) == 0
+        with held(stage.client, 1):
+            until(lambda: even(4), "what has moved counts")
+            second.process.send_signal(signal.SIGUSR2)
+            until(lambda: second.log().count("orphaned worker has ended") == 2, "the old workers have ended")
+            with held(stage.client, 6):
+                until(lambda: even(6), "what has moved counts")
+    until(lambda: even(0), "all have ended")
 
 
 def test_on_the_kernel_path_least_connections_is_a_workers_with_that_reason(stage: Stage) -> None:
