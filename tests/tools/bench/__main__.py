@@ -36,13 +36,14 @@ LANES = 3
 _NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
 _ONE = ("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
 _EVERY = ("direct*", f"haproxy{LANES}", f"haproxy{LANES}+nat", f"nginx{LANES}", f"kubeproxy{LANES}")
+_COUNTING = (("haproxy", "leastconn"), ("kubeproxy", Scheduler.LEAST_CONNECTIONS))
 _SCHEDULED = (
     *(f"haproxy:{balance}" for balance in ("roundrobin", "leastconn", "source")),
     *(f"kubeproxy:{scheduler}" for scheduler in Scheduler),
-    *(f"kubeproxy{workers}:{Scheduler.LEAST_CONNECTIONS}" for workers in (2, 4)),
+    *(f"{proxy}{lanes}:{balance}" for lanes in (2, 4) for proxy, balance in _COUNTING),
     *(f"kernel:{scheduler}" for scheduler in Scheduler),
 )
-"""A proxy with a number of workers, and its scheduler."""
+"""A proxy with a number of workers or threads, and its scheduler."""
 _PEERS = (*_ONE, *_EVERY, *_SCHEDULED)
 _USUAL = tuple(name for name in (*_ONE, *_EVERY) if name != "bare")
 _QUICK = ("direct", "dnat", "kernel", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
@@ -70,8 +71,8 @@ def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
     base, _, scheduler = name.partition(":")
     if scheduler:
         workers = int(base.lstrip("abcdefghijklmnopqrstuvwxyz") or 1)
-        if base == "haproxy":
-            return HAProxy(name, balance=scheduler)
+        if base.startswith("haproxy"):
+            return HAProxy(name, lanes=workers, balance=scheduler)
         path = "kernel" if base == "kernel" else "userspace"
         return Kubeproxy(name, workers=workers, netfilter=netfilter, data_path=path, scheduler=scheduler)
     lanes = LANES if name in _EVERY else 1
