@@ -37,6 +37,9 @@ class Want(StrEnum):
     """Send the pod no new connections, and count the open ones."""
     USE = "use"
     """Report when the pod is among the endpoints that may get connections."""
+    READY = "ready"
+    """Take the pod for a ready endpoint, and report as for `USE`: its containers are ready, and only its readiness gate
+    waits for the proxies."""
     COUNT = "count"
     """Count the open connections to the pod, and change nothing."""
 

@@ -11,7 +11,7 @@ look like those to its successor. Counting too many only makes a rollout wait un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kubeproxy.model import Address, Endpoint, EndpointSlice, Frontend, Target
@@ -21,15 +21,16 @@ from kubeproxy.proxier.local_pods import Leaving
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
-    """Return the slices with the endpoints that are to drain marked as draining. `now` is in Unix seconds."""
-    pods = _pods_to_drain(requests, now)
+    """Return the slices with the endpoints that are to drain marked as draining, and those of pods whose readiness
+    gate waits for the proxies as ready. `now` is in Unix seconds."""
+    drains, gated = _pods_to(Want.DRAIN, requests, now), _pods_to(Want.READY, requests, now)
 
     def after(endpoint: Endpoint) -> Endpoint:
-        if endpoint.address not in pods:
-            return endpoint
-        known = pods[endpoint.address]
-        is_meant = known is None or not endpoint.pod or endpoint.pod in known
-        return _drained(endpoint) if is_meant else endpoint
+        if _is_meant(endpoint, drains):
+            return _drained(endpoint)
+        if _is_meant(endpoint, gated) and not endpoint.terminating and not endpoint.ready:
+            return replace(endpoint, ready=True, serving=True)
+        return endpoint
 
     found = []
     for it in slices:
@@ -38,13 +39,20 @@ def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float
     return tuple(found)
 
 
-def _pods_to_drain(requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
-    """Return the names and UIDs of the pods that are to drain, by address. None stands for any pod that has the
+def _is_meant(endpoint: Endpoint, pods: Mapping[Address, frozenset[str] | None]) -> bool:
+    if endpoint.address not in pods:
+        return False
+    known = pods[endpoint.address]
+    return known is None or not endpoint.pod or endpoint.pod in known
+
+
+def _pods_to(want: Want, requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
+    """Return the names and UIDs of the pods in requests of one kind, by address. None stands for any pod that has the
     address. With this mapping each endpoint takes one look-up, however many requests name its address."""
     pods: dict[Address, set[str]] = {}
     whichever: dict[Address, None] = {}
     for request in requests.active(now):
-        if request.want is not Want.DRAIN:
+        if request.want is not want:
             continue
         for address in request.addresses:
             if request.uid:
@@ -125,7 +133,7 @@ def _unused(requests: DrainRequests, now: float, endpoints: Iterable[Endpoint]) 
 
     If several requests name an address, the newest one counts, because the older ones are about pods that are gone.
     """
-    to_use = sorted((it for it in requests.active(now) if it.want is Want.USE), key=lambda it: it.since)
+    to_use = sorted((it for it in requests.active(now) if it.want in (Want.USE, Want.READY)), key=lambda it: it.since)
     newest = {address: request for request in to_use for address in request.addresses}
     used = {
         endpoint.address

@@ -342,7 +342,7 @@ def test_unknown_fields_are_ignored() -> None:
             '{"generation":1,"requests":[{"want":"use","addresses":["10.0.0.1","10.0.0.2","fd00::1"]}]}',
             "requests[0].addresses: found 3; allowed are at most 2",
         ),
-        ('{"generation": 1, "requests": [{"want": "stop"}]}', "allowed are drain, use, count"),
+        ('{"generation": 1, "requests": [{"want": "stop"}]}', "allowed are drain, use, ready, count"),
         (
             '{"generation":1,"requests":[{"want":"use","owner":"a","pod":"b","addresses":["x"],"since":1,"until":1}]}',
             'requests[0].addresses: found "x"',
@@ -359,3 +359,17 @@ def test_unusable_requests_name_their_fault(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match="found") as raised:
         decode_requests(text)
     assert fault in str(raised.value)
+
+
+async def test_a_pod_whose_gate_waits_is_used_before_its_slice_has_it_as_ready(node: Node) -> None:
+    node.tracker.put_slice(SOURCE, listing("uid-of-a", ready=False))
+    await node.rest()
+    assert node.answers(WEB) == targets("10.0.0.2:8080")
+    node.tracker.put_service(SOURCE, asking_about((Want.READY, "a")))
+    await node.rest()
+    assert node.answers(WEB) == targets("10.0.0.1:8080 10.0.0.2:8080")
+    assert report(node) == ServiceReport(generation=1)
+    node.tracker.put_slice(SOURCE, listing("uid-of-another", ready=False))
+    await node.rest()
+    assert node.answers(WEB) == targets("10.0.0.2:8080")
+    assert report(node).unused == {A}

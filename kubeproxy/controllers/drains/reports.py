@@ -21,6 +21,7 @@ from kubeproxy.model.drain_report import (
 )
 from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 
+_USES = (Want.USE, Want.READY)
 NODES_NAMED = 3
 """How many nodes a text names before it counts the rest."""
 
@@ -80,7 +81,7 @@ class Reports:
                         omitted.add(node)
                 if not of_service.kept.isdisjoint(request.addresses):
                     kept.add(node)
-        open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want is not Want.USE])
+        open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want not in _USES])
         return PodDrain(
             waiting=frozenset(waiting),
             connections=sum(open_on.values()),
@@ -110,7 +111,7 @@ class Reports:
 def _follows(report: ServiceReport, request: DrainRequest) -> bool:
     if report.generation < request.since:
         return False
-    return request.want is not Want.USE or report.unused.isdisjoint(request.addresses)
+    return request.want not in _USES or report.unused.isdisjoint(request.addresses)
 
 
 def live_reports(leases: Iterable[Lease], now: float) -> Reports:
