@@ -48,6 +48,8 @@ class PodAnnotations(Wire, frozen=True):
     deletion_cost: str | None = msgspec.field(name="controller.kubernetes.io/pod-deletion-cost", default=None)
     draining: str | None = msgspec.field(name="kubeproxy/draining", default=None)
     """The deletion cost that the pod had before. It is set while the pod drains."""
+    use_timeout: str | None = msgspec.field(name="kubeproxy/use-timeout", default=None)
+    """How long the pod waits at its readiness gate at most."""
 
 
 class PodMetadata(_CommonMetadata, frozen=True):
@@ -56,9 +58,14 @@ class PodMetadata(_CommonMetadata, frozen=True):
     annotations: PodAnnotations = PodAnnotations()
 
 
+class ReadinessGate(Wire, frozen=True):
+    condition_type: str = ""
+
+
 class PodSpec(Wire, frozen=True):
     node_name: str = ""
     host_network: bool = False
+    readiness_gates: tuple[ReadinessGate, ...] = ()
 
 
 class PodCondition(Wire, frozen=True):
@@ -66,6 +73,7 @@ class PodCondition(Wire, frozen=True):
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_probe_time: str | None = None
     last_transition_time: str | None = None
 
 
@@ -133,6 +141,8 @@ class ServiceSpec(Wire, frozen=True):
     selector: dict[str, str] = msgspec.field(default_factory=dict)
     cluster_ip: str = msgspec.field(name="clusterIP", default="")
     cluster_ips: list[str] = msgspec.field(name="clusterIPs", default_factory=list)
+    external_ips: list[str] = msgspec.field(name="externalIPs", default_factory=list)
+    internal_traffic_policy: str = ""
 
 
 class Service(Wire, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kubeproxy.kubernetes.metadata import Metadata
+from kubeproxy.kubernetes.metadata import Meta
 
 EventType = Literal["Normal", "Warning"]
 
@@ -38,7 +38,7 @@ class Involved:
     resource_version: str
 
     @classmethod
-    def of(cls, api_version: str, kind: str, metadata: Metadata) -> Involved:
+    def of(cls, api_version: str, kind: str, metadata: Meta) -> Involved:
         """Return the reference to an object with this metadata."""
         return cls(api_version, kind, metadata.namespace, metadata.name, metadata.uid, metadata.resource_version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -89,3 +90,5 @@ class Informers:
     services: Informer[Service] = field(default_factory=_service_informer)
     leases: Informer[Lease] = field(default_factory=_report_informer)
     """The Leases by which node proxies report."""
+    proxies_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a controller needs the node proxies. Services and Leases are watched from then on."""

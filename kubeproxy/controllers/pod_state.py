@@ -18,20 +18,20 @@ def is_terminating(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None and pod.status.phase not in TERMINAL
 
 
-def ready_condition(pod: Pod) -> PodCondition | None:
-    """Return the Ready condition, if there is one."""
-    return next((condition for condition in pod.status.conditions if condition.type == "Ready"), None)
+def condition_of(pod: Pod, type: str) -> PodCondition | None:
+    """Return the condition of a type, if there is one."""
+    return next((condition for condition in pod.status.conditions if condition.type == type), None)
 
 
 def is_ready(pod: Pod) -> bool:
     """Return whether the kubelet reports the pod as ready."""
-    condition = ready_condition(pod)
+    condition = condition_of(pod, "Ready")
     return condition is not None and condition.status == "True"
 
 
 def ready_since(pod: Pod) -> float | None:
     """Return when the pod became ready, in Unix seconds, or None if it is not ready or does not tell since when."""
-    condition = ready_condition(pod)
+    condition = condition_of(pod, "Ready")
     if condition is None or condition.status != "True":
         return None
     return timestamps.parse(condition.last_transition_time)

@@ -15,7 +15,7 @@ from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.controllers.deployments.drain_sync import LOOK_S
 from kubeproxy.controllers.deployments.sync import DeploymentSync, Surroundings
 from kubeproxy.controllers.deployments.writes import API_VERSION, KIND, DeploymentWrites
-from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
+from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains
 from kubeproxy.controllers.event_sink import EventSink
 from kubeproxy.controllers.informers import Informers, deployment_client, pod_client, replica_set_client
 from kubeproxy.kubernetes.controller.claim import claim
@@ -44,7 +44,7 @@ class DeploymentController:
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        """`services` and `leases` of `informers` need not run until `drains.wanted` is set."""
+        """`services` and `leases` of `informers` need not run until `proxies_wanted` is set."""
         self._deployments = MutationCache(informers.deployments)
         self._replica_sets = MutationCache(informers.replica_sets)
         self._client = deployment_client(requests, written=self._deployments.written)
@@ -54,10 +54,8 @@ class DeploymentController:
         self._clock = clock
         self.drains = DeploymentDrains(
             requests,
-            services=informers.services,
-            leases=informers.leases,
+            informers,
             pods=pod_client(requests, written=self._pods.written),
-            pod_store=informers.pods.store,
             clock=clock,
             on_reports=lambda key, delay_s: self.controller.enqueue_after(key, delay_s),
         )
@@ -87,7 +85,7 @@ class DeploymentController:
         node proxies."""
         if pod.metadata.annotations.draining is None:
             return
-        self.drains.wanted.set()
+        self.drains.proxies.wanted.set()
         deployment = self._deployment_of(pod)
         if deployment is not None and pod.metadata.deletion_timestamp is None:
             self.enqueue(deployment)
@@ -127,7 +125,7 @@ class DeploymentController:
         if deployment is None:
             self.drains.gone(key)
             return
-        if _opted_in(deployment) and self.drains.expect():
+        if _opted_in(deployment) and self.drains.proxies.expect():
             self.controller.enqueue_after(key, LOOK_S)
             return
         if deployment.spec.selector.empty:

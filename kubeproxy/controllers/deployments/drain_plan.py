@@ -12,10 +12,8 @@ or `drain_s` after its drain began. Times are Unix seconds.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 import msgspec
@@ -24,28 +22,26 @@ from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.drains.reports import PodDrain
+from kubeproxy.controllers.drains.timeouts import DRAIN_S, DRAIN_TIMEOUT, USE_S, USE_TIMEOUT, seconds_in
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, ready_since
 
 OPT_IN: Final = "kubeproxy/drain"
 """The annotation of a Deployment whose rollouts wait for the node proxies. Its value is ``true``."""
-DRAIN_TIMEOUT: Final = "kubeproxy/drain-timeout"
-USE_TIMEOUT: Final = "kubeproxy/use-timeout"
 MOST_AWAITED: Final = 200
 """How many new pods wait at once until they are used. Each of them has a request in an annotation, whose size is
 limited."""
 MOST_DRAINED: Final = 300
 """How many pods drain at once, for the same reason."""
-_DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
     """The timeouts of a Deployment that has opted in."""
 
-    drain_s: float = 30.0
+    drain_s: float = DRAIN_S
     """After this time from the beginning of its drain a pod is deleted, whatever connections are open."""
-    use_s: float = 60.0
+    use_s: float = USE_S
     """After this time from becoming available a pod counts, whether or not every proxy uses it."""
 
 
@@ -58,22 +54,10 @@ def options_of(deployment: Deployment) -> DrainOptions | None:
         raise ValueError(f"annotation {OPT_IN}: found {opted!r}; allowed are true and false")
     if opted == "false":
         return None
-    default = DrainOptions()
     return DrainOptions(
-        drain_s=_seconds(annotations, DRAIN_TIMEOUT, default.drain_s),
-        use_s=_seconds(annotations, USE_TIMEOUT, default.use_s),
+        drain_s=seconds_in(annotations.get(DRAIN_TIMEOUT), DRAIN_TIMEOUT, DRAIN_S),
+        use_s=seconds_in(annotations.get(USE_TIMEOUT), USE_TIMEOUT, USE_S),
     )
-
-
-def _seconds(annotations: Mapping[str, str], name: str, default: float) -> float:
-    text = annotations.get(name)
-    if text is None:
-        return default
-    match = _DURATION.fullmatch(text)
-    if not text or match is None:
-        raise ValueError(f"annotation {name}: found {text!r}; allowed is a duration such as 30s or 1m30s")
-    hours, minutes, seconds = (Fraction(part or 0) for part in match.groups())
-    return float(hours * 3600 + minutes * 60 + seconds)
 
 
 @dataclass(frozen=True, slots=True)

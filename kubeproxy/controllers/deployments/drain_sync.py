@@ -27,8 +27,8 @@ from kubeproxy.controllers.deployments.drain_plan import (
 from kubeproxy.controllers.deployments.revisions import active
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites
-from kubeproxy.controllers.drains.node_proxies import DeploymentDrains
-from kubeproxy.controllers.drains.reports import PodDrain, Reports, named
+from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains, owner_of
+from kubeproxy.controllers.drains.reports import PodDrain, Reports, number_and_names
 from kubeproxy.controllers.pod_state import is_active
 from kubeproxy.kubernetes import timestamps
 
@@ -80,18 +80,18 @@ class DrainStep:
             options = None
         if options is None or not active(list(old)) or drains.does_without(deployment):
             return None
-        if not drains.ready:
+        if not drains.proxies.ready:
             if drains.first_unknown(deployment):
                 text = "Services or drain reports cannot be read; proxies are not waited for"
                 writes.report(deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
             return None
-        reports = drains.reports()
+        reports = drains.proxies.reports()
         if not reports.nodes:
             return None
         view = DrainView(
             pods_of=pods_of,
-            exposed=_remembered(drains.exposed),
-            states=drains.states(deployment, reports),
+            exposed=drains.proxies.exposures(deployment.metadata.namespace),
+            states=drains.proxies.states(deployment.metadata.namespace, owner_of(deployment), reports),
             in_service=frozenset(drains.used(deployment)),
             now=now,
         )
@@ -109,8 +109,8 @@ class DrainStep:
             state = self.view.states.get(pod.metadata.name)
             waiting = state.waiting if state is not None else frozenset(self.reports.nodes)
             text = (
-                f"Pod {pod.metadata.name} counts although the proxies of {_nodes(waiting)} do not use it after"
-                f" {self.options.use_s:g} s"
+                f"Pod {pod.metadata.name} counts although the proxies of {number_and_names(waiting)} do not use it"
+                f" after {self.options.use_s:g} s"
             )
             self.writes.report(self.deployment, "Warning", event_sink.PROXIES_LATE, text)
         used.update(pod.metadata.uid for pod in (*self.plan.in_service, *self.plan.late))
@@ -221,29 +221,10 @@ def _recent(current: Condition, found: Condition) -> bool:
     return before is not None and now is not None and now - before < REWRITE_S
 
 
-def _remembered(exposed: Callable[[Pod], bool]) -> Callable[[Pod], bool]:
-    """Return the function with a memory that all pods with the same labels share, because a namespace may have a
-    thousand Services."""
-    known: dict[tuple[object, ...], bool] = {}
-
-    def of(pod: Pod) -> bool:
-        labels = tuple(sorted(pod.metadata.labels.items()))
-        alike = labels, pod.spec.host_network, len(pod.status.pod_ips)
-        if alike not in known:
-            known[alike] = exposed(pod)
-        return known[alike]
-
-    return of
-
-
 def marked_pods(pods: Sequence[Pod]) -> list[Pod]:
     """Return the pods that drain."""
     return [pod for pod in pods if is_marked(pod)]
 
 
 def _unfollowed(state: PodDrain) -> str:
-    return f"the proxies of {_nodes(state.waiting)} have not followed"
-
-
-def _nodes(nodes: frozenset[str]) -> str:
-    return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ({named(nodes)})"
+    return f"the proxies of {number_and_names(state.waiting)} have not followed"

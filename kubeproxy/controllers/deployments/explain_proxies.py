@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kubeproxy.controllers.api_types import Pod
-from kubeproxy.controllers.deployments.drain_plan import DRAIN_TIMEOUT, USE_TIMEOUT, DrainOptions, is_marked
+from kubeproxy.controllers.deployments.drain_plan import DrainOptions, is_marked
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.controllers.drains.reports import PodDrain, named
+from kubeproxy.controllers.drains.reports import PodDrain, number_and_names
+from kubeproxy.controllers.drains.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ def _use(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> ProxyW
     if state.since is None or not state.waiting:
         return None
     text = (
-        f"pod {pod.metadata.name} is ready, but the proxies of {_nodes(state.waiting)} do not use it; it counts"
-        f" {_until(state.since + options.use_s, now)} in any case"
+        f"pod {pod.metadata.name} is ready, but the proxies of {number_and_names(state.waiting)} do not use it; it"
+        f" counts {_until(state.since + options.use_s, now)} in any case"
     )
     return ProxyWait(Waiting(text, state.since), _remedy(USE_TIMEOUT, state))
 
@@ -59,12 +60,12 @@ def _drain(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> Prox
     if state.since is None or state.done:
         return None
     if state.waiting:
-        why = f"the proxies of {_nodes(state.waiting)} have not followed"
+        why = f"the proxies of {number_and_names(state.waiting)} have not followed"
     else:
         count = f"{state.connections} connection{'' if state.connections == 1 else 's'}"
-        why = f"{count} from {_nodes(state.busy)} {'is' if state.connections == 1 else 'are'} open"
+        why = f"{count} from {number_and_names(state.busy)} {'is' if state.connections == 1 else 'are'} open"
     if state.kept:
-        why += f", and {_nodes(state.kept)} {'has' if len(state.kept) == 1 else 'have'} no other endpoint"
+        why += f", and {number_and_names(state.kept)} {'has' if len(state.kept) == 1 else 'have'} no other endpoint"
     text = f"pod {pod.metadata.name} drains: {why}; it goes {_until(state.since + options.drain_s, now)} in any case"
     remedy = _remedy(DRAIN_TIMEOUT, state) if state.waiting else f"end the connections, or lower {DRAIN_TIMEOUT}"
     return ProxyWait(Waiting(text, state.since), remedy)
@@ -73,14 +74,10 @@ def _drain(pod: Pod, state: PodDrain, options: DrainOptions, now: float) -> Prox
 def _remedy(timeout: str, state: PodDrain) -> str:
     if state.omitted:
         return (
-            f"have fewer pods and Services of this namespace rolled at once: the reports of {_nodes(state.omitted)}"
-            " have no room for all"
+            "have fewer pods and Services of this namespace rolled at once: the reports of"
+            f" {number_and_names(state.omitted)} have no room for all"
         )
     return f"read kubeproxy's log and status on these nodes, or lower {timeout}"
-
-
-def _nodes(nodes: frozenset[str]) -> str:
-    return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ({named(nodes)})"
 
 
 def _until(moment: float, now: float) -> str:

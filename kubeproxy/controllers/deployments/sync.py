@@ -19,7 +19,8 @@ from kubeproxy.controllers.deployments import status as deployment_status
 from kubeproxy.controllers.deployments.drain_sync import DrainStep, marked_pods, with_proxies
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites, replica_set_name
-from kubeproxy.controllers.drains.node_proxies import DeploymentDrains, NotAskedError, owner_of
+from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains, owner_of
+from kubeproxy.controllers.drains.node_proxies import NotAskedError
 from kubeproxy.controllers.pod_state import TERMINAL
 from kubeproxy.controllers.surge import new_replica_set_size
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
@@ -189,7 +190,7 @@ class DeploymentSync:
         """Give draining pods back their connections, because no rollout deletes them now, and remove requests that have
         expired."""
         drains, deployment = self._around.drains, self._deployment
-        if not drains.wanted.is_set():
+        if not drains.proxies.wanted.is_set():
             return  # No pod drains.
         marked = marked_pods([pod for replica_set in self._all for pod in self._around.pods_of(replica_set)])
         drains.forget(key_of(deployment))
@@ -197,7 +198,7 @@ class DeploymentSync:
             if marked:
                 await drains.unmark(marked)
                 await drains.ask(deployment, (), (), {pod.metadata.name for pod in marked})
-            again = await drains.tidy(deployment.metadata.namespace, owner_of(deployment))
+            again = await drains.proxies.tidy(deployment.metadata.namespace, owner_of(deployment))
             if again is not None:
                 self._around.enqueue_after(max(1.0, again - self._around.clock() + 1))
 

@@ -1,7 +1,8 @@
-"""Drains that a rollout asks of the node proxies.
+"""What rollouts and readiness gates ask of the node proxies.
 
-requests      what is asked, on the Services of a pod (pure)
-reports       what the proxies answer (pure)
-proxy_drain   asks and waits, for a command
-node_proxies  asks and reads, for the Deployment controller
+requests           what is asked, on the Services of a pod (pure)
+reports            what the proxies answer (pure)
+proxy_drain        asks and waits, for a command
+node_proxies       asks and reads, for a controller
+deployment_drains  what the Deployment controller keeps of rollouts that ask
 """

@@ -61,8 +61,17 @@ class Reports:
     leaving: Mapping[str, NodeReport] = field(default_factory=dict)
     """The connections of proxies that a newer instance on their node has replaced, by node."""
 
-    def state(self, pod: str, owner: str, services: Mapping[ServiceName, DrainRequests]) -> PodDrain:
-        """Return what is reported about the requests of an owner for a pod, on all Services that have some."""
+    def state(
+        self,
+        pod: str,
+        owner: str,
+        services: Mapping[ServiceName, DrainRequests],
+        *,
+        local: Collection[ServiceName] = (),
+        node: str = "",
+    ) -> PodDrain:
+        """Return what is reported about the requests of an owner for a pod, on all Services that have some. Only the
+        pod's `node` matters to the Services `local`."""
         asked = [
             (name, request)
             for name, requests in services.items()
@@ -72,15 +81,17 @@ class Reports:
         if not asked:
             return NOTHING
         waiting, kept, omitted = set(), set(), set()
-        for node, report in self.nodes.items():
+        for of_node, report in self.nodes.items():
             for name, request in asked:
+                if of_node != node and name in local:
+                    continue
                 of_service = report.services.get(name, ServiceReport())
                 if not _follows(of_service, request):
-                    waiting.add(node)
+                    waiting.add(of_node)
                     if name not in report.services and name.namespace in report.omitted:
-                        omitted.add(node)
+                        omitted.add(of_node)
                 if not of_service.kept.isdisjoint(request.addresses):
-                    kept.add(node)
+                    kept.add(of_node)
         open_on = self._open_on([(name, it.addresses) for name, it in asked if it.want not in _USES])
         return PodDrain(
             waiting=frozenset(waiting),
@@ -158,6 +169,11 @@ def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
         for name in before.services.keys() | now.services.keys()
         if before.services.get(name) != now.services.get(name)
     }
+
+
+def number_and_names(nodes: Collection[str]) -> str:
+    """Return a text like ``1 node (node-a)``."""
+    return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ({named(nodes)})"
 
 
 def named(nodes: Collection[str]) -> str:

@@ -48,10 +48,16 @@ def selects(service: Service, pod: Pod) -> bool:
     return all(labels.get(key) == value for key, value in spec.selector.items())
 
 
-def addresses_for(service: Service, pod: Pod) -> tuple[Address, ...]:
+def is_node_local(service: Service) -> bool:
+    """Return whether only the proxy of a pod's own node sends connections for a Service to the pod."""
+    spec = service.spec
+    return spec.internal_traffic_policy == "Local" and spec.type in ("", "ClusterIP") and not spec.external_ips
+
+
+def addresses_for(service: Service, pod: Pod, *, shared: bool = False) -> tuple[Address, ...]:
     """Return the addresses of a pod in the families of a Service. A pod on the host's network has none, because other
-    pods have the same address, including the pod that replaces it."""
-    if pod.spec.host_network:
+    pods have the same address, including the pod that replaces it. With `shared` this does not matter."""
+    if pod.spec.host_network and not shared:
         return ()
     families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
     found = (parse_address(pod_ip.ip) for pod_ip in pod.status.pod_ips if pod_ip.ip)

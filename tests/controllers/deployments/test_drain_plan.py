@@ -14,7 +14,6 @@ from kubeproxy.controllers import surge
 from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.drain_plan import (
-    DRAIN_TIMEOUT,
     MOST_DRAINED,
     OPT_IN,
     DrainOptions,
@@ -25,6 +24,7 @@ from kubeproxy.controllers.deployments.drain_plan import (
     victims,
 )
 from kubeproxy.controllers.drains.reports import PodDrain
+from kubeproxy.controllers.drains.timeouts import DRAIN_TIMEOUT
 from kubeproxy.controllers.pod_state import is_ready
 from kubeproxy.kubernetes import timestamps
 from tests.controllers import builders

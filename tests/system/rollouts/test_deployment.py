@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.controllers.drains.node_proxies import MARK
+from kubeproxy.controllers.drains.deployment_drains import MARK
 from kubeproxy.model import Address
 from kubeproxy.model.drain_report import REPORT, REPORT_BYTES
 from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
