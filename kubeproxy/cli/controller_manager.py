@@ -39,11 +39,13 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
         "controllers",
         str,
         "*",
-        "Controllers to run: * for all, NAME to run one, -NAME not to; deployment, replicaset, replicationcontroller.",
+        "Controllers to run: * for all, NAME to run one, -NAME not to; deployment, replicaset, replicationcontroller,"
+        " readiness.",
     ),
     ("concurrent-deployment-syncs", _POSITIVE, 5, "Deployments that are synced at once."),
     ("concurrent-replicaset-syncs", _POSITIVE, 5, "ReplicaSets that are synced at once."),
     ("concurrent-rc-syncs", _POSITIVE, 5, "ReplicationControllers that are synced at once."),
+    ("concurrent-readiness-syncs", _POSITIVE, 5, "Namespaces whose readiness gates are looked at at once."),
     (
         "min-resync-period",
         Duration,
@@ -57,7 +59,12 @@ _OPTIONS: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("leader-elect-renew-deadline", Duration, "10s", "Work ends after this time without a renewal."),
     ("leader-elect-retry-period", Duration, "2s", "Time between two renewals or tries."),
     ("leader-elect-resource-lock", click.Choice(["leases"]), "leases", "The kind of object; Leases only."),
-    ("leader-elect-resource-name", str, "kubeproxy-controller-manager", "The Lease's name."),
+    (
+        "leader-elect-resource-name",
+        str,
+        "",
+        "The Lease's name. Without: kubeproxy-controller-manager, or kubeproxy-readiness with that controller alone.",
+    ),
     ("leader-elect-resource-namespace", str, "kube-system", "The Lease's namespace."),
     (
         "require-exclusive",
@@ -139,7 +146,7 @@ def _run(**given: Any) -> int:
     from kubeproxy.observability.logs import setup as logging
 
     chosen = enabled(given["controllers"])
-    settings = _settings(given, chosen)
+    settings = settings_of(given, chosen)
     logging.configure(verbosity=given["v"], fmt=given["logging_format"])
     client = ClientSettings(
         kubeconfig=given["kubeconfig"], master=given["master"], qps=given["kube_api_qps"], burst=given["kube_api_burst"]
@@ -167,11 +174,21 @@ def _serving(given: Mapping[str, Any]) -> Any:
     )
 
 
-def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
-    from kubeproxy.controllers.manager.manager import DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, ManagerSettings
+def settings_of(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
+    """Return the settings of a manager with the `chosen` controllers. Raise ConfigError for unusable flags."""
+    from kubeproxy.controllers.manager.manager import (
+        DEPLOYMENT,
+        LEASE,
+        READINESS,
+        READINESS_LEASE,
+        REPLICASET,
+        REPLICATIONCONTROLLER,
+        ManagerSettings,
+    )
     from kubeproxy.kubernetes.controller.election_state import LeaderElection
     from kubeproxy.kubernetes.controller.leader_election import LeaseName
 
+    name = (READINESS_LEASE if chosen == {READINESS} else LEASE).name
     identity = f"{socket.gethostname()}_{uuid4()}"
     durations = {
         "lease_s": given["leader_elect_lease_duration"].seconds,
@@ -189,10 +206,11 @@ def _settings(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
             DEPLOYMENT: given["concurrent_deployment_syncs"],
             REPLICASET: given["concurrent_replicaset_syncs"],
             REPLICATIONCONTROLLER: given["concurrent_rc_syncs"],
+            READINESS: given["concurrent_readiness_syncs"],
         },
         resync_s=given["min_resync_period"].seconds,
         leader_elect=given["leader_elect"],
-        lease=LeaseName(given["leader_elect_resource_namespace"], given["leader_elect_resource_name"]),
+        lease=LeaseName(given["leader_elect_resource_namespace"], given["leader_elect_resource_name"] or name),
         require_exclusive=given["require_exclusive"],
         **durations,
     )
@@ -202,9 +220,10 @@ controller_manager = ManagerCommand(
     "controller-manager",
     callback=_run,
     params=_parameters(),
-    short_help="Keep Deployments, ReplicaSets and ReplicationControllers.",
+    short_help="Keep Deployments, ReplicaSets, ReplicationControllers, readiness gates.",
     help="Keep Deployments, ReplicaSets and ReplicationControllers of a cluster, in place of these three controllers of"
-    " kube-controller-manager; never run both for the same cluster.\n\n"
+    " kube-controller-manager; never run both for the same cluster. With --controllers=readiness it only opens the"
+    " readiness gates kubeproxy/in-use, beside kube-controller-manager.\n\n"
     "Flags have kube-controller-manager's names. SIGTERM or SIGINT ends it; a Lease that is lost ends it with exit"
     " status 1, so that it is started again.",
 )

@@ -147,7 +147,12 @@ def explain(**given: Any) -> int:
     show_default=True,
     help="kubeproxy.drainHookPort of the nodes.",
 )
-def advise(filename: tuple[str, ...], timeout: str, port: int, **given: Any) -> int:
+@click.option(
+    "--gate",
+    is_flag=True,
+    help="Let new pods wait at the readiness gate, whose controller (controller-manager --controllers=readiness) runs.",
+)
+def advise(filename: tuple[str, ...], timeout: str, port: int, gate: bool, **given: Any) -> int:
     """Print the patch that a Deployment needs for rollouts that lose no connection, and why. Nothing is written.
 
     \b
@@ -160,7 +165,7 @@ def advise(filename: tuple[str, ...], timeout: str, port: int, **given: Any) -> 
     from kubeproxy.commands.rollout.advise import Wanted
 
     try:
-        wanted = Wanted(max(1, math.ceil(seconds(timeout, "--timeout"))), port)
+        wanted = Wanted(max(1, math.ceil(seconds(timeout, "--timeout"))), port, gate)
         if not filename:
             return _play(given, lambda rollout: rollout.advise(wanted))
         if given["target"]:

@@ -1,11 +1,12 @@
-"""The controllers of Deployments, ReplicaSets and ReplicationControllers, and what they share.
+"""The controllers of Deployments, ReplicaSets, ReplicationControllers and readiness gates, and what they share.
 
 A controller changes a cluster through its API server, and knows nothing of proxying on this node.
 
 manager          clients, informers, leader election and the controllers in one process
 deployments      the Deployment controller: rollouts, step by step
 replicasets      the controller of ReplicaSets and ReplicationControllers: as many pods as are wanted
-drains           the requests of rollouts to the node proxies, and their answers
+readiness        the controller of the readiness gate: a pod is ready when the proxies of all nodes use it
+drains           the requests of rollouts and gates to the node proxies, and their answers
 
 api_types        the objects that controllers read; `informers` has their clients and caches
 replicaset_kind  what differs between ReplicaSets and ReplicationControllers

@@ -383,6 +383,9 @@ def _merged(target: Any, patch: Any, *, strategic: bool) -> Any:
             result.pop(key, None)
         elif strategic and key == "ownerReferences":
             result[key] = _merged_owners(result.get(key, []), value)
+        elif strategic and key == "conditions":
+            by_type = {each["type"]: each for each in (*result.get(key, []), *value)}
+            result[key] = list(by_type.values())
         else:
             result[key] = _merged(result.get(key), value, strategic=strategic)
     return result

@@ -12,10 +12,12 @@ from typing import Any, cast
 from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.event_sink import EventType, Involved
 from kubeproxy.controllers.informers import Informers
+from kubeproxy.controllers.readiness.controller import ReadinessController
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
+from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from tests.controllers.api import Api, Json
 from tests.controllers.kubelet import Kubelet
@@ -42,26 +44,27 @@ class Recorded:
 
 @dataclass(slots=True)
 class Controllers:
-    """The three controllers on one set of informers; each start of them is like a new process."""
+    """The controllers on one set of informers; each start of them is like a new process."""
 
     replica_sets: ReplicaSetController
     replication_controllers: ReplicaSetController
     deployments: DeploymentController
+    readiness: ReadinessController
     resync: Callable[[], None]
 
     @property
     def errors(self) -> int:
         """Syncs that failed."""
-        return sum(each.controller.errors for each in self._all)
+        return sum(each.controller.errors for each in self.every)
 
     @property
     def busy(self) -> bool:
         """Whether a key waits or is processed now."""
-        return any(len(each.controller.queue) or each.controller.queue.processing for each in self._all)
+        return any(len(each.controller.queue) or each.controller.queue.processing for each in self.every)
 
     @property
-    def _all(self) -> tuple[ReplicaSetController | DeploymentController, ...]:
-        return self.replica_sets, self.replication_controllers, self.deployments
+    def every(self) -> tuple[ReplicaSetController | DeploymentController | ReadinessController, ...]:
+        return self.replica_sets, self.replication_controllers, self.deployments, self.readiness
 
 
 @asynccontextmanager
@@ -71,7 +74,8 @@ async def running(
     """The controllers, until the end of the block; then they are gone in the middle of whatever they do."""
     requests = cast(Client, api)
     informers = Informers()
-    all_informers = [getattr(informers, field.name) for field in fields(informers)]
+    found = [getattr(informers, field.name) for field in fields(informers)]
+    all_informers = [each for each in found if isinstance(each, Informer)]
 
     def resync() -> None:
         for informer in all_informers:
@@ -99,6 +103,9 @@ async def running(
             workers=5,
             clock=unix_time,
         ),
+        readiness=ReadinessController(
+            requests=requests, informers=informers, sink=recorded, workers=5, clock=unix_time
+        ),
         resync=resync,
     )
     outages = Connectivity(server=api.server, clock=unix_time)
@@ -110,10 +117,7 @@ async def running(
     for informer in all_informers:
         if wait_for_reports or informer is not informers.leases:
             await informer.synced.wait()
-    tasks += [
-        asyncio.create_task(each.controller.run())
-        for each in (controllers.replica_sets, controllers.replication_controllers, controllers.deployments)
-    ]
+    tasks += [asyncio.create_task(each.controller.run()) for each in controllers.every]
     try:
         yield controllers
     finally:

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from kubeproxy.kubernetes import timestamps
+from kubeproxy.kubernetes.object_client import STRATEGIC
 from tests.controllers.api import Api, Json, Write
+
+GATE_S = 0.1
 
 
 class Kubelet:
     """Pods become ready `ready_s` after they were created, and are gone `stop_s` after their deletion.
 
-    A pod with an image ``broken...`` never becomes ready; `is_broken` may decide otherwise.
+    A pod with an image ``broken...`` never becomes ready; `is_broken` may decide otherwise. A pod with readiness gates
+    is ready `GATE_S` after the last of their conditions is True, too.
     """
 
     def __init__(self, api: Api, *, ready_s: float = 1.0, stop_s: float = 1.0) -> None:
@@ -33,6 +37,8 @@ class Kubelet:
                 self._later(self.ready_s, self._start, pod)
             elif "deletionTimestamp" in pod["metadata"] and "deletionTimestamp" not in write.old["metadata"]:
                 self._later(self.stop_s, self._stop, pod)
+            elif pod["spec"].get("readinessGates") and _is(pod, "Ready") != _is_ready(pod):
+                self._later(GATE_S, self._judge, pod)
         elif write.new is None and write.old is not None and write.resource in ("deployments", "replicasets"):
             self._later(0.01, self._collect, write.old)
 
@@ -55,19 +61,35 @@ class Kubelet:
                 "status": {
                     "phase": "Running",
                     "podIPs": [{"ip": f"10.244.{self._nodes // 250}.{self._nodes % 250 + 1}"}],
-                    "conditions": [self.condition(ready)],
+                    "conditions": self.conditions(now, ready),
                 },
             },
+            STRATEGIC,
         )
 
-    def condition(self, ready: bool) -> Json:
-        """A Ready condition that begins now."""
+    def conditions(self, pod: Json, ready: bool) -> list[Json]:
+        """The conditions of a pod whose containers become ready now, or are so no more."""
+        if not pod["spec"].get("readinessGates"):
+            return [self.condition(ready)]
+        return [self.condition(ready, "ContainersReady"), self.condition(ready and _gates_are_open(pod))]
+
+    def condition(self, status: bool, type: str = "Ready") -> Json:
+        """A condition that begins now."""
         moment = timestamps.seconds(self.api.clock())
-        return {"type": "Ready", "status": str(ready), "lastTransitionTime": moment}
+        return {"type": type, "status": str(status), "lastTransitionTime": moment}
 
     def set_ready(self, name: str, ready: bool, namespace: str = "default") -> None:
-        """A pod becomes ready, or is so no more."""
-        self.api.patch("pods", namespace, name, {"status": {"phase": "Running", "conditions": [self.condition(ready)]}})
+        """The containers of a pod become ready, or are so no more."""
+        conditions = self.conditions(self.api.get("pods", name, namespace), ready)
+        self.api.patch("pods", namespace, name, {"status": {"phase": "Running", "conditions": conditions}}, STRATEGIC)
+
+    def _judge(self, pod: Json) -> None:
+        """Say whether a pod with gates is ready."""
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        now = self.api.objects.get(("pods", namespace, name))
+        if now is not None and _is(now, "Ready") != _is_ready(now):
+            conditions = [self.condition(_is_ready(now))]
+            self.api.patch("pods", namespace, name, {"status": {"conditions": conditions}}, STRATEGIC)
 
     def _stop(self, pod: Json) -> None:
         key = ("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
@@ -92,3 +114,15 @@ class Kubelet:
         owners = [] if now is None else now["metadata"].get("ownerReferences", [])
         if owners and not any(owner["uid"] in uids for owner in owners):
             self.api.delete(*key)
+
+
+def _is(pod: Json, type: str) -> bool:
+    return any(each["type"] == type and each["status"] == "True" for each in pod["status"].get("conditions", []))
+
+
+def _gates_are_open(pod: Json) -> bool:
+    return all(_is(pod, gate["conditionType"]) for gate in pod["spec"].get("readinessGates", []))
+
+
+def _is_ready(pod: Json) -> bool:
+    return _is(pod, "ContainersReady") and _gates_are_open(pod)

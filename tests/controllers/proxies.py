@@ -47,9 +47,8 @@ class Proxies:
         self.cut = Counter[str]()
         """Pods that were deleted with connections open."""
         self.reports = 0
-        self._nodes = [f"node-{number}" for number in range(nodes)]
-        objects = [api.create("nodes", "", {"metadata": {"name": node}}) for node in self._nodes]
-        self._uids = {node["metadata"]["name"]: node["metadata"]["uid"] for node in objects}
+        self._nodes: list[str] = []
+        self._uids: dict[str, str] = {}
         """A Lease goes with its Node, and the garbage collector deletes one without."""
         self._leases: dict[str, str] = {}
         self._renewed: dict[str, float] = {}
@@ -59,8 +58,16 @@ class Proxies:
         """The version of the cluster for which the two below were made: every proxy looks four times a second."""
         self._services: list[tuple[ServiceName, tuple[EndpointSlice, ...], DrainRequests | None]] = []
         self._pods: list[tuple[Address, str]] = []
-        self._tasks = [asyncio.ensure_future(self._live(node)) for node in self._nodes]
+        self._tasks: list[asyncio.Future[None]] = []
+        for number in range(nodes):
+            self.join(f"node-{number}")
         api.observers.append(self._observe)
+
+    def join(self, node: str) -> None:
+        """A node, with its proxy, joins the cluster."""
+        self._nodes.append(node)
+        self._uids[node] = self.api.create("nodes", "", {"metadata": {"name": node}})["metadata"]["uid"]
+        self._tasks.append(asyncio.ensure_future(self._live(node)))
 
     def close(self) -> None:
         """Stop all proxies."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.controllers.surge import resolve
 
 SHUTDOWN_S: Final = 5
@@ -23,6 +24,7 @@ _GRACE_S: Final = 30
 _SHARE: Final = "25%"
 """The default of maxSurge and maxUnavailable."""
 _WIDTH: Final = 100
+_CONTROLLER: Final = "kubeproxy controller-manager --controllers=readiness"
 
 Object = dict[str, Any]
 
@@ -35,6 +37,8 @@ class Wanted:
     """The longest connection that is to end by itself."""
     port: int = 10258
     """The port at which the proxies answer hooks."""
+    gate: bool = False
+    """Whether new pods are to wait at the readiness gate, whose controller runs in the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,14 @@ def advise(deployment: Mapping[str, Any], wanted: Wanted) -> Advice:
     pod = _mapping(_mapping(spec, "template"), "spec")
     if not pod.get("containers"):
         raise ValueError("spec.template.spec.containers: found none")
-    parts = (_hooks(pod, wanted), _grace(pod, wanted), _ready(spec), _strategy(spec))
+    gated = wanted.gate or _has_gate(pod)
+    parts = (_hooks(pod, wanted), _grace(pod, wanted), _gate(pod) if gated else _ready(spec), _strategy(spec))
     patch: Object = {}
     reasons: list[str] = []
     for part, why in parts:
         _merge(patch, part)
         reasons += why
-    return Advice(patch, reasons, list(_warnings(spec, pod)))
+    return Advice(patch, reasons, list(_warnings(spec, pod, gated)))
 
 
 _Part = tuple[Object, list[str]]
@@ -116,12 +121,26 @@ def _grace(pod: Mapping[str, Any], wanted: Wanted) -> _Part:
     ]
 
 
+def _has_gate(pod: Mapping[str, Any]) -> bool:
+    return {"conditionType": GATE} in (pod.get("readinessGates") or [])
+
+
+def _gate(pod: Mapping[str, Any]) -> _Part:
+    """A gate beside those that a pod has: a patch replaces the whole list."""
+    if _has_gate(pod):
+        return {}, []
+    return _in_pod({"readinessGates": [*(pod.get("readinessGates") or []), {"conditionType": GATE}]}), [
+        "readinessGates: a new pod is ready when the proxies of all nodes use it, and no old pod goes before; after "
+        "60 s it is ready in any case."
+    ]
+
+
 def _ready(spec: Mapping[str, Any]) -> _Part:
     if int(spec.get("minReadySeconds") or 0) >= USE_S:
         return {}, []
     return {"spec": {"minReadySeconds": USE_S}}, [
         f"minReadySeconds: no old pod goes before a new one has been ready for {USE_S} s, as long as slow nodes take "
-        "to use it."
+        f"to use it. Where `{_CONTROLLER}` runs, --gate prints a readiness gate instead, which guesses no time."
     ]
 
 
@@ -143,7 +162,9 @@ def _strategy(spec: Mapping[str, Any]) -> _Part:
     ]
 
 
-def _warnings(spec: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(spec: Mapping[str, Any], pod: Mapping[str, Any], gated: bool) -> Iterator[str]:
+    if gated:
+        yield f"readinessGates: without `{_CONTROLLER}` in the cluster no new pod ever becomes ready."
     if _mapping(spec, "strategy").get("type") == "Recreate":
         yield "strategy Recreate ends all pods before it makes new ones: clients wait meanwhile."
     if pod.get("hostNetwork"):

@@ -30,6 +30,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "denied the request": "change the pod template as the webhook demands",
     "violates PodSecurity": "change the pod template's securityContext, or the namespace's PodSecurity level",
     "serviceaccount": "create the service account that the pod template names",
+    "no controller has answered": "run kubeproxy controller-manager --controllers=readiness, or remove the gate",
+    "do not use this pod yet": "read kubeproxy's log and status on these nodes, or lower kubeproxy/use-timeout",
     "is paused": "kubeproxy rollout resume",
     "not acted on": "look whether a controller manager runs and leads",
 }

@@ -10,7 +10,8 @@ from enum import StrEnum
 from kubeproxy.controllers import conditions
 from kubeproxy.controllers.api_types import ContainerStatus, ContainerTerminated, Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import progress
-from kubeproxy.controllers.pod_state import is_available, is_ready, is_terminating
+from kubeproxy.controllers.pod_state import condition_of, is_available, is_ready, is_terminating
+from kubeproxy.controllers.readiness import gates
 from kubeproxy.kubernetes import timestamps
 
 
@@ -114,6 +115,8 @@ def pod_trouble(pod: Pod) -> str:
         trouble = _container_trouble(status)
         if trouble:
             return f"container {status.name} {trouble}"
+    if gates.waits(pod):
+        return _gate_trouble(pod)
     for type in ("PodScheduled", "Ready"):
         for condition in pod.status.conditions:
             if condition.type == type and condition.status == "False" and condition.reason:
@@ -121,6 +124,12 @@ def pod_trouble(pod: Pod) -> str:
     if not pod.spec.node_name:
         return "not assigned to a node yet"
     return f"phase {pod.status.phase or 'unknown'}, its containers are not ready"
+
+
+def _gate_trouble(pod: Pod) -> str:
+    condition = condition_of(pod, gates.GATE)
+    said = "no controller has answered yet" if condition is None else condition.message
+    return f"waits at its readiness gate {gates.GATE}: {said}"
 
 
 def _container_trouble(status: ContainerStatus) -> str:

@@ -1,4 +1,4 @@
-"""The workload controllers in one process: clients, informers, leader election, and the controllers themselves."""
+"""The controllers in one process: clients, informers, leader election, and the controllers themselves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.event_reporter import EventReporter
 from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.manager.rival import Rival
+from kubeproxy.controllers.readiness.controller import ReadinessController
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
 from kubeproxy.kubernetes.client.client import Client
@@ -33,14 +34,20 @@ log = structlog.get_logger(__name__)
 DEPLOYMENT: Final = "deployment"
 REPLICASET: Final = "replicaset"
 REPLICATIONCONTROLLER: Final = "replicationcontroller"
-CONTROLLERS: Final = (DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER)
-"""The names of the controllers in kube-controller-manager 1.20. Newer ones add ``-controller``."""
+WORKLOADS: Final = frozenset({DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER})
+"""The controllers that work in the place of kube-controller-manager's, by its names in 1.20. Newer ones add
+``-controller``."""
+READINESS: Final = "readiness"
+"""The controller of readiness gates, which works beside kube-controller-manager."""
+CONTROLLERS: Final = (DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, READINESS)
 LEASE: Final = LeaseName("kube-system", "kubeproxy-controller-manager")
 """A Lease of our own, so that kube-controller-manager and this process do not keep each other from working."""
+READINESS_LEASE: Final = LeaseName("kube-system", "kubeproxy-readiness")
+"""The Lease of a process that has only the readiness gates, so that it works beside one that has the others."""
 EVENT_CAPACITY: Final = 1000
 """How many Events may wait at once, as in client-go."""
 
-RIGHTS: Final = "bind the roles of deploy/controllers"
+RIGHTS: Final = "bind the roles of deploy/controllers, or of deploy/components/readiness"
 """What the log recommends if the API server refuses a request."""
 
 Connect = Callable[[str], Awaitable[Client]]
@@ -79,10 +86,10 @@ class ControllerManager:
         """The leader election. It is None without leader election, and before `run`."""
         self.controllers: list[Controller] = []
         self.informers = Informers()
-        self._drains_wanted = asyncio.Event()
-        """Set when a Deployment has opted in to rollouts that know the node proxies."""
         self.rival: Rival | None = None
-        """The search for another manager. It is None before this process leads."""
+        """The search for another manager. It is None before this process leads, and without workload controllers."""
+        self.readiness: ReadinessController | None = None
+        """The controller of readiness gates. It is None before this process leads, and if it is not enabled."""
         self.working = False
         """Whether the caches are complete and the controllers work."""
 
@@ -150,26 +157,26 @@ class ControllerManager:
                     await informer.synced.wait()
                 self.working = True
                 log.info("controllers started", controllers=[controller.name for controller in self.controllers])
-                self.rival = Rival(
-                    watching,
-                    pods=self.informers.pods.store,
-                    replica_sets=[("/apis/apps/v1", self.informers.replica_sets.store)],
-                    exclusive=self._settings.require_exclusive,
-                    clock=self._clock,
-                )
-                group.create_task(self.rival.run(), name="rival")
+                if self._settings.controllers & WORKLOADS:
+                    self.rival = Rival(
+                        watching,
+                        pods=self.informers.pods.store,
+                        replica_sets=[("/apis/apps/v1", self.informers.replica_sets.store)],
+                        exclusive=self._settings.require_exclusive,
+                        clock=self._clock,
+                    )
+                    group.create_task(self.rival.run(), name="rival")
                 for controller in self.controllers:
                     group.create_task(controller.run(), name=f"controller {controller.name}")
         finally:
             self.working = False
 
     async def _watch_proxies(self, client: Client) -> None:
-        """Watch Services and drain reports once a Deployment needs them.
+        """Watch Services and drain reports once a Deployment or a readiness gate needs them.
 
-        This user may lack the right to read them, and only such Deployments need them, so their outages are logged
-        separately.
+        This user may lack the right to read them, and nothing else needs them, so their outages are logged separately.
         """
-        await self._drains_wanted.wait()
+        await self.informers.proxies_wanted.wait()
         outages = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)
         async with asyncio.TaskGroup() as group:
             for informer in (self.informers.services, self.informers.leases):
@@ -198,8 +205,17 @@ class ControllerManager:
                 workers=self._settings.workers[DEPLOYMENT],
                 clock=self._clock,
             )
-            self._drains_wanted = deployments.drains.wanted
             made.append(deployments.controller)
+        if READINESS in enabled:
+            client = await self._client(READINESS)
+            self.readiness = ReadinessController(
+                requests=client,
+                informers=self.informers,
+                sink=self._sink(client, "readiness-controller"),
+                workers=self._settings.workers[READINESS],
+                clock=self._clock,
+            )
+            made.append(self.readiness.controller)
         return made
 
     async def _replica_set_controller(

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from kubeproxy.controllers.deployments.rollout_status import State, state_of
 from kubeproxy.controllers.manager.manager import ControllerManager
+from kubeproxy.controllers.readiness.gates import Reason
 from kubeproxy.kubernetes.client.request_metrics import LATENCY_BUCKETS_S
 from kubeproxy.runtime.histogram import Histogram, cumulative
 
@@ -29,6 +30,7 @@ class ManagerCollector(Collector):
         yield from self._leadership()
         yield from self._requests()
         yield from self._rollouts()
+        yield from self._gates()
         yield from self._watches()
 
     def _queues(self) -> Iterator[Metric]:
@@ -137,6 +139,21 @@ class ManagerCollector(Collector):
             "Kubernetes Events that were too many, or not taken",
             sum(recorder.dropped for recorder in manager.recorders),
         )
+
+    def _gates(self) -> Iterator[Metric]:
+        readiness = self._manager.readiness
+        if readiness is None:
+            return
+        yield GaugeMetricFamily(
+            "kubeproxy_readiness_gates_waiting", "Pods that wait at their readiness gate", readiness.waiting
+        )
+        opened = CounterMetricFamily(
+            "kubeproxy_readiness_gates_opened_total", "Readiness gates that were opened", labels=("reason",)
+        )
+        for reason in Reason:
+            if reason is not Reason.WAITS:
+                opened.add_metric((reason.value,), readiness.opened[reason.value])
+        yield opened
 
     def _watches(self) -> Iterator[Metric]:
         behind = GaugeMetricFamily(

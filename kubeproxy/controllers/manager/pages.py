@@ -77,6 +77,7 @@ def status_document(manager: ControllerManager, now: float) -> dict[str, Any]:
         "leader": "" if leadership is None else leadership.holder,
         "working": manager.working,
         "rival": "" if manager.rival is None else manager.rival.text,
+        "gatesWaiting": 0 if manager.readiness is None else manager.readiness.waiting,
         "queues": [
             {
                 "name": controller.name,
@@ -110,6 +111,7 @@ def status_text(document: dict[str, Any]) -> str:
     for watch in document["watches"]:
         if watch["behindSeconds"]:
             lines.append(f"watch of {watch['resource']}: behind for {watch['behindSeconds']} s: {watch['lastError']}")
+    lines += ["", f"{document['gatesWaiting']} pods wait at their readiness gate"]
     lines += ["", f"{document['rolloutsTotal']} Deployments"]
     for each in document["rollouts"]:
         line = (

@@ -191,7 +191,9 @@ def summary(manager: ControllerManager) -> str:
         return "fills its caches"
     waiting = sum(len(controller.queue) for controller in manager.controllers)
     deployments, pods = len(manager.informers.deployments.store), len(manager.informers.pods.store)
-    return f"keeps {deployments} Deployments and {pods} pods; {waiting} keys wait"
+    kept = f"keeps {deployments} Deployments and {pods} pods" if manager.rival else f"watches {pods} pods"
+    gated = 0 if manager.readiness is None else manager.readiness.waiting
+    return f"{kept}; {waiting} keys wait" + (f"; {gated} pods wait at their readiness gate" if gated else "")
 
 
 def _stop_requested(stop: asyncio.Event, number: signal.Signals) -> None:

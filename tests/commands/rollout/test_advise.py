@@ -56,6 +56,20 @@ def test_after_the_patch_nothing_is_missing() -> None:
     assert found.lines("web")[1:] == ["# Nothing is missing."]
 
 
+@pytest.mark.parametrize("present", [[], [{"conditionType": "example.com/registered"}]])
+def test_a_gate_takes_the_place_of_a_guessed_time(present: list[dict[str, str]]) -> None:
+    given = deployment({"name": "app"}, pod={"readinessGates": present})
+    found = advise(given, Wanted(gate=True))
+    patch = found.patch["spec"]
+    assert patch["template"]["spec"]["readinessGates"] == [*present, {"conditionType": "kubeproxy/in-use"}]
+    assert "minReadySeconds" not in patch
+    assert "no new pod ever becomes ready" in found.warnings[0]
+    given["spec"]["template"]["spec"] |= patch["template"]["spec"]
+    again = advise(given, Wanted())
+    assert set(again.patch["spec"]) == {"strategy"}
+    assert again.warnings == found.warnings
+
+
 @pytest.mark.parametrize(
     ("grace", "timeout_s", "expected"),
     [(None, 25, None), (None, 26, 31), (60, 55, None), (10, 25, 30), (0, 25, 30)],
@@ -130,12 +144,13 @@ def test_a_file_with_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     other["metadata"]["name"] = "api"
     listed = {"kind": "List", "items": [other, {"kind": "Service"}]}
     path.write_text(yaml.safe_dump_all([{"kind": "ConfigMap"}, deployment(), listed]))
-    assert main.status_of(["rollout", "advise", "-f", str(path), "--timeout", "40s"]) == 0
+    assert main.status_of(["rollout", "advise", "-f", str(path), "--timeout", "40s", "--gate"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# deployment/web: ")
     first, second = yaml.safe_load_all(printed)
     assert first == second
     assert first["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 45
+    assert "readinessGates" in first["spec"]["template"]["spec"]
     assert "# deployment/api: " in printed
 
 

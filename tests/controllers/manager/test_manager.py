@@ -11,17 +11,19 @@ import click
 import pytest
 from prometheus_client import generate_latest
 
-from kubeproxy.cli.controller_manager import FLAGS, controller_manager, enabled
-from kubeproxy.controllers.manager.manager import ControllerManager, ManagerSettings
+from kubeproxy.cli.controller_manager import FLAGS, controller_manager, enabled, settings_of
+from kubeproxy.controllers.manager.manager import READINESS_LEASE, ControllerManager, ManagerSettings
 from kubeproxy.controllers.manager.metrics import registry
 from kubeproxy.controllers.manager.pages import status_document, status_text, unready
 from kubeproxy.controllers.manager.process import summary
+from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.controller import leader_election
 from kubeproxy.model.errors import ConfigError
 from tests.controllers.cluster import Cluster, pod_template
+from tests.controllers.proxies import Proxies, expose
 from tests.controllers.virtual_time import run, unix_time
 
 
@@ -234,16 +236,60 @@ def test_status_and_metrics() -> None:
     run(scenario())
 
 
+def test_readiness_gates_alone_beside_another_manager() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        alone = settings_of(_parsed("--controllers=readiness"), frozenset({"readiness"}))
+        assert (alone.lease, alone.controllers) == (READINESS_LEASE, {"readiness"})
+        renewed = {
+            "holderIdentity": "them",
+            "leaseDurationSeconds": 15,
+            "renewTime": timestamps.microseconds(unix_time()),
+        }
+        cluster.api.create("leases", "kube-system", {"metadata": {"name": "kube-controller-manager"}, "spec": renewed})
+        async with _managed(cluster, controllers=alone.controllers, lease=alone.lease) as it:
+            await cluster.until(lambda: it.manager.working)
+            await asyncio.sleep(5)
+            assert summary(it.manager) == "watches 0 pods; 0 keys wait"
+            assert it.manager.rival is None
+            listed = {used for used in cluster.api.requests if used.startswith("list ")}
+            assert listed == {"list pods"}, "Services and reports are not watched before a pod has the gate"
+            gate = {"readinessGates": [{"conditionType": "kubeproxy/in-use"}]}
+            for name in ("a", "b"):
+                pod = {
+                    "metadata": {"name": name, "labels": {"app": "web"}},
+                    "spec": {"containers": [{"image": ""}], **gate},
+                }
+                cluster.api.create("pods", "default", pod)
+            await cluster.until(lambda: it.manager.readiness is not None and it.manager.readiness.opened.total() == 2)
+            scraped = generate_latest(registry(it.manager)).decode()
+            assert 'kubeproxy_readiness_gates_opened_total{reason="NoService"} 2.0' in scraped
+            assert "kubeproxy_readiness_gates_waiting 0.0" in scraped
+            expose(cluster.api)
+            proxies = Proxies(cluster.api, 1)
+            proxies.stuck.add("node-0")
+            await asyncio.sleep(1)
+            pod["metadata"] = {"name": "c", "labels": {"app": "web"}}
+            cluster.api.create("pods", "default", pod)
+            await asyncio.sleep(5)
+            assert summary(it.manager).endswith("; 1 pods wait at their readiness gate")
+            assert "1 pods wait at their readiness gate" in status_text(status_document(it.manager, unix_time()))
+            proxies.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("*", {"deployment", "replicaset", "replicationcontroller"}),
-        ("*,-replicaset", {"deployment", "replicationcontroller"}),
+        ("*", {"deployment", "replicaset", "replicationcontroller", "readiness"}),
+        ("*,-replicaset", {"deployment", "replicationcontroller", "readiness"}),
+        ("readiness", {"readiness"}),
         ("deployment", {"deployment"}),
         ("deployment-controller,replicaset-controller", {"deployment", "replicaset"}),
         ("replicationcontroller-controller", {"replicationcontroller"}),
         ("replication-controller", {"replicationcontroller"}),
-        ("*,-deployment-controller", {"replicaset", "replicationcontroller"}),
+        ("*,-deployment-controller,-readiness", {"replicaset", "replicationcontroller"}),
     ],
 )
 def test_choosing_controllers(text: str, expected: set[str]) -> None:
@@ -251,7 +297,7 @@ def test_choosing_controllers(text: str, expected: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "endpoint", "*,-foo", "-deployment", "*,-deployment,-replicaset,-replicationcontroller"]
+    "text", ["", "endpoint", "*,-foo", "-deployment", "*,-deployment,-replicaset,-replicationcontroller,-readiness"]
 )
 def test_choosing_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--controllers"):

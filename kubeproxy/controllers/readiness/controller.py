@@ -1,0 +1,260 @@
+"""The controller of readiness gates: asks the proxies to use pods that are about to be ready, and opens their gates.
+
+A key is a namespace, so that one write of a Service asks about all of its pods that wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from time import time
+from typing import Final
+
+import structlog
+
+from kubeproxy.controllers import event_sink
+from kubeproxy.controllers.api_types import Pod, Service
+from kubeproxy.controllers.drains.node_proxies import SOON_S, NodeProxies, NotAskedError
+from kubeproxy.controllers.drains.reports import NOTHING, Reports
+from kubeproxy.controllers.drains.requests import Wish, addresses_for, is_node_local, name_of, requests_of
+from kubeproxy.controllers.event_sink import EventSink, EventType, Involved
+from kubeproxy.controllers.informers import Informers, pod_client
+from kubeproxy.controllers.readiness import gates
+from kubeproxy.controllers.readiness.gates import Answers, Verdict
+from kubeproxy.kubernetes.client.errors import ApiError
+from kubeproxy.kubernetes.controller.controller import Controller, monotonic
+from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
+from kubeproxy.kubernetes.metadata import key_of
+from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
+from kubeproxy.model.drain_request import Want
+
+log = structlog.get_logger(__name__)
+
+OWNER: Final = "readiness"
+"""The owner of the requests. Every leader has the same, so a new one continues with them."""
+LOOK_S: Final = 1.0
+"""How often a namespace with pods that wait is looked at, even if nothing happens: a Lease expires silently."""
+RETRY_S: Final = 10.0
+"""The longest back-off after an error."""
+SHARE: Final = 4.0
+"""A look that takes long is followed by a pause of so many times its length."""
+MOST_ASKED: Final = 200
+"""How many pods of one Service are asked about at once. Each has a request in an annotation, whose size is limited."""
+MOST_WRITTEN: Final = 50
+"""How many conditions are written before the namespace is looked at again."""
+_OF_THIS_POD: Final = frozenset({400, 403, 409, 422})
+"""Answers that say nothing about the next pod."""
+
+
+class ReadinessController:
+    """Opens the gates of all pods. `clock` gives Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        requests: Requests,
+        informers: Informers,
+        sink: EventSink,
+        workers: int,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        """`services` and `leases` of `informers` need not run until `proxies_wanted` is set."""
+        self._pods = MutationCache(informers.pods)
+        self._client = pod_client(requests, written=self._pods.written)
+        self._sink = sink
+        self._clock = clock
+        self._waiting: dict[str, dict[str, None]] = {}
+        """The keys of pods that wait, by namespace."""
+        self._pauses: dict[str, float] = {}
+        """How long reports are collected before a namespace is looked at again, in seconds."""
+        self._faulty: set[str] = set()
+        """The UIDs of pods that wait and whose annotation was reported as faulty."""
+        self.opened: Counter[str] = Counter()
+        """The gates that were opened, by the reason."""
+        self.proxies = NodeProxies(requests, informers, clock=clock, on_reports=self._look_again)
+        self.controller = Controller("readiness", self.sync, workers=workers)
+        informers.pods.add_handler(_PodHandler(self))
+
+    @property
+    def waiting(self) -> int:
+        """Return how many pods wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def pod_seen(self, pod: Pod, *, exists: bool = True) -> None:
+        """Note whether a pod with the gate waits, and look at its namespace."""
+        self.proxies.wanted.set()
+        namespace, key = pod.metadata.namespace, key_of(pod)
+        if exists and gates.waits(pod):
+            self._waiting.setdefault(namespace, {})[key] = None
+        else:
+            self._waiting.get(namespace, {}).pop(key, None)
+            self._faulty.discard(pod.metadata.uid)
+        self.controller.enqueue(namespace)
+
+    def _look_again(self, namespaces: Collection[str] | None) -> None:
+        for namespace, pods in self._waiting.items():
+            if pods and (namespaces is None or namespace in namespaces):
+                self.controller.enqueue_after(namespace, self._pauses.get(namespace, SOON_S))
+
+    # Sync
+
+    async def sync(self, namespace: str) -> None:
+        """Take the next step for a namespace. After an error the next one follows soon, because pods wait for it."""
+        if self.proxies.expect():
+            self.controller.enqueue_after(namespace, LOOK_S)
+            return
+        try:
+            await self._step(namespace)
+        except ApiError:
+            self.controller.enqueue_after(namespace, RETRY_S)
+            raise
+
+    async def _step(self, namespace: str) -> None:
+        """Ask about the pods of a namespace that wait, open the gates of those that are in use, and withdraw the
+        requests that have served their purpose."""
+        begun = monotonic()
+        known = (self._pods.get(key) for key in self._waiting.get(namespace, ()))
+        waiting = sorted((pod for pod in known if pod is not None and gates.waits(pod)), key=gates.waits_since)
+        found = self._exposures(namespace, waiting)
+        troubles, failed = await self._ask(namespace, waiting, found)
+        verdicts = self._verdicts(namespace, waiting, found, troubles)
+        self._pauses[namespace] = max(SOON_S, SHARE * (monotonic() - begun))
+        await self._write(verdicts[:MOST_WRITTEN])
+        if len(verdicts) > MOST_WRITTEN:
+            self.controller.enqueue(namespace)
+        elif waiting:
+            self.controller.enqueue_after(namespace, max(LOOK_S, self._pauses[namespace]))
+        else:
+            self._waiting.pop(namespace, None)
+            self._pauses.pop(namespace, None)
+        if failed is not None:
+            raise failed
+
+    def _exposures(self, namespace: str, pods: Iterable[Pod]) -> dict[str, list[Service]]:
+        """Return the Services by which proxies send connections to each pod, by the pod's name."""
+        find = self.proxies.finder(namespace)
+        return {
+            pod.metadata.name: [each for each in find(pod) if addresses_for(each, pod, shared=True)] for pod in pods
+        }
+
+    async def _ask(
+        self, namespace: str, waiting: Iterable[Pod], found: dict[str, list[Service]]
+    ) -> tuple[dict[str, str], ApiError | None]:
+        """Bring the requests on every Service up to date. Return why the proxies cannot be asked about pods, by the
+        pod's name, and an error that may pass. A Service that cannot be written delays the pods of no other."""
+        wishes: dict[str, list[Wish]] = {key_of(service): [] for service in self.proxies.asked_in(namespace)}
+        for pod in waiting:
+            services = {key_of(service): service for service in found[pod.metadata.name]}
+            if any(len(wishes.get(key, ())) >= MOST_ASKED for key in services):
+                continue  # This pod's turn comes when others are in use.
+            for key, service in services.items():
+                addresses = addresses_for(service, pod, shared=True)
+                wish = Wish(pod.metadata.name, pod.metadata.uid, addresses, Want.READY)
+                wishes.setdefault(key, []).append(wish)
+        withdrawn = self._settled(namespace)
+        troubles: dict[str, str] = {}
+        failed: ApiError | None = None
+        for key, of_service in wishes.items():
+            try:
+                await self.proxies.write(key, OWNER, of_service, withdrawn)
+            except NotAskedError as error:
+                troubles |= {wish.pod: str(error) for wish in of_service}
+            except ApiError as error:
+                failed = error
+        return troubles, failed
+
+    def _settled(self, namespace: str) -> set[str]:
+        """Return the names of pods that were asked about and need that no longer, and look again when the next one
+        does not."""
+        now, names = self._clock(), set()
+        own = (
+            request
+            for service in self.proxies.asked_in(namespace)
+            for request in requests_of(service).requests
+            if request.owner == OWNER
+        )
+        for request in own:
+            pod = self._pods.get(f"{namespace}/{request.pod}")
+            if pod is None or pod.metadata.uid != request.uid or not gates.needs_request(pod, now):
+                names.add(request.pod)
+            elif not gates.waits(pod):
+                self.controller.enqueue_after(namespace, gates.settles_in(pod, now))
+        return names
+
+    def _verdicts(
+        self, namespace: str, waiting: Iterable[Pod], found: dict[str, list[Service]], troubles: dict[str, str]
+    ) -> list[tuple[Pod, Verdict]]:
+        """Return the conditions that have to be written, those that open a gate first."""
+        now, ready = self._clock(), self.proxies.ready
+        unread = "" if ready else "Services or drain reports cannot be read: bind the roles of deploy/readiness"
+        reports = self.proxies.reports() if ready else Reports({})
+        asked = self.proxies.asked_in(namespace)
+        requests = {name_of(service): requests_of(service) for service in asked}
+        local = {name_of(service) for service in asked if is_node_local(service)}
+        stated = {
+            (service, each.uid) for service, of in requests.items() for each in of.requests if each.owner == OWNER
+        }
+        verdicts = []
+        for pod in waiting:
+            name = pod.metadata.name
+            self._check(pod)
+            everywhere = all((name_of(service), pod.metadata.uid) in stated for service in found[name])
+            state = (
+                reports.state(name, OWNER, requests, local=local, node=pod.spec.node_name) if everywhere else NOTHING
+            )
+            answers = Answers(reports, bool(found[name]) or not ready, state, unread or troubles.get(name, ""))
+            if (verdict := gates.verdict(pod, answers, now)) and gates.worth_writing(pod, verdict, now):
+                verdicts.append((pod, verdict))
+        return sorted(verdicts, key=lambda each: not each[1].opens)
+
+    async def _write(self, verdicts: Iterable[tuple[Pod, Verdict]]) -> None:
+        """Write conditions. An error that concerns one pod alone is raised when the others are written."""
+        failed: ApiError | None = None
+        for pod, verdict in verdicts:
+            where = pod.metadata
+            body = gates.patch(pod, verdict, self._clock())
+            try:
+                await self._client.patch(
+                    where.namespace, where.name, body, content_type=STRATEGIC, subresource="status"
+                )
+            except ApiError as error:
+                if is_not_found(error):
+                    continue  # The pod is gone, which the watch is about to report.
+                if error.status not in _OF_THIS_POD:
+                    raise
+                failed = error
+                continue
+            if verdict.opens:
+                self.opened[verdict.reason.value] += 1
+                log.debug("readiness gate opened", pod=key_of(pod), reason=verdict.reason.value)
+            if verdict.event:
+                self._report(pod, verdict.event, verdict.message)
+        if failed is not None:
+            raise failed
+
+    def _check(self, pod: Pod) -> None:
+        """Report once that a pod's annotation cannot be read."""
+        if pod.metadata.uid not in self._faulty and (fault := gates.fault_of(pod)):
+            self._faulty.add(pod.metadata.uid)
+            self._report(pod, event_sink.DRAIN_OPTIONS, fault)
+
+    def _report(self, pod: Pod, reason: str, message: str, type: EventType = "Warning") -> None:
+        self._sink.record(Involved.of("v1", "Pod", pod.metadata), type, reason, message)
+
+
+class _PodHandler:
+    """Handles changes of pods that have the gate."""
+
+    def __init__(self, owner: ReadinessController) -> None:
+        self._owner = owner
+
+    def added(self, item: Pod) -> None:
+        if gates.has_gate(item):
+            self._owner.pod_seen(item)
+
+    def updated(self, old: Pod, new: Pod) -> None:
+        self.added(new)
+
+    def deleted(self, item: Pod) -> None:
+        if gates.has_gate(item):
+            self._owner.pod_seen(item, exists=False)
