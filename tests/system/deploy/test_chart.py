@@ -138,10 +138,14 @@ def test_it_has_no_faults(home: Path) -> None:
         ({}, ()),
         ({"legacyTables": True}, (COMPONENTS / "iptables-legacy",)),
         ({"drainReports": True}, (COMPONENTS / "drain-reports",)),
+        (
+            {"drainReports": True, "readiness": {"enabled": True}},
+            (COMPONENTS / "drain-reports", COMPONENTS / "readiness"),
+        ),
         ({"sizeConntrack": False}, (COMPONENTS / "unprivileged",)),
         ({"monitoring": {"enabled": True}}, (MONITORING,)),
     ],
-    ids=["base", "iptables-legacy", "drain-reports", "unprivileged", "monitoring"],
+    ids=["base", "iptables-legacy", "drain-reports", "readiness", "unprivileged", "monitoring"],
 )
 def test_it_renders_what_kustomize_makes(home: Path, values: dict[str, Any], components: tuple[Path, ...]) -> None:
     assert comparable(objects(home, **values)) == comparable(kustomized(home, *components))
@@ -149,7 +153,8 @@ def test_it_renders_what_kustomize_makes(home: Path, values: dict[str, Any], com
 
 def test_every_value_has_an_effect(home: Path) -> None:
     """A value that no template reads would be a promise without effect."""
-    before = objects(home, monitoring={"enabled": True})
+    given: dict[str, Any] = {"monitoring": {"enabled": True}, "drainReports": True}
+    before = objects(home, **given)
     changes: dict[str, Any] = {
         "image": {**VALUES["image"], "digest": "sha256:" + "a" * 64},
         "imagePullSecrets": [{"name": "registry"}],
@@ -157,7 +162,7 @@ def test_every_value_has_an_effect(home: Path) -> None:
         "config": {"clusterCIDR": "10.1.0.0/16"},
         "extraArgs": ["--v=2"],
         "legacyTables": True,
-        "drainReports": True,
+        "drainReports": False,
         "sizeConntrack": False,
         "resources": {"requests": {"memory": "1Gi"}},
         "nodeSelector": {"pool": "a"},
@@ -167,6 +172,7 @@ def test_every_value_has_an_effect(home: Path) -> None:
         "updateStrategy": {"type": "OnDelete"},
         "terminationGracePeriodSeconds": 99,
         "controllers": {"enabled": True, "replicas": 2, "extraArgs": [], "resources": {}},
+        "readiness": {"enabled": True, "replicas": 2, "extraArgs": [], "resources": {}},
         "podAnnotations": {"a": "b"},
         "podLabels": {"a": "b"},
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -183,7 +189,7 @@ def test_every_value_has_an_effect(home: Path) -> None:
     assert changes.keys() == read(CHART / "values.yaml").keys()
     assert changes.keys() == json.loads((CHART / "values.schema.json").read_text())["properties"].keys() - {"global"}
     for name, value in changes.items():
-        assert objects(home, **{"monitoring": {"enabled": True}, name: value}) != before, name
+        assert objects(home, **{**given, name: value}) != before, name
 
 
 @pytest.mark.parametrize(
@@ -195,12 +201,13 @@ def test_every_value_has_an_effect(home: Path) -> None:
         (VALUES | {"apiServer": {"host": "https://192.0.2.1"}}, "apiServer/host"),
         (VALUES | {"image": {**VALUES["image"], "digest": "abc"}}, "image/digest"),
         (VALUES | {"extraArgs": ["run"]}, "extraArgs/0"),
+        (VALUES | {"readiness": {"enabled": True}}, "readiness.enabled: needs drainReports"),
         (VALUES | {"config": {"kubeproxy": {"dataPth": "kernel"}}}, "additional properties 'dataPth' not allowed"),
         (VALUES | {"config": {"kubeproxy": {"dataPath": "fast"}}}, "config/kubeproxy/dataPath"),
         (VALUES | {"config": {"oomScoreAdj": 1001}}, "config/oomScoreAdj"),
         (VALUES | {"config": {"iptables": {"masqueradeAll": "yes"}}}, "config/iptables/masqueradeAll"),
     ],
-    ids=["image", "address", "unknown", "url", "digest", "argument", "field", "choice", "number", "type"],
+    ids=["image", "address", "unknown", "url", "digest", "argument", "readiness", "field", "choice", "number", "type"],
 )
 def test_values_that_cannot_work_are_refused(home: Path, values: dict[str, Any], said: str) -> None:
     done = render(home, values)

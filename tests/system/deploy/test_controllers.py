@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.cli.controller_manager import controller_manager
+from kubeproxy.cli.controller_manager import controller_manager, enabled, settings_of
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
+from kubeproxy.controllers.drains.timeouts import USE_TIMEOUT
+from kubeproxy.controllers.manager.manager import READINESS_LEASE
+from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.kubernetes.delegated_access import DelegatedAccess
+from kubeproxy.kubernetes.object_client import STRATEGIC
 from tests.controllers.cluster import Cluster, pod_template
 from tests.controllers.manager.test_manager import Manager, _virtual_clocks
 from tests.controllers.proxies import Proxies, expose
@@ -24,6 +28,11 @@ from tests.system.deploy.schema import faults
 
 HERE = DEPLOY / "controllers"
 DRAINS = COMPONENTS / "drain-reports"
+READINESS = COMPONENTS / "readiness"
+GATED = {
+    "metadata": {"name": "gated", "labels": {"app": "web"}, "annotations": {USE_TIMEOUT: "5s"}},
+    "spec": {"containers": [{"name": "app", "image": "web:1"}], "readinessGates": [{"conditionType": GATE}]},
+}
 UNIT = ROOT / "systemd" / "kubeproxy-controllers.service"
 MODELS = {
     "ServiceAccount": "V1ServiceAccount",
@@ -68,6 +77,8 @@ def test_the_rights_are_those_that_are_used() -> None:
             "spec": {"replicas": 2, "selector": {"app": "rc"}, "template": pod_template(labels={"app": "rc"})},
         }
         cluster.api.create("replicationcontrollers", "default", item)
+        expose(cluster.api)
+        cluster.api.create("pods", "default", GATED)
         it = Manager(cluster, "first")
         await cluster.complete()
         # Adopting reads the owner first: pods of both kinds, and a ReplicaSet.
@@ -77,7 +88,6 @@ def test_the_rights_are_those_that_are_used() -> None:
             name = replica_set["metadata"]["name"]
             cluster.api.patch("replicasets", "default", name, {"metadata": {"ownerReferences": None}})
         await asyncio.sleep(20)
-        expose(cluster.api)
         proxies = Proxies(cluster.api, 1)
         cluster.api.patch("deployments", "default", "web", {"metadata": {"annotations": {OPT_IN: "true"}}})
         await asyncio.sleep(5)
@@ -103,6 +113,28 @@ def test_the_rights_are_those_that_are_used() -> None:
     assert granted <= used, granted - used
 
 
+def test_readiness_gates_need_no_other_rights() -> None:
+    async def scenario() -> set[str]:
+        cluster = Cluster()
+        expose(cluster.api)
+        proxies = Proxies(cluster.api, 1)
+        await asyncio.sleep(1)
+        it = Manager(cluster, "first", controllers=frozenset({"readiness"}), lease=READINESS_LEASE)
+        proxies.stuck.add("node-0")
+        cluster.api.create("pods", "default", GATED)
+        await asyncio.sleep(20)
+        closed = [{"type": GATE, "status": "False"}]
+        cluster.api.patch("pods", "default", "gated", {"status": {"conditions": closed}}, STRATEGIC)
+        await asyncio.sleep(60)  # The same Event again is counted by a PATCH.
+        await it.end()
+        proxies.close()
+        return {used for used in cluster.api.requests if not used.startswith("list nodes")}
+
+    used = run(scenario()) | _used_by_the_secure_port()
+    granted = _granted(*READINESS.glob("*role.yaml"), DRAINS / "reader-role.yaml")
+    assert used == granted
+
+
 def test_services_may_be_written_only_where_drains_are_on() -> None:
     assert {right for right in OWN if right.endswith(" services")} == set()
     assert {"list services", "watch services", "patch services"} | {
@@ -117,8 +149,9 @@ def _used_by_the_secure_port() -> set[str]:
     return {f"create {path.rpartition('/')[2]}" for path in server.paths}
 
 
-def test_the_command_line_is_understood() -> None:
-    container = read(HERE / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
+@pytest.mark.parametrize("directory", [HERE, READINESS], ids=lambda path: path.name)
+def test_the_command_line_is_understood(directory: Path) -> None:
+    container = read(directory / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
     command, *args = container["args"]
     assert command == "controller-manager"
     given = controller_manager.make_context(command, args).params
@@ -128,8 +161,8 @@ def test_the_command_line_is_understood() -> None:
     for probe in (container["livenessProbe"]["httpGet"], container["readinessProbe"]["httpGet"]):
         assert (probe["scheme"], probe["port"]) == ("HTTPS", port["name"])
         assert probe["path"] in given["authorization_always_allow_paths"].split(",")
-    role = read(HERE / "role.yaml")
-    assert given["leader_elect_resource_name"] in role["rules"][1]["resourceNames"]
+    lease = settings_of(given, enabled(given["controllers"])).lease.name
+    assert lease in read(directory / "role.yaml")["rules"][1]["resourceNames"]
 
 
 def _settings() -> dict[str, list[str]]:
