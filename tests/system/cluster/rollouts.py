@@ -1,4 +1,5 @@
-"""What the end of pods loses on real kubelets, under kube-controller-manager, with and without a preStop hook.
+"""What the end of pods loses on real kubelets, under kube-controller-manager, with and without a preStop hook, and with
+a readiness gate beside the hook.
 
 `KUBERNETES_BINARIES=… python -m tests.system.cluster.rollouts [--times N] [--way WAY]… [MANNER…]`, as root, makes a
 cluster of two nodes, and prints a line for each of `MANNERS` in each of `WAYS`.
@@ -12,13 +13,16 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kubeproxy.controllers.readiness.gates import GATE
+from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from tests.support.lab import Host
-from tests.system.cluster import service_proxies
+from tests.system.cluster import controllers, service_proxies
 from tests.system.cluster.cluster import Cluster
 from tests.system.cluster.layout import PODS
 from tests.system.cluster.node import ROOT
@@ -48,12 +52,16 @@ class Manner:
 
     pre_stop: Mapping[str, Any] | None = None
     proxy: str = "userspace"
+    gate: bool = False
+    """Whether new pods wait at the readiness gate, and not for a guessed time."""
 
 
 HOOK: Final = {"httpGet": {"port": 10258, "path": "/drain?timeout=25s"}}
 MANNERS: Final = {
     "hook": Manner(HOOK),
     "hook-auto": Manner(HOOK, "auto"),
+    "gate": Manner(HOOK, gate=True),
+    "gate-auto": Manner(HOOK, "auto", gate=True),
     "none": Manner(),
     "none-auto": Manner(None, "auto"),
     "sleep-5": Manner({"sleep": {"seconds": 5}}),
@@ -85,6 +93,7 @@ def deployment(image: str, manner: Manner, revision: str) -> dict[str, Any]:
         "containers": [container],
         "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
         "terminationGracePeriodSeconds": 45,
+        "readinessGates": [{"conditionType": GATE}] if manner.gate else [],
     }
     return {
         "apiVersion": "apps/v1",
@@ -92,7 +101,7 @@ def deployment(image: str, manner: Manner, revision: str) -> dict[str, Any]:
         "metadata": {"name": "web"},
         "spec": {
             "replicas": REPLICAS,
-            "minReadySeconds": 2,
+            "minReadySeconds": 0 if manner.gate else 2,
             "selector": {"matchLabels": {"app": "web"}},
             "strategy": {"rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}},
             "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod},
@@ -124,20 +133,36 @@ def client(image: str, node: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ours(cluster: Cluster, data_path: str) -> Iterator[None]:
+def ours(cluster: Cluster, data_path: str, *flags: str) -> Iterator[None]:
     """Run this tree's daemon on every node, as a process in the node's namespaces."""
     with contextlib.ExitStack() as stack:
         for node in cluster.nodes:
             arguments = (
                 *("run", f"--kubeconfig={cluster.pki.kubeconfig('admin')}", f"--hostname-override={node.name}"),
                 *(f"--cluster-cidr={PODS}", f"--data-path={data_path}", "--workers=1", "--state-dir=none"),
-                *("--conntrack-max-per-core=0", "--cleanup-on-exit"),
+                *("--conntrack-max-per-core=0", "--cleanup-on-exit", *flags),
             )
             host = stack.enter_context(contextlib.closing(Host.at(f"/proc/{node.pid}/ns/net", node.name)))
             with (cluster.directory / f"kubeproxy-{node.name}.log").open("ab") as log:
                 process = host.popen(node.enter(str(ROOT / ".venv/bin/kubeproxy"), *arguments), stdout=log, stderr=log)
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)
+        yield
+
+
+@contextlib.contextmanager
+def proxied(cluster: Cluster, manner: Manner) -> Iterator[None]:
+    """Run the proxies of a manner, and the controller of its gate."""
+    with contextlib.ExitStack() as stack:
+        if manner.proxy == "kube-proxy":
+            stack.enter_context(service_proxies.kube_proxy(cluster))
+        elif manner.gate:
+            stack.enter_context(controllers.readiness(cluster))
+            stack.enter_context(ours(cluster, manner.proxy, "--drain-reports"))
+            count = len(cluster.nodes)
+            until(lambda: len(cluster.get("leases", "-n", REPORT_NAMESPACE)["items"]) >= count, "all nodes report")
+        else:
+            stack.enter_context(ours(cluster, manner.proxy))
         yield
 
 
@@ -196,6 +221,8 @@ def measured(cluster: Cluster, manner: Manner, image: str, way: Way) -> str:
         took_s = time.monotonic() - began
         time.sleep(LEAD_S)
     reports = [crowd.report for crowd in crowds]
+    pods = cluster.get("pods", "-l", "app=web")["items"]
+    gates = Counter(it["reason"] for pod in pods for it in pod["status"]["conditions"] if it["type"] == GATE)
     hooks = [each["message"] for each in cluster.get("events")["items"] if each["reason"] == "FailedPreStopHook"]
     cluster.kubectl("delete", "deployment/web", "--wait", "--cascade=foreground", "--timeout=120s")
     cluster.kubectl("delete", "events", "--all")
@@ -206,7 +233,7 @@ def measured(cluster: Cluster, manner: Manner, image: str, way: Way) -> str:
         f"{sum(it.answered for it in reports)} answered, {sum(len(it.failures) for it in reports)} lost;"
         f" longer ones: {sum(it.long_ended for it in reports)} ended, {sum(len(it.long_broken) for it in reports)} cut;"
         f" slowest {max(it.slowest_s for it in reports) * 1000:.0f} ms; took {took_s:.0f} s;"
-        f" hooks failed: {len(hooks)}; load average {os.getloadavg()[0]:.0f}"
+        f" hooks failed: {len(hooks)}; gates: {dict(gates) or 'none'}; load average {os.getloadavg()[0]:.0f}"
     )
 
 
@@ -238,8 +265,7 @@ def main(words: list[str]) -> None:
         cluster.kubectl("wait", "--for=condition=Ready", f"pod/{CLIENT}", "--timeout=120s")
         for name in options.manners or MANNERS:
             manner = MANNERS[name]
-            proxy = service_proxies.kube_proxy(cluster) if manner.proxy == "kube-proxy" else ours(cluster, manner.proxy)
-            with proxy:
+            with proxied(cluster, manner):
                 for way in options.way or WAYS:
                     for _ in range(options.times):
                         print(f"{name}, {way}: {measured(cluster, manner, image, WAYS[way])}", flush=True)
