@@ -7,6 +7,9 @@ from typing import Any
 
 from tests.support.apiserver.cluster import Cluster
 
+SLICE_MAX = 1000
+"""As many endpoints as the API server admits in a slice."""
+
 
 def service(
     number: int, *, namespace: str = "demo", cluster_ip: str | None = None, ports: Sequence[int] = (80,)
@@ -62,6 +65,12 @@ def endpoint_slice(
     }
 
 
+def endpoint_slices(number: int, addresses: Sequence[str]) -> list[dict[str, Any]]:
+    """The slices of a service with any number of endpoints, the first one as `endpoint_slice` names it."""
+    pieces = [addresses[first : first + SLICE_MAX] for first in range(0, len(addresses), SLICE_MAX)] or [()]
+    return [endpoint_slice(number, piece, suffix=f"a{index or ''}") for index, piece in enumerate(pieces)]
+
+
 def endpoints(number: int, addresses: Sequence[str], *, namespace: str = "demo") -> dict[str, Any]:
     """The legacy Endpoints object of service ``service-NUMBER``."""
     return {
@@ -84,4 +93,5 @@ def fill(cluster: Cluster, *, services: int, endpoints_each: int) -> None:
             for index in range(first, first + endpoints_each)
         ]
         cluster.put("services", service(number))
-        cluster.put("endpointslices", endpoint_slice(number, addresses))
+        for item in endpoint_slices(number, addresses):
+            cluster.put("endpointslices", item)

@@ -21,6 +21,7 @@ from tests.support.lab.privilege import require_hosts
 from tests.tools.bench import machine, report
 from tests.tools.bench.chart import chart
 from tests.tools.bench.cpu_pinning import Cores
+from tests.tools.bench.large import PROXIES, SIZES, Large
 from tests.tools.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.tools.bench.memory import IdleConnections, IdleDaemon
 from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, PlainDnat, RedirectedHAProxy, Streams
@@ -47,7 +48,7 @@ _SCHEDULED = (
 _PEERS = (*_ONE, *_EVERY, *_SCHEDULED)
 _USUAL = tuple(name for name in (*_ONE, *_EVERY) if name != "bare")
 _QUICK = ("direct", "dnat", "kernel", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
-_SCHEDULERS = "schedulers"
+_SCHEDULERS, _LARGE = "schedulers", "large"
 _QUICK_NAMES = (*(load.name for load in LOADS if load.name != "bulk1"), IdleConnections.name, IdleDaemon.name)
 _WIDE = (REQUESTS, CONNECTIONS)
 """What is measured on every core."""
@@ -182,8 +183,8 @@ def _print_samples(path: Path) -> None:
 @click.option(
     "--only",
     metavar="NAME,...",
-    callback=_names_of((*_NAMES, _SCHEDULERS)),
-    help=f"Only these of {', '.join((*_NAMES, _SCHEDULERS))}.",
+    callback=_names_of((*_NAMES, _SCHEDULERS, _LARGE)),
+    help=f"Only these of {', '.join((*_NAMES, _SCHEDULERS, _LARGE))}.",
 )
 @click.option(
     "--peers",
@@ -196,8 +197,14 @@ def _print_samples(path: Path) -> None:
 @click.option(
     "--scenarios",
     metavar="NAME,...",
-    callback=_names_of(tuple(scenario.name for scenario in SCENARIOS)),
-    help=f"Scale: only these of {', '.join(scenario.name for scenario in SCENARIOS)}.",
+    callback=_names_of((*(scenario.name for scenario in SCENARIOS), *PROXIES)),
+    help=f"Scale: only these of {', '.join(scenario.name for scenario in SCENARIOS)}; large: of {', '.join(PROXIES)}.",
+)
+@click.option(
+    "--sizes",
+    metavar="NAME,...",
+    callback=_names_of(tuple(map(str, SIZES))),
+    help=f"Large: only these of {', '.join(map(str, SIZES))}.",
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
 @click.option("--chart", "chart_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw an SVG there.")
@@ -226,6 +233,7 @@ def main(
     netfilter: str,
     services: int,
     scenarios: tuple[str, ...] | None,
+    sizes: tuple[str, ...] | None,
     json_path: Path | None,
     chart_path: Path | None,
     docs_path: Path | None,
@@ -272,12 +280,18 @@ def main(
             if scenarios is not None and scenario.name not in scenarios:
                 continue
             _measure_once(results, scale.name, scenario.name, lambda scenario=scenario: scale.run(scenario))  # type: ignore[misc]
+    larges = [Large(size) for size in SIZES if sizes is None or str(size) in sizes] if _LARGE in names else []
+    for large in larges:
+        for proxy in PROXIES:
+            if scenarios is None or proxy in scenarios:
+                _measure_once(results, large.name, proxy, lambda large=large, proxy=proxy: large.run(proxy))  # type: ignore[misc]
     usual = [load for load in loads if load not in SPREADS]
     sections = [
         report.Section("one core", [peer.name for peer in known if peer.lanes == 1], [*usual, idle]),
         report.Section("every core", [peer.name for peer in known if peer.lanes > 1], [*usual, idle]),
         report.Section("memory", standing.sources, [standing]),
         report.Section("scale", [scenario.name for scenario in SCENARIOS], [scale]),
+        *(report.Section(large.name, PROXIES, [large]) for large in larges),
     ]
     text = (
         f"{facts['cores']} cores ({facts['cpu']}), Linux {facts['kernel']}, Python {facts['python']}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,13 @@ def slice_of(number: int, addresses: list[str]) -> dict[str, Any]:
     return endpoint_slice(number, addresses)
 
 
-def start_apiserver(stage: Stage, *, services: int) -> str:
-    """Start the test API server with so many Services on the client's host; its URL."""
+def start_apiserver(stage: Stage, *, services: int, endpoints: int = ENDPOINTS, objects: Sequence[Path] = ()) -> str:
+    """Start the test API server with so many Services, and the objects in files, on the client's host; its URL."""
     process: subprocess.Popen[str] = stage.client.popen(
         [
             *pinned(stage.cores.load, sys.executable, "-m", "tests.support.apiserver", "--host", CLIENT_V4),
-            *("--port", str(API_PORT), "--generate", f"{services}x{ENDPOINTS}"),
+            *("--port", str(API_PORT), "--generate", f"{services}x{endpoints}"),
+            *(f"--objects={path}" for path in objects),
         ],
         stdout=subprocess.PIPE,
         text=True,

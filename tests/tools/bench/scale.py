@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.support.apiserver.generate import service
 from tests.support.lab import Daemon
+from tests.support.lab.daemon import METRICS
 from tests.support.lab.node import CLIENT_V4
 from tests.tools.bench import traffic
 from tests.tools.bench.clusters import (
@@ -94,6 +95,7 @@ class Scale:
         Metric("normal_p99_us", "traffic before: p99, µs", digits=0, compared=False),
         Metric("meanwhile_p99_us", "traffic while they come: p99, µs", digits=0, compared=False),
         Metric("meanwhile_ratio", "traffic while they come: p99, × normal", digits=2, compared=False),
+        Metric("lag_ms", "longest turn of a worker meanwhile, ms", digits=1, compared=False),
         Metric("meanwhile_max_ms", "traffic while they come: longest, ms", digits=1, compared=False),
     )
 
@@ -114,7 +116,7 @@ class Scale:
             options, manifests = [], stage.directory / "manifests"
             write_manifests(manifests, services=self._services)
         options = [*options, f"--data-path={scenario.data_path}"]
-        with _watching(stage, _sample(numbers)) as watcher:
+        with watching(stage, _sample(numbers)) as watcher:
             begun = time.monotonic()
             with start_daemon(
                 stage, workers=scenario.workers, netfilter=scenario.netfilter, manifests=manifests, options=options
@@ -124,7 +126,7 @@ class Scale:
                     figures |= self._changes(stage)
                 times = _connections(stage, address_of(numbers[-1]))
                 figures["unanswered"] = times.count(math.inf)
-                figures |= _percentiles("connect", times, unit=1e6, of=(50,))
+                figures |= percentiles("connect", times, unit=1e6, of=(50,))
         return {key: figure for key, figure in figures.items() if any(key == metric.key for metric in self.metrics)}
 
     def _until_the_last(
@@ -160,9 +162,7 @@ class Scale:
             put(api, "services", [service(number)])
             additions.append(until_answered_by(stage, address_of(number), newcomer(number % 250)) - begun)
         longest = {"change_max_ms": 1e3 * max(changes)}
-        return (
-            _percentiles("change", changes, unit=1e3) | longest | _percentiles("added", additions, unit=1e3, of=(50,))
-        )
+        return percentiles("change", changes, unit=1e3) | longest | percentiles("added", additions, unit=1e3, of=(50,))
 
     def _warm(self, stage: Stage, scenario: Scenario) -> dict[str, float]:
         options = ["--master", start_apiserver(stage, services=1)]
@@ -177,7 +177,7 @@ class Scale:
             time.sleep(_NORMAL_S)
             api = control(stage)
             numbers = range(1, self._services)
-            with _watching(stage, _sample(numbers)) as watcher:
+            with watching(stage, _sample(numbers)) as watcher:
                 begun, cpu = time.monotonic(), cpu_seconds(daemon.process.pid)
                 for start in range(1, self._services, _PUT):
                     some = range(start, min(start + _PUT, self._services))
@@ -185,15 +185,22 @@ class Scale:
                     put(api, "services", [service(number) for number in some])
                 figures = self._until_the_last(stage, daemon, watcher, begun)
             figures["cpu_s"] -= cpu
+            figures["lag_ms"] = 1e3 * _lag_s(daemon.get("/metrics", address=METRICS).body)
             seen: list[tuple[int, int]] = json.loads(pacer.communicate(input="enough\n", timeout=30)[0])
         ended = begun + figures["last_s"]
         normal = [took / 1e9 for at, took in seen if at / 1e9 < begun]
         meanwhile = [took / 1e9 for at, took in seen if begun <= at / 1e9 < ended]
-        figures |= _percentiles("normal", normal, unit=1e6, of=(99,))
-        figures |= _percentiles("meanwhile", meanwhile, unit=1e6, of=(99,))
+        figures |= percentiles("normal", normal, unit=1e6, of=(99,))
+        figures |= percentiles("meanwhile", meanwhile, unit=1e6, of=(99,))
         figures["meanwhile_ratio"] = figures["meanwhile_p99_us"] / figures["normal_p99_us"]
         figures["meanwhile_max_ms"] = 1e3 * max(meanwhile)
         return figures
+
+
+def _lag_s(metrics: str) -> float:
+    """The longest turn of any worker within the last minute."""
+    lines = [line for line in metrics.splitlines() if line.startswith("kubeproxy_worker_loop_lag_seconds{")]
+    return max((float(line.rpartition(" ")[2]) for line in lines), default=0.0)
 
 
 def _sample(numbers: Sequence[int]) -> list[str]:
@@ -203,10 +210,10 @@ def _sample(numbers: Sequence[int]) -> list[str]:
 
 
 @contextmanager
-def _watching(stage: Stage, addresses: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program on the client's host that prints when all of these have answered."""
+def watching(stage: Stage, addresses: Sequence[str], within_s: float = LIMIT_S) -> Iterator[subprocess.Popen[str]]:
+    """A program on the client's host that prints when all of these have answered, -1 if that is not in time."""
     watcher = stage.client.popen(
-        pinned(stage.cores.load[:1], *traffic.program("answers", str(PORT), str(_LOOK_S), str(LIMIT_S))),
+        pinned(stage.cores.load[:1], *traffic.program("answers", str(PORT), str(_LOOK_S), str(within_s))),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -237,10 +244,10 @@ def _ask(stage: Stage, address: str, patience_s: float = 1.0) -> str:
         return ""
 
 
-def until_answered_by(stage: Stage, address: str, endpoint: str = "") -> float:
+def until_answered_by(stage: Stage, address: str, endpoint: str = "", within_s: float = 30.0) -> float:
     """The moment when that endpoint (or any) answered for a Service. The attempts are short, because an early one
     would wait a second for the kernel's next SYN."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + within_s
     while True:
         seen = _ask(stage, address, patience_s=0.02)
         now = time.monotonic()
@@ -277,7 +284,7 @@ def put(api: http.client.HTTPConnection, resource: str, objects: list[dict[str, 
         raise AssertionError(f"the API server refuses: {said!r}")
 
 
-def _percentiles(name: str, times: Sequence[float], *, unit: float, of: Sequence[int] = (50, 99)) -> dict[str, float]:
+def percentiles(name: str, times: Sequence[float], *, unit: float, of: Sequence[int] = (50, 99)) -> dict[str, float]:
     """`NAME_pN_us` (or ms), each the least time that N percent of all did not exceed."""
     suffix = {1e3: "ms", 1e6: "us"}[unit]
     ordered = sorted(times)
