@@ -18,7 +18,7 @@ ARG PIP_INDEX_URL=""
 ARG SOURCE_DATE_EPOCH=315532800
 WORKDIR /src
 COPY requirements.lock requirements-build.lock ./
-COPY deploy/venv.sh deploy/venv.sh
+COPY deploy/venv.sh deploy/compile.py deploy/
 COPY kubeproxy kubeproxy
 RUN bash deploy/venv.sh python3 /opt/kubeproxy /opt/kubeproxy
 

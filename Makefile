@@ -4,8 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests start hundreds of daemons. Each would compile all modules again where this is set, which doubles its start.
 unexport PYTHONDONTWRITEBYTECODE
+# With COMPILED=1 the byte path of tests, soak and demo is the compiled one.
+ifdef COMPILED
+export KUBEPROXY_COMPILED := $(CURDIR)/$(VENV)/compiled
+setup: compiled
+endif
 
-.PHONY: help setup check format unit test pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check release clean
+.PHONY: help setup compiled check format unit test test-compiled pythons fuzz soak demo bench conformance micro profile docs lock install upgrade uninstall deb image image-check release clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +28,13 @@ check: setup ## check format, lint, types and import walls
 	@$(BIN)/lint-imports --no-logo >$(VENV)/walls.log 2>&1 || { cat $(VENV)/walls.log; exit 1; }
 	@echo "check: all clean"
 
+compiled: $(VENV)/compiled/ready ## compile the busiest modules of the byte path into .venv/compiled; COMPILED=1 uses them in tests
+
+$(VENV)/compiled/ready: deploy/compile.py $(shell find kubeproxy -name '*.py') | $(VENV)/ready
+	@rm -rf $(@D)
+	@$(BIN)/python deploy/compile.py $(@D) >$(VENV)/compile.log 2>&1 || { cat $(VENV)/compile.log; exit 1; }
+	@touch $@
+
 format: setup ## reformat the sources
 	@$(BIN)/ruff check --quiet --fix-only kubeproxy tests docs
 	@$(BIN)/ruff format --quiet kubeproxy tests docs
@@ -38,6 +50,9 @@ test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root;
 unit: setup ## run the tests that need neither root nor network namespaces (UNIT="-k balancer")
 	@$(BIN)/python -m pytest --hypothesis-seed=0 -q -n auto --dist loadfile -m "not netns and not long and not hours" \
 		--ignore tests/system --ignore tests/tools $(UNIT)
+
+test-compiled: ## run the tests of what is compiled, in that form
+	@$(MAKE) --no-print-directory unit COMPILED=1 UNIT="$(addprefix tests/dataplane/,balancing loop sockets tcp)"
 
 # Programs for some of the tests; `make demo` does not need them.
 $(VENV)/programs/ready: tests/tools/programs.sh | $(VENV)/ready
@@ -68,7 +83,7 @@ soak: setup ## change and kill everything at random, and check every byte (SOAK_
 demo: setup ## show a whole node in network namespaces (KEEP=1 leaves it running; DATA_PATH=kernel)
 	@$(BIN)/python -m tests.tools.demo $(if $(KEEP),--keep) $(if $(DATA_PATH),--data-path=$(DATA_PATH))
 
-bench: setup ## measure beside HAProxy, nginx and the direct path, and with 10,000 Services (BENCH=--quick)
+bench: setup compiled ## measure beside HAProxy, nginx and the direct path, and with 10,000 Services (BENCH=--quick)
 	@$(BIN)/python -m tests.tools.bench $(BENCH)
 
 conformance: setup $(VENV)/programs/ready ## run Kubernetes' e2e tests of Services on real kubelets, and print their table (KUBERNETES_BINARIES=DIR; COLUMNS="kernel")
@@ -94,8 +109,8 @@ docs: setup ## regenerate the generated pages of docs/
 
 lock: setup ## pin the newest versions of all dependencies
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra iptables -o requirements.lock
-	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-build.lock
 	@$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-annotate --upgrade -q --extra dev -o requirements-dev.lock
+	@$(BIN)/uv pip compile --group pyproject.toml:build --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -c requirements-dev.lock -o requirements-build.lock
 	@$(BIN)/uv pip compile tests/fuzz/requirements.in --universal --generate-hashes --no-header --no-annotate --upgrade -q --python-version 3.11 -o requirements-fuzz.lock
 	@$(BIN)/uv pip compile --group pyproject.toml:release --universal --generate-hashes --no-header --no-annotate --upgrade -q -o requirements-release.lock
 

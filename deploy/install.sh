@@ -117,7 +117,7 @@ upgrade_all() {
   install_all
   systemctl is-active --quiet kubeproxy || { say upgrade "kubeproxy is not running: systemctl start kubeproxy"; return; }
   local before program=$prefix/bin/kubeproxy version
-  version=$("$program" version)
+  version=$("$program" --version)
   "$program" check --config=/etc/kubeproxy/config.yaml >/dev/null \
     || { say upgrade "the configuration has faults: the old program serves on. After mending them: systemctl kill --kill-whom=main --signal=USR2 kubeproxy"; exit 1; } >&2
   before=$(systemctl show -p MainPID --value kubeproxy)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes all files of a release, from what is committed: deploy/release.sh [DIRECTORY]    (make release; default: dist)
 #
-#   wheel, sdist, Debian package, chart, image (an OCI archive), SBOMs of the wheel's and the image's contents (CycloneDX),
+#   wheels, sdist, Debian package, chart, image (an OCI archive), SBOMs of the wheel's and the image's contents (CycloneDX),
 #   SHA256SUMS; for this machine's architecture, as root
 #
 #   COMPARE=1   makes everything a second time, and names the files that differ
@@ -46,7 +46,9 @@ make_all() {
   local to=$1 source=$work/source
   rm -rf "$source" && mkdir -p "$source" "$to"
   git archive "$REVISION" | tar -x -C "$source"
-  (cd "$source" && "$python" -m hatchling build -d "$to" >"$work/log" 2>&1) || { cat "$work/log" >&2; return 1; }
+  # A wheel for every Python, and a compiled one for the Python and the architecture that make it.
+  (cd "$source" && "$python" -m hatchling build -d "$to" && HATCH_BUILD_HOOK_ENABLE_CUSTOM=true PYTHONHASHSEED=0 \
+    "$python" -m hatchling build -t wheel -d "$to") >"$work/log" 2>&1 || { cat "$work/log" >&2; return 1; }
   bash "$source/deploy/build-deb.sh" "$to"
   # As `helm package` makes it, with the files that the chart's links lead to.
   tar -C "$source/deploy" -ch --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \

@@ -18,10 +18,13 @@ install --only-binary :all: -r requirements-build.lock
 # Debug information, which strip removes below, would leave the name of a temporary directory in the build ID.
 export CFLAGS="${CFLAGS:-} -g0"
 install --use-pep517 --no-build-isolation -r requirements.lock
-"$dir/bin/python" -m pip uninstall --quiet --yes wheel packaging setuptools pip 2>/dev/null
 
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -R kubeproxy "$site/"
+PYTHONHASHSEED=0 "$dir/bin/python" deploy/compile.py "$site/kubeproxy/compiled" >"$dir/log" 2>&1 || { cat "$dir/log" >&2; exit 1; }
+"$dir/bin/python" -m pip uninstall --quiet --yes \
+  mypy ast-serialize librt mypy-extensions pathspec wheel packaging setuptools pip 2>/dev/null
+rm "$dir/log"
 find "$site" -depth -type d -name __pycache__ -exec rm -rf {} +
 
 # Programs of the dependencies are not installed.

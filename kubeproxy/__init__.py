@@ -32,5 +32,8 @@ why.
 """
 
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime.compiled import prefer_compiled_modules
+
+prefer_compiled_modules()
 
 __all__ = ["__version__"]

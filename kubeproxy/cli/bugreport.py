@@ -21,6 +21,7 @@ from kubeproxy.cli.daemon_client import ADDRESS, CONFIG, INSTALLED, Daemon, daem
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.redaction import redact
+from kubeproxy.runtime import compiled
 from kubeproxy.runtime.output import echo
 
 MOST_BYTES: Final = 32 * 2**20
@@ -219,5 +220,11 @@ def _versions() -> bytes:
     from importlib.metadata import distributions
 
     packages = sorted(f"{distribution.name}=={distribution.version}" for distribution in distributions())
-    lines = [f"kubeproxy {__version__}", f"Python {sys.version}", " ".join(platform.uname()), "", *packages]
+    lines = [
+        f"kubeproxy {__version__}, byte path {compiled.form()}",
+        f"Python {sys.version}",
+        " ".join(platform.uname()),
+        "",
+        *packages,
+    ]
     return "\n".join(lines).encode()

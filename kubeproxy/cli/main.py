@@ -15,6 +15,7 @@ import click
 
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime import compiled
 from kubeproxy.runtime.output import echo
 
 NAMES: Final = (
@@ -90,8 +91,9 @@ def commands() -> None:
 
 @click.command()
 def version() -> int:
-    """Print the version."""
+    """Print the version, and whether the byte path is compiled."""
     echo(f"kubeproxy {__version__}")
+    echo(f"byte path: {compiled.form()}")
     return 0
 
 

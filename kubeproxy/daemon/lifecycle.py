@@ -57,6 +57,7 @@ from kubeproxy.netfilter.conntrack import sysctls
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.runtime import compiled
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 
@@ -98,7 +99,13 @@ async def live(configuration: CurrentConfiguration) -> int:
     signals.listen()
     notifier = own_notifier()
     notifier.starting("starting")
-    log.info("kubeproxy starts", version=__version__, pid=os.getpid(), node=node_name_of(configuration.value))
+    log.info(
+        "kubeproxy starts",
+        version=__version__,
+        byte_path=compiled.form(),
+        pid=os.getpid(),
+        node=node_name_of(configuration.value),
+    )
     find_holders = Holders()
     look_at_own_ports(find_holders, configuration.value)
     restrict_process(configuration.value)

@@ -12,6 +12,7 @@ import pytest
 from kubeproxy.cli import main
 from kubeproxy.model.errors import ClusterError
 from kubeproxy.model.version import __version__
+from kubeproxy.runtime import compiled
 from tests.config.files import write
 
 HEAVY = ("kubernetes_asyncio", "iptc", "aiohttp", "prometheus_client", "uvloop", "structlog", "asyncio", "watchfiles")
@@ -46,10 +47,15 @@ def test_help_names_every_flag_under_its_heading(capsys: pytest.CaptureFixture[s
     assert "--cleanup[=true|false]" in out
 
 
-@pytest.mark.parametrize("args", [["--version"], ["version"], ["run", "--version"], ["run", "--version=raw", "--v=x"]])
+@pytest.mark.parametrize("args", [["--version"], ["run", "--version"], ["run", "--version=raw", "--v=x"]])
 def test_version(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.status_of(args) == 0
     assert capsys.readouterr().out == f"kubeproxy {__version__}\n"
+
+
+def test_version_says_how_the_byte_path_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.status_of(["version"]) == 0
+    assert capsys.readouterr().out == f"kubeproxy {__version__}\nbyte path: {compiled.form()}\n"
 
 
 @pytest.mark.parametrize(

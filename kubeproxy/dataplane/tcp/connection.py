@@ -38,6 +38,7 @@ class Connection:
         "target",
         "up",
     )
+    __deletable__ = ("down", "up")  # the compiler asks for it
 
     def __init__(
         self,

@@ -85,6 +85,7 @@ class Flow:
         "open",
         "reverse",
     )
+    __deletable__ = ("reverse",)  # the compiler asks for it
 
     reverse: Flow
     """The other direction; exists until the connection ends."""

@@ -22,6 +22,7 @@ from kubeproxy.observability.metrics.slis import ServiceLevels
 from kubeproxy.observability.metrics.state import StateCollector
 from kubeproxy.observability.metrics.workers import Workers
 from kubeproxy.observability.picture import ConfigurationState
+from kubeproxy.runtime import compiled
 
 SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 """Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
@@ -109,8 +110,8 @@ class Metrics:
 
     def _register_own(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        build = gauge("kubeproxy_build_info", "Always 1", ("version", "python_version"))
-        build.labels(__version__, platform.python_version()).set(1)
+        build = gauge("kubeproxy_build_info", "Always 1", ("version", "python_version", "byte_path"))
+        build.labels(__version__, platform.python_version(), compiled.form()).set(1)
         self._apply = Histogram(
             "kubeproxy_netfilter_apply_duration_seconds",
             "Duration of a transaction that the kernel's packet filter accepted",

@@ -18,6 +18,7 @@ from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.tcp import connection, dial, flow, listener
 from kubeproxy.model import Protocol, Target
 from tests.dataplane.conftest import LOOPBACK, Bench, echo, endpoint, eventually, frontend
+from tests.support.compiled_modules import of_sources
 
 
 def test_a_budget_is_not_overdrawn() -> None:
@@ -147,13 +148,13 @@ class Sparse:
     [
         (flow, "read"),
         (flow, "write write_last"),
-        (connection, "Flow"),
+        pytest.param(connection, "Flow", marks=of_sources),
         (dial, "read"),
         (dial, "write"),
         (dial, "partial"),
-        (dial, "begin_connecting"),
-        (dial, "Connection"),
-        (listener, "Dial"),
+        pytest.param(dial, "begin_connecting", marks=of_sources),
+        pytest.param(dial, "Connection", marks=of_sources),
+        pytest.param(listener, "Dial", marks=of_sources),
     ],
 )
 async def test_a_memory_error_costs_one_connection_only(

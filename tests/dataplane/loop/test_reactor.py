@@ -11,6 +11,7 @@ import pytest
 
 from kubeproxy.dataplane.loop.reactor import FEW_EVENTS, LEVEL, LOOK_S, SHORT_WAITS, Reactor
 from tests.support.clock import Clock
+from tests.support.compiled_modules import of_sources
 
 
 def test_timers_fire_in_order_and_not_when_cancelled() -> None:
@@ -168,6 +169,7 @@ def looks_in(turns: list[tuple[float, int]]) -> int:
     return len(reactor.looks)
 
 
+@of_sources
 def test_run_polls_for_a_lone_exchange_and_stops_when_it_pauses() -> None:
     short, long = (LOOK_S / 3, 1), (1.0, 1)
     assert looks_in([short] * SHORT_WAITS) == 0
@@ -177,6 +179,7 @@ def test_run_polls_for_a_lone_exchange_and_stops_when_it_pauses() -> None:
     assert looks_in([short] * SHORT_WAITS + [long] * 50) == in_vain
 
 
+@of_sources
 def test_run_does_not_poll_for_rare_or_many_events() -> None:
     short, long, crowd = (LOOK_S / 3, 1), (0.001, 1), (LOOK_S / 3, FEW_EVENTS + 1)
     assert looks_in([short, long] * 50) == 0

@@ -29,6 +29,7 @@ from kubeproxy.dataplane.workers.mover import Mover
 from kubeproxy.dataplane.workers.moving import Load, Receipt
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import frontend
+from tests.support.compiled_modules import of_sources
 
 TARGET = Target(Address("192.0.2.1"), 80)
 
@@ -296,6 +297,7 @@ def test_a_sender_gets_no_more_than_the_room(make: Callable[..., Move]) -> None:
     assert [engine.claim(_state(), (0, 1)) is None for _ in range(8)] == [False] * 7 + [True]
 
 
+@of_sources
 def test_no_memory_for_one_connection(make: Callable[..., Move], monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends, or stays where it is, and all others go on."""
     move, begun, asked = make(10), [], []

@@ -10,6 +10,7 @@ from kubeproxy.model import Family
 from kubeproxy.model.version import __version__
 from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.picture import Picture
+from kubeproxy.runtime import compiled
 from tests.observability.conftest import State
 from tests.support.clock import Clock
 
@@ -96,7 +97,7 @@ def test_every_family_has_its_series_from_the_start() -> None:
 
 
 def test_build_info(metrics: Metrics) -> None:
-    version = {"version": __version__, "python_version": platform.python_version()}
+    version = {"version": __version__, "python_version": platform.python_version(), "byte_path": compiled.form()}
     assert value(metrics, "kubeproxy_build_info", **version) == 1
 
 

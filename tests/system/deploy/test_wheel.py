@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import Parser
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from kubeproxy.model.version import __version__
 from tests.system.deploy.manifests import ROOT
@@ -91,6 +94,20 @@ def test_only_the_extra_needs_a_compiler(wheel: Path) -> None:
     assert "python-iptables>=1.2; extra == 'iptables'" in required
 
 
+def test_one_with_compiled_modules_says_for_which_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler itself is tried where a host installs (tests/system/systemd/test_install.py)."""
+    compiled = f"kubeproxy.dataplane.tcp.flow{EXTENSION_SUFFIXES[0]}"
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: Path(command[-1], compiled).touch())
+    monkeypatch.setenv("HATCH_BUILD_HOOK_ENABLE_CUSTOM", "true")
+    (made,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path))
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert re.fullmatch(rf"kubeproxy-{__version__}-{tag}-{tag}-linux_\w+\.whl", Path(made).name)
+    with zipfile.ZipFile(made) as archive:
+        assert f"kubeproxy/compiled/{compiled}" in archive.namelist()
+        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert "Root-Is-Purelib: false" in archive.read(about).decode()
+
+
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program in an environment for which not one package was compiled; the versions are those of the lock."""
@@ -122,7 +139,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(240)
 def test_it_is_installed_without_a_compiler(installed: Path) -> None:
-    assert run([installed / "kubeproxy", "version"]).stdout == f"kubeproxy {__version__}\n"
+    assert run([installed / "kubeproxy", "version"]).stdout == f"kubeproxy {__version__}\nbyte path: pure\n"
     assert run([installed / "python", "-c", "import iptc"]).returncode != 0
     assert run([installed / "kubeproxy", "check", "--config", ROOT / "deploy/base/config.yaml"]).returncode == 0
 

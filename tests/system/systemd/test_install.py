@@ -144,7 +144,7 @@ def test_it_runs_wherever_it_was_moved(installed: Target) -> None:
     done = subprocess.run(
         [python, venv / "bin/kubeproxy", "version"], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == f"kubeproxy {__version__}\n"
+    assert done.stdout == f"kubeproxy {__version__}\nbyte path: compiled\n"
     imports = (
         "import kubeproxy.daemon.lifecycle, kubeproxy.kubernetes.client.credentials, iptc, kubernetes_asyncio.client"
     )
@@ -155,6 +155,7 @@ def test_nothing_for_building_is_left_and_everything_is_compiled(installed: Targ
     (site,) = (installed.directory / "usr/lib/kubeproxy/lib").glob("python3*/site-packages")
     assert not (site / "pip").exists()
     assert not (site / "setuptools").exists()
+    assert not (site / "mypy").exists()
     for source in (site / "kubeproxy").rglob("*.py"):
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
 

@@ -24,7 +24,18 @@ from tests.tools.bench.cpu_pinning import Cores
 from tests.tools.bench.large import PROXIES, SIZES, Large
 from tests.tools.bench.measures import CONNECTIONS, LOADS, REQUESTS, Measure
 from tests.tools.bench.memory import IdleConnections, IdleDaemon
-from tests.tools.bench.peers import Bare, Direct, HAProxy, Kubeproxy, Nginx, Peer, PlainDnat, RedirectedHAProxy, Streams
+from tests.tools.bench.peers import (
+    Bare,
+    Direct,
+    HAProxy,
+    Kubeproxy,
+    Nginx,
+    Peer,
+    PlainDnat,
+    RedirectedHAProxy,
+    Streams,
+    ours,
+)
 from tests.tools.bench.processes import family
 from tests.tools.bench.scale import SCENARIOS, Scale
 from tests.tools.bench.schedulers import SPREADS
@@ -35,7 +46,10 @@ LANES = 3
 """Workers and threads where several serve."""
 
 _NAMES = (*(load.name for load in LOADS), IdleConnections.name, IdleDaemon.name, Scale.name)
-_ONE = ("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "nginx", "streams", "bare", "kubeproxy0", "kubeproxy")
+_ONE = (
+    *("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "nginx", "streams", "bare"),
+    *("kubeproxy0", "pure", "kubeproxy"),
+)
 _EVERY = ("direct*", f"haproxy{LANES}", f"haproxy{LANES}+nat", f"nginx{LANES}", f"kubeproxy{LANES}")
 _COUNTING = (("haproxy", "leastconn"), ("kubeproxy", Scheduler.LEAST_CONNECTIONS))
 _SCHEDULED = (
@@ -47,7 +61,10 @@ _SCHEDULED = (
 """A proxy with a number of workers or threads, and its scheduler."""
 _PEERS = (*_ONE, *_EVERY, *_SCHEDULED)
 _USUAL = tuple(name for name in (*_ONE, *_EVERY) if name != "bare")
-_QUICK = ("direct", "dnat", "kernel", "haproxy", "kubeproxy", f"haproxy{LANES}", f"kubeproxy{LANES}")
+_QUICK = (
+    *("direct", "dnat", "kernel", "haproxy", "haproxy+nat", "pure", "kubeproxy"),
+    *(f"haproxy{LANES}", f"kubeproxy{LANES}"),
+)
 _SCHEDULERS, _LARGE = "schedulers", "large"
 _QUICK_NAMES = (*(load.name for load in LOADS if load.name != "bulk1"), IdleConnections.name, IdleDaemon.name)
 _WIDE = (REQUESTS, CONNECTIONS)
@@ -92,6 +109,8 @@ def _make_peer(name: str, netfilter: str, profile: Path | None) -> Peer:
             return Nginx(name, lanes=lanes)
         case "streams":
             return Streams(name)
+        case "pure":
+            return Kubeproxy(name, workers=lanes, netfilter=netfilter, program=ours(compiled=False))
         case "bare":
             return Bare(name, profile=profile)
         case _:

@@ -2,10 +2,11 @@
 
     nice -n -10 .venv/bin/python -m tests.tools.bench.connection_costs [--requests] [--clients N] [--also NAME=COMMAND]
 
-as root. The same Service by HAProxy behind a redirect, by this checkout with one worker, and by other programs
-`kubeproxy` (of another checkout, of another Python): all stand at once, and one is loaded at a time, in alternating
-rounds. Other work on the machine spoils rates; it spoils CPU time for an operation much less, and counts hardly at all.
-The table has the medians of the rounds. System calls are counted in a round of their own, as counting takes time.
+as root. The same Service by HAProxy behind a redirect, by this checkout with one worker, from the sources and, after
+`make compiled`, compiled, and by other programs `kubeproxy` (of another checkout, of another Python). All stand at
+once, and one is loaded at a time, in alternating rounds. Other work on the machine spoils rates; it spoils CPU time for
+an operation much less, and counts hardly at all. The table has the medians of the rounds. System calls are counted in a
+round of their own, as counting takes time.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.support.compiled_modules import ARE_THERE
 from tests.support.lab.privilege import require_hosts
 from tests.tools.bench.measures import Http
-from tests.tools.bench.peers import Kubeproxy, Peer, RedirectedHAProxy
+from tests.tools.bench.peers import Kubeproxy, Peer, RedirectedHAProxy, ours
 from tests.tools.bench.processes import family
 from tests.tools.bench.stage import Stage, make_stage
 
@@ -125,7 +127,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=COMMAND")
     options = parser.parse_args()
-    peers: list[Peer] = [RedirectedHAProxy("haproxy+nat"), Kubeproxy("this", workers=options.workers)]
+    peers: list[Peer] = [RedirectedHAProxy("haproxy+nat")]
+    for form in ("pure", "compiled") if ARE_THERE else ("pure",):
+        peers.append(Kubeproxy(form, workers=options.workers, program=ours(compiled=form == "compiled")))
     for also in options.also:
         name, _, program = also.partition("=")
         peers.append(Kubeproxy(name, workers=options.workers, program=shlex.split(program)))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.compiled_modules import ARE_THERE, environment
 from tests.support.lab import Daemon, write_manifest
 from tests.support.lab.daemon import KUBEPROXY
 from tests.support.lab.node import NODE_V4
@@ -195,6 +196,11 @@ class Bare(Program):
             self._process.wait(30)
 
 
+def ours(*, compiled: bool) -> list[str]:
+    """The command of this checkout's program, with one form of its byte path."""
+    return ["env", *map("=".join, environment(compiled=compiled).items()), sys.executable, KUBEPROXY]
+
+
 def _profiled(profile: Path | None) -> list[str]:
     """The command for Python, under cProfile if there is a path for the profile."""
     return [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", str(profile.absolute())])]
@@ -225,6 +231,7 @@ class Kubeproxy(Peer):
     """The daemon, through its real redirect: the client connects to a cluster IP, with connection tracking.
 
     `workers` is the daemon's flag of that name; 0 is everything in one process. `data_path` and `scheduler` are others.
+    Without `program` it is this checkout's, with the compiled byte path if it is there. A profile is of the sources.
     """
 
     def __init__(
@@ -236,10 +243,10 @@ class Kubeproxy(Peer):
         data_path: str = "userspace",
         scheduler: str = "round-robin",
         profile: Path | None = None,
-        program: Sequence[str] = (sys.executable, KUBEPROXY),
+        program: Sequence[str] | None = None,
     ) -> None:
         super().__init__(name, lanes=max(1, workers))
-        self._program = program
+        self._program = ours(compiled=ARE_THERE) if program is None else program
         self._scheduler = scheduler
         self._data_path = data_path
         self._workers = workers
