@@ -253,7 +253,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Look at its log.",
     ),
     "new instance: other takeover protocol, stopping": (
-        "A new instance with another version of the takeover protocol came; this one drains and ends for it.",
+        "A new instance with another version of the takeover protocol came. This one ends for it, and its workers serve"
+        " on until the new one relieves them.",
         "[Versions side by side](upgrade.md#versions-side-by-side)",
     ),
     "API server refuses, nothing listed yet": (
@@ -302,9 +303,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "[Connections move](takeover.md#connections-move)",
     ),
     "orphaned worker: connections stay with it": (
-        "A worker of an earlier run has another version of what moves with a connection (`its`), or cannot show that a"
-        " kubeproxy with CAP_NET_ADMIN has started it, or no descriptor is left (`reason`). It serves its connections"
-        " for at most `shutdownGrace`.",
+        "A worker of an earlier run has no version of what moves with a connection in common with this process (`its`),"
+        " or cannot show that a kubeproxy with CAP_NET_ADMIN has started it, or no descriptor is left (`reason`). It"
+        " serves its connections for at most `shutdownGrace`.",
         "[Connections move](takeover.md#connections-move)",
     ),
     "orphaned worker: other takeover protocol": (

@@ -4,9 +4,10 @@ The kernel kills every process of a container with its first one. So `kubeproxy 
 this small program and runs as its child. On a host systemd does the same. This program decides nothing. The control
 process has ended
 
-- after SIGTERM or SIGINT: so does this program, with the same exit status.
 - with exit status 0: another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
-  container that has ended again, and that would take over in its turn.
+  container that has ended again, and that would take over in its turn. It also waits until workers have ended which
+  still have connections (after a takeover by another protocol version).
+- otherwise, and after SIGTERM or SIGINT: this program ends with the same exit status.
 - otherwise, and other processes of the container live: those are workers, and keep serving. This program starts the
   next control process, which relieves them.
 - otherwise: there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
@@ -56,10 +57,10 @@ def supervise(words: Sequence[str]) -> int:
     while True:
         began = time.monotonic()
         status, stopping = _run(words, ending)
+        if status == 0:
+            return _await_relief(stopping=stopping)
         if stopping:
             return _exit_status(status)
-        if status == 0:
-            return _await_stop()
         if time.monotonic() - began >= SETTLED_S:
             pause_s = PAUSE_S
         if not _others_live(pause_s):
@@ -84,9 +85,14 @@ def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
             return status, stopping
 
 
-def _await_stop() -> int:
-    while signal.sigwaitinfo(AWAITED).si_signo not in STOP:
-        _reap()
+def _await_relief(*, stopping: bool) -> int:
+    """Wait for a signal to stop, if there was none, and until the workers that serve on have ended or another signal to
+    stop arrives. Return the exit status."""
+    signals = int(stopping)
+    while _reap()[1] or not signals:
+        signals += signal.sigwaitinfo(AWAITED).si_signo in STOP
+        if signals > 1:
+            break
     return 0
 
 

@@ -50,6 +50,7 @@ from kubeproxy.daemon.takeover.serves_enough import Offer
 from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
+from kubeproxy.dataplane.workers.pool import WorkerDataPlane
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all
@@ -351,15 +352,21 @@ class Daemon(Owner):
                 continue
             log.info("re-executing, clients are served meanwhile", command=" ".join(command))
             self._process.notifier.reloading()
-            await self._control_plane.state_keeper.write()
-            await self._drain_hook.end()
-            self._kernel_path.rescue.bridge()
+            await self._let_workers_serve_on()
             reexec.renew(command)
+
+    async def _let_workers_serve_on(self) -> None:
+        """Leave all in such a state that the workers, and the kernel, serve until another control process relieves
+        them."""
+        await self._control_plane.state_keeper.write()
+        await self._drain_hook.end()
+        self._kernel_path.rescue.bridge()
 
     # Drain and stop.
 
     async def end(self) -> None:
-        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too.
+        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too. For
+        an instance of another protocol version end at once, and leave the workers to it.
 
         Raise TakeoverRefusedError if this instance would serve much less than its predecessor.
         """
@@ -376,10 +383,16 @@ class Daemon(Owner):
         clock, own = asyncio.get_running_loop().time, self._configuration.value.kubeproxy
         grace_s = own.shutdown_grace.seconds
         ends_at = clock() + grace_s
-        if not server.superseded.is_set():
+        has_workers = isinstance(self._data_plane, WorkerDataPlane)
+        reliefs = (server.superseded, server.stop_requested) if has_workers else (server.superseded,)
+        if not any(relief.is_set() for relief in reliefs):
             self._reporting.health.draining()
             process.notifier.stopping(self._status(), takes_s=grace_s)
-            await shutdown.wind_down(grace_s)
+            await shutdown.wind_down(grace_s, until=reliefs)
+        if has_workers and server.stop_requested.is_set():
+            process.notifier.stopping(self._status(), takes_s=0.0)
+            await self._let_workers_serve_on()
+            reexec.leave()
         if self._drain_reports is not None:
             await process.tasks.end(self._drain_reports)
         await self._control_plane.state_keeper.write()

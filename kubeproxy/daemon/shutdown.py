@@ -4,7 +4,7 @@ plane."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -81,11 +81,11 @@ class Shutdown:
         self._access_log = access_log
         self._tasks = tasks
 
-    async def wind_down(self, grace_s: float) -> None:
-        """Drain, and still accept new connections, because the node has no other proxy."""
+    async def wind_down(self, grace_s: float, *, until: Iterable[asyncio.Event]) -> None:
+        """Drain until one of these events, and still accept new connections, because the node has no other proxy."""
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         patience = self._drain(grace_s - last_s(grace_s))
-        await self._tasks.first_of(patience, self._takeover.superseded.wait())
+        await self._tasks.first_of(patience, *(event.wait() for event in until))
         await self._takeover.between()
 
     async def leave(self, rules: RulesAtExit, *, within_s: float) -> None:

@@ -102,7 +102,7 @@ def test_a_stop_is_passed_on_and_its_exit_status_returned(tmp_path: Path) -> Non
 
 
 def test_other_signals_are_passed_on(tmp_path: Path) -> None:
-    traps = 'for name in HUP USR2; do trap "echo $name >> \\"$0\\"" $name; done; trap "exit 0" INT'
+    traps = 'for name in HUP USR2; do trap "echo $name >> \\"$0\\"" $name; done; trap "exit 9" INT'
     with running(f"{traps}; {LOG_START}; {ORPHAN} while :; do wait; done", tmp_path) as container:
         until(lambda: container.starts, "it runs")
         os.kill(container.init, signal.SIGHUP)
@@ -110,7 +110,7 @@ def test_other_signals_are_passed_on(tmp_path: Path) -> None:
         os.kill(container.init, signal.SIGUSR2)
         until(lambda: "USR2" in container.file.read_text(), "SIGUSR2 has arrived")
         os.kill(container.init, signal.SIGINT)
-        ends(container, 0)
+        ends(container, 9)
 
 
 def test_workers_outlive_a_crash_and_get_another_control_process(tmp_path: Path) -> None:
@@ -147,6 +147,25 @@ def test_after_a_takeover_it_waits_for_the_end_of_the_container(tmp_path: Path) 
         os.kill(container.init, signal.SIGTERM)
         ends(container, 0)
         assert container.starts == [""]
+
+
+@pytest.mark.parametrize("stopped_before", [False, True])
+def test_workers_that_another_version_has_yet_to_relieve_are_waited_for(tmp_path: Path, stopped_before: bool) -> None:
+    """They have connections, which the end of the container would cut."""
+    script = f"{ORPHAN} trap 'exit 0' TERM; {LOG_START}; {'while :; do wait; done' if stopped_before else 'exit 0'}"
+    with running(script, tmp_path) as container:
+        until(lambda: container.starts, "it runs")
+        if not stopped_before:
+            until(lambda: len(children(container.init)) == 1, "the control process has ended")
+        os.kill(container.init, signal.SIGTERM)
+        until(lambda: len(children(container.init)) == 1, "the worker is left")
+        time.sleep(0.2)
+        assert container.process.poll() is None
+        if stopped_before:
+            os.kill(children(container.init)[0], signal.SIGKILL)
+        else:
+            os.kill(container.init, signal.SIGTERM)  # whoever repeats it does not want to wait
+        ends(container, 0)
 
 
 def test_a_stop_between_two_starts_ends_it(tmp_path: Path) -> None:

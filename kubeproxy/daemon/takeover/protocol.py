@@ -12,7 +12,7 @@ An owner from which nobody can take over now answers ``busy`` instead of ``prove
 
 With equal versions the owner challenges the new instance to ``take``, and then obeys ``recall``, ``hold``, ``resume``
 and ``take``. With different versions it challenges it to ``stop``; the new instance sends one request, and the owner
-stops as after SIGTERM::
+ends. Its workers serve on as orphans (`orphaned_worker`); an owner without workers drains first, as after SIGTERM::
 
     new instance   {"type": "stop"}
     owner          {"type": "stopping", "within_s": 30.0}
@@ -107,15 +107,15 @@ class Proof(TakeoverMessage, frozen=True):
 
 
 class Stop(TakeoverMessage, frozen=True):
-    """Asks the owner to stop as after SIGTERM: to drain, to have the kernel hold new clients back, and to end.
-    Frozen."""
+    """Asks the owner to end, and to leave its workers to the new instance. An owner without workers stops as after
+    SIGTERM: it drains, has the kernel hold new clients back, and ends. Frozen."""
 
 
 class Stopping(TakeoverMessage, frozen=True):
     """The answer to `Stop`. Frozen."""
 
     within_s: float
-    """The grace period of open connections."""
+    """How long the end may take."""
 
 
 class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):

@@ -1,7 +1,8 @@
 """Re-exec: the control process executes the code on disk, under the same process number and command line.
 
 Its workers keep serving as orphans, and retire when the new program's rules are in force. First a separate process
-loads the code on disk and checks the configuration with it. If that fails, nothing happens.
+loads the code on disk and checks the configuration with it. If that fails, nothing happens. For an instance of another
+protocol version the control process ends in the same way, and that instance takes the place of the new program.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 CHECK_S = 30.0
 """How long each check of the new code may take."""
@@ -70,6 +75,13 @@ def renew(words: Sequence[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     logging.shutdown()  # Flush the log before the program is replaced.
     os.execv(words[0], list(words))
+
+
+def leave() -> NoReturn:
+    """End this process, and leave the workers alive."""
+    log.info("kubeproxy has stopped, its workers serve on")
+    logging.shutdown()  # flush it
+    os._exit(0)
 
 
 def listen_again() -> None:

@@ -55,7 +55,6 @@ from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     LINE_BYTES,
-    MOVES,
     PROTOCOL,
     SHOWN,
     Bindings,
@@ -108,7 +107,7 @@ class TakeoverServer:
         self.superseded = asyncio.Event()
         """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
         self.stop_requested = asyncio.Event()
-        """Set when an instance of another protocol version waits for this process to stop."""
+        """Set when an instance of another protocol version waits for this process to end."""
         self.successor = ""
         """The control socket of the instance that has taken over from us, to which our connections may move."""
         self._in_force = self._yielding = False
@@ -233,7 +232,7 @@ class TakeoverServer:
                 takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
                 if isinstance(hello, OrphanHello) and takes_orphans:
                     proven = challenge is not None and self._control.prove(challenge, Purpose.RETIRE)
-                    can_move = proven and hello.moves == MOVES and await _shows_marker(sock, hello.run)
+                    can_move = proven and hello.common_moves is not None and await _shows_marker(sock, hello.run)
                     reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
                 elif isinstance(hello, Hello) and challenge is not None:
                     self._control.prove(challenge, Purpose.OWN)

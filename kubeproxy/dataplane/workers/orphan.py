@@ -5,13 +5,13 @@ answers an orphaned worker. The worker connects and introduces itself, with a so
 CAP_NET_ADMIN on (`peer_capability`). It obeys an owner that has given that proof: it retires, and before, the owner may
 ask for session affinity::
 
-    worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "...", "moves": 2}
-    owner    {"type": "show"}                                with equal versions of what moves
+    worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "...", "moves": 2, …}
+    owner    {"type": "show"}                                with a version of what moves in common
     worker   {"type": "shown"}                                 and the marker of its run
     owner    {"type": "recall"}                              any number of times, with equal protocol versions
     worker   {"type": "bindings", "bound": [...]}            any number
     worker   {"type": "done", "request": "recall"}
-    owner    {"type": "move", "workers": [0, 1], "count": 2}   and a socket to each; only if the marker is signed
+    owner    {"type": "move", "workers": [0, 1], "count": 2, …}   and a socket to each; only if the marker is signed
     worker   {"type": "moved", "moved": 20, "left": 0}
     owner    {"type": "retire"}
 
@@ -38,6 +38,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
     FOR_ORPHANS,
     LINE_BYTES,
     MOVES,
+    MOVES_SINCE,
     PROTOCOL,
     Bindings,
     Done,
@@ -99,7 +100,7 @@ class Orphan:
         self._turn = 0
         self._challenge: peer_capability.Challenge | None = None
         self._marker = marker
-        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES))
+        self._hello = encode(OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES, MOVES_SINCE))
         self._until = reactor.clock() + grace_s
         self._bindings = bindings
         self._move = move

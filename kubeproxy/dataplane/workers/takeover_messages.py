@@ -19,7 +19,12 @@ PROTOCOL: Final = 2
 messages changes. `RestoreBindings` and its fields are part of a message."""
 MOVES: Final = 2
 """The version of everything that moves with a connection (`moving`), and of `Show` and `Move`. Raise it when one of
-them, `ConnectionState` or `SessionState` changes. Between two versions nothing moves, and the connections drain."""
+them, `ConnectionState` or `SessionState` changes its meaning. A field with a default may be added at the end without
+that: both sides ignore fields that they do not know."""
+MOVES_SINCE: Final = MOVES
+"""The oldest version of the same that this program speaks, too. Two workers use the newest version that both speak.
+Without one in common nothing moves, and the connections drain. So a program that raises `MOVES` goes on speaking the
+version before."""
 LINE_BYTES: Final = 4096
 """The longest line in bytes."""
 
@@ -39,7 +44,15 @@ class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"
     run: str
     """The run to which the worker belonged."""
     moves: int = 0
-    """The version of `Move` that the worker understands."""
+    """The newest version of `Move` that the worker understands."""
+    moves_since: int = 0
+    """The oldest one; 0 means that it is `moves`."""
+
+    @property
+    def common_moves(self) -> int | None:
+        """Return the newest version of `Move` that both this worker and this program understand, or None."""
+        newest = min(self.moves, MOVES)
+        return newest if newest >= max(self.moves_since or self.moves, MOVES_SINCE) else None
 
 
 class Retire(TakeoverMessage, frozen=True):
@@ -62,6 +75,8 @@ class Move(TakeoverMessage, frozen=True):
     """The numbers of these workers."""
     count: int
     """The number of the owner's workers, by which UDP clients are assigned."""
+    version: int = MOVES
+    """The version in which the worker sends its connections."""
 
 
 class Moved(TakeoverMessage, frozen=True):

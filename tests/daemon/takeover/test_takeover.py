@@ -816,8 +816,11 @@ def forged(run: str) -> socket.socket:
     return sock
 
 
-async def asked(name: str, owner: Takeover, hello: OrphanHello, shown: Sequence[int]) -> list[str]:
-    """Introduce an orphan that shows these descriptors; return what it is asked for."""
+async def asked(
+    name: str, owner: Takeover, hello: OrphanHello, shown: Sequence[int], moves: list[Move] | None = None
+) -> list[str]:
+    """Introduce an orphan that shows these descriptors; return what it is asked for. `moves` gets the requests to
+    move."""
     (only,) = listening(name)
     loop = asyncio.get_running_loop()
     words: list[str] = []
@@ -832,6 +835,7 @@ async def asked(name: str, owner: Takeover, hello: OrphanHello, shown: Sequence[
                         send_first(sock, Shown(), shown)
                     case Move():
                         send_first(sock, Moved(1, 0))
+                        (moves if moves is not None else []).append(request)
                 words.append(type_of(request))
         challenge.close()
     await until(lambda: owner.server.orphans == 0)
@@ -854,10 +858,37 @@ async def test_an_orphan_moves_its_connections_if_it_has_the_marker_of_a_run(nam
             assert await asked(name, owner, lie, [sock.fileno()]) == ["show", "retire"]
         assert await asked(name, owner, hello, [other.fileno()]) == ["show", "retire"]
         assert await asked(name, owner, hello, []) == ["show", "retire"]
-        older = OrphanHello(PROTOCOL, os.getpid(), marker.run, MOVES - 1)
-        assert await asked(name, owner, older, [marker.fileno()]) == ["retire"]
         marker.close()
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("newest", "oldest", "moves"),
+    [
+        (MOVES + 1, MOVES, True),
+        (MOVES + 2, 1, True),
+        (MOVES + 1, MOVES + 1, False),
+        (MOVES + 1, 0, False),
+        (MOVES - 1, 0, False),
+        (MOVES - 1, MOVES - 1, False),
+    ],
+)
+async def test_an_orphan_of_another_version_moves_its_connections_by_a_common_one(
+    name: str, newest: int, oldest: int, moves: bool
+) -> None:
+    story = Story()
+    way_in, inside = socket.socketpair()
+    story.entrances = [way_in]
+    with way_in, inside:
+        async with process(name, story) as (owner, _):
+            owner.in_force()
+            marker = InstanceMarker()
+            hello = OrphanHello(PROTOCOL + 1, os.getpid(), marker.run, newest, oldest)
+            seen: list[Move] = []
+            words = await asked(name, owner, hello, [marker.fileno()], seen)
+            assert words == (["show", "move", "retire"] if moves else ["retire"])
+            assert [move.version for move in seen] == [MOVES] * moves
+            marker.close()
 
 
 async def test_an_orphan_retires_though_there_are_no_descriptors_for_its_connections(

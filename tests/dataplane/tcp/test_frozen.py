@@ -423,6 +423,21 @@ def test_the_place_that_it_has_left_gets_no_event_of_it() -> None:
         assert it.places[1].reactor.turn() > 0
 
 
+def test_the_exit_of_the_process_that_it_has_left_resets_nothing() -> None:
+    """Also if that process has never read what both sides have sent: a close with unread bytes would send RST."""
+    with stage() as it:
+        it.client.send(100)
+        it.endpoint.send(200)
+        it.move()
+        it.places[0].close()
+        it.places[0] = Place()
+        for peer in (it.client, it.endpoint):
+            assert peer.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+            peer.finish()
+        run_until(it, lambda: it.client.heard_all and it.endpoint.heard_all)
+        assert (it.endpoint.received, it.client.received) == (100, 200)
+
+
 def watched(place: Place) -> int:
     """How many descriptors the kernel watches for a place."""
     return Path(f"/proc/self/fdinfo/{place.reactor._epoll.fileno()}").read_text().count("tfd:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -18,6 +19,7 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import Reactor
+from kubeproxy.dataplane.messages import SetEndpoints, Tune
 from kubeproxy.dataplane.sockets.reuseport import place
 from kubeproxy.dataplane.tcp.connection import Connection
 from kubeproxy.dataplane.tcp.connection_state import ConnectionState, FlowState
@@ -28,7 +30,15 @@ from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.mover import Mover
 from kubeproxy.dataplane.workers.moving import Load, Receipt
 from kubeproxy.model import Address, Target
-from tests.dataplane.conftest import frontend
+from tests.dataplane.conftest import (
+    Bench,
+    echo,
+    endpoint,
+    eventually,
+    frontend,
+    refusing_target,
+    silent_target,
+)
 from tests.support.compiled_modules import of_sources
 
 TARGET = Target(Address("192.0.2.1"), 80)
@@ -607,6 +617,38 @@ def test_connections_that_end_while_they_move(make: Callable[..., Move]) -> None
         move.turn()
         assert pair.endpoint.recv(10) == b""
     assert all(pair.talks(move.turn) for pair in move.pairs[1::2])
+
+
+async def test_a_dial_that_is_retried_moves_when_an_endpoint_has_answered(bench: Bench) -> None:
+    """With the bytes that the client has sent meanwhile."""
+    new, idle = Worker(), list[tuple[int, int]]()
+    theirs, ours = socket.socketpair()
+    new.adopt(ours)
+    engine, reactor = bench.plane.engine, bench.plane._context.reactor
+
+    def turned(condition: bool) -> bool:
+        new.reactor.turn()
+        return condition
+
+    await bench.plane.send([Tune(dial_steps_s=(0.2, 5.0))])
+    with silent_target() as silent, refusing_target() as refusing:
+        async with endpoint(echo) as alive:
+            reader, writer = await asyncio.open_connection(*await bench.serve(silent))
+            writer.write(b"early")
+            await eventually(lambda: engine.open == 1)
+            mover = Mover(reactor, engine, lambda moved, left, longest_s: idle.append((moved, left)))
+            mover.add([(0, theirs)], 1)
+            await eventually(lambda: turned(idle == [(0, 1)]))
+            await bench.plane.send([SetEndpoints(frontend(), (silent, refusing, alive))])
+            await eventually(lambda: turned(idle[-1:] == [(1, 0)]))
+            writer.write(b" and late")
+            hearing = asyncio.ensure_future(reader.readexactly(len(b"early and late")))
+            await eventually(lambda: turned(hearing.done()))
+            assert hearing.result() == b"early and late"
+            writer.close()
+            await eventually(lambda: turned(new.engine.open == 0))
+    mover._ways[0]._channel.close()
+    new.close()
 
 
 def test_dials_stay(make: Callable[..., Move]) -> None:

@@ -26,6 +26,7 @@ from kubeproxy.dataplane.workers.moving import Load, Receipt
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
     MOVES,
+    MOVES_SINCE,
     PROTOCOL,
     SHOWN,
     Bindings,
@@ -223,7 +224,7 @@ async def test_an_owner_retires_them(owner: Owner) -> None:
         await owner.listen()
         await eventually(lambda: len(owner.came) == 2)
         assert sorted(owner.came, key=lambda came: left.pids.index(came.pid)) == [
-            OrphanHello(PROTOCOL, pid, left.run, MOVES) for pid in left.pids
+            OrphanHello(PROTOCOL, pid, left.run, MOVES, MOVES_SINCE) for pid in left.pids
         ]
         others = await connected(left.address)
         owner.send(b'{"type": "another"}\n{"type": "ret')

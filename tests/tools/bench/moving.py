@@ -2,8 +2,9 @@
 
 ``python -m tests.tools.bench.moving [--connections N] [--streams N] [--re-exec]``, as root. Some connections are quiet,
 some ask and are answered every few milliseconds, and some are streams at full speed that come back through an echo. All
-bytes are compared. It prints the longest time between two answers of each talking connection, beside the same before
-the move: on a machine that does other work most of it is that work.
+bytes are compared. It prints the longest time that each talking connection had no answer while the connections moved,
+beside the same in the five seconds before, and while the new instance started: on a machine that does other work most
+of it is that work.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e.stage import QUICK, VIP, make_stage, until
@@ -30,6 +33,9 @@ from tests.tools.bench.starting import cpu_s
 
 TALKING = 100
 TALK_S = 0.02
+BEFORE_S = 5.0
+GAP_S = 0.001
+"""Shorter gaps are not noted."""
 BLOCK = os.urandom(1 << 16)
 
 
@@ -38,14 +44,13 @@ class Clients:
 
     def __init__(self) -> None:
         self.broken: list[str] = []
-        self.gaps: list[list[float]] = []
-        """The longest gap of each talking connection, by phase."""
+        self.gaps: list[list[tuple[float, float]]] = []
+        """The gaps of each talking connection: when the answer came, as Unix time, and for how long there was none."""
         self.moved_bytes = 0
         self._leaving = asyncio.Event()
-        self._phase = 0
 
     async def run(self, quiet: int, streams: int) -> None:
-        """Open all connections, say so, and go on until the second line of standard input."""
+        """Open all connections, say so, and go on until a line comes by standard input."""
         loop = asyncio.get_running_loop()
         kept = []
         for at_once in [min(100, quiet - begun) for begun in range(0, quiet, 100)]:
@@ -55,10 +60,10 @@ class Clients:
                 group.create_task(self._guarded(self._talk(*await self._open())))
             for _ in range(streams):
                 group.create_task(self._guarded(self._stream(*await self._open())))
+            gc.collect()
+            gc.disable()  # a collection stops all clients, for a tenth of a second with thousands of streams
             print("open", flush=True)
-            for phase in (1, 2):
-                await loop.run_in_executor(None, sys.stdin.readline)
-                self._phase = phase
+            await loop.run_in_executor(None, sys.stdin.readline)
             self._leaving.set()
         for reader, writer in kept:
             await self._guarded(self._ask(reader, writer, b"still there?"))
@@ -83,12 +88,13 @@ class Clients:
             raise ValueError("other bytes came back")
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        gaps, last = [0.0, 0.0], 0.0
+        gaps: list[tuple[float, float]] = []
+        last = time.monotonic()
         while not self._leaving.is_set():
             await self._ask(reader, writer, os.urandom(50))
             now = time.monotonic()
-            if last:
-                gaps[min(self._phase, 1)] = max(gaps[min(self._phase, 1)], now - last - TALK_S)
+            if now - last - TALK_S > GAP_S:
+                gaps.append((time.time(), now - last - TALK_S))
             last = now
             await asyncio.sleep(TALK_S)
         writer.close()
@@ -151,10 +157,8 @@ def main(arguments: Sequence[str]) -> None:
             assert clients.stdout is not None
             assert clients.stdin is not None
             assert clients.stdout.readline() == "open\n"
-            time.sleep(5)
-            clients.stdin.write("begin\n")
-            clients.stdin.flush()
-            began = time.monotonic()
+            time.sleep(BEFORE_S)
+            began, begun_at = time.monotonic(), time.time()
             second = first
             if given.re_exec:
                 first.process.send_signal(signal.SIGUSR2)
@@ -169,25 +173,30 @@ def main(arguments: Sequence[str]) -> None:
         finally:
             clients.kill()
             clients.wait()
-        show(json.loads(said), first, second, took_s)
+        show(json.loads(said), first, second, begun_at, took_s)
         stage.clear()
 
 
-def show(report: dict[str, list[list[float]]], first: Daemon, second: Daemon, took_s: float) -> None:
+def show(report: dict[str, Any], first: Daemon, second: Daemon, begun_at: float, took_s: float) -> None:
     """Print the results."""
     log = second.log()
     moved = [int(number) for number in re.findall(r"connections moved here .*?moved=(\d+)", log)]
     still = [float(number) for number in re.findall(r"connections moved here .*?still_ms=([0-9.]+)", log)]
     print(f"connections moved: {sum(moved)}, broken: {len(report['broken'])} {report['broken'][:3]}")
     print(f"bytes of the streams, compared: {report['bytes']}")
-    print(f"longest silence of a talking connection: {percentiles([during for _, during in report['gaps']])}")
-    print(f"  in 5 s before the move: {percentiles([before for before, _ in report['gaps']])}")
-    print(f"a load was under way for at most {max(still)} ms; load average {os.getloadavg()[0]:.0f}")
-    began_at = at(log, "serving") if first is second else at(first.log(), "new instance has taken over, draining")
+    switched_at = at(log, "serving") if first is second else at(first.log(), "new instance has taken over, draining")
     ended_at = at(log, "connections moved here")
-    print(
-        f"from the switch of the rules to the last receipt: {ended_at - began_at:.2f} s; start to end: {took_s:.1f} s"
-    )
+    print("longest silence of each talking connection")
+    for words, since, until_ in (
+        (f"in {BEFORE_S:.0f} s before", begun_at - BEFORE_S, begun_at),
+        ("while the new instance starts", begun_at, switched_at),
+        ("while the connections move", switched_at, ended_at),
+    ):
+        longest = [max([gap for when, gap in gaps if since <= when < until_], default=GAP_S) for gaps in report["gaps"]]
+        print(f"  {words}, {until_ - since:.1f} s: {percentiles(longest)}")
+    print(f"a load was under way for at most {max(still)} ms; load average {os.getloadavg()[0]:.0f}")
+    print(f"from the switch of the rules to the last receipt: {ended_at - switched_at:.2f} s")
+    print(f"from the start of the new instance to the end of the old one: {took_s:.1f} s")
     with contextlib.suppress(OSError):
         print(f"CPU seconds of the new instance so far: {cpu_s(second.process.pid):.1f}")
 
