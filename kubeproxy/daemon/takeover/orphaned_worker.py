@@ -51,8 +51,8 @@ class OrphanedWorker:
         *,
         can_move: bool,
     ) -> None:
-        """`can_move` is true if the worker speaks a version of `Move` that we speak, and has shown the marker of a run of
-        kubeproxy."""
+        """`can_move` is true if the worker speaks a version of `Move` that we speak, and has shown the marker of a run
+        of kubeproxy."""
         self.pid = hello.pid
         self.can_move = can_move
         """Whether its connections may come to our workers."""

@@ -1,4 +1,4 @@
-"""A proxied TCP connection: a client and an endpoint, and a flow in each direction (`flow`)."""
+"""A proxied TCP connection. It has a client and an endpoint, and a flow in each direction (`flow`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """A client connected to an endpoint; owns both descriptors and the claim on them."""
+    """A client that is connected to an endpoint. The connection owns both descriptors and the claim on them."""
 
     __slots__ = (
         "_balancer",
@@ -52,20 +52,20 @@ class Connection:
         since: float,
         entry: Entry | None,
     ) -> None:
-        """The reactor watches both descriptors already, and the balancer has been told that the connection is open.
-
-        `entry`: the connection log's, if there is to be one."""
+        """The reactor watches both descriptors already, and the balancer knows that the connection is open. `entry` is
+        for the connection log, if there is one."""
         self.since = since
         self.target = target
         """The endpoint."""
         self.adopted = False
-        """Whether another instance has begun it: it came by a port of that one."""
+        """Whether another instance has begun the connection, which came by a port of that one."""
         self.shared = False
-        """Whether another process may still have its descriptors, so that a close alone ends nothing."""
+        """Whether another process may still have the descriptors, so that a close alone ends nothing."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
         self.quiet: tuple[int, float] | None = None
-        """Half-closed: the bytes moved at the first check that saw so many, and its time (`half_closed`)."""
+        """If the connection is half-closed, the number of bytes at the first check that saw so many, and the time of
+        that check (`half_closed`)."""
         self._context = context
         self._counters = counters
         self._balancer = balancer
@@ -79,13 +79,12 @@ class Connection:
         up.reverse, down.reverse = down, up
         context.reactor.hand_over(client, up.on_event)
         context.reactor.hand_over(endpoint, down.on_event)
-        context.live.add(self)  # before it is counted: where there is no memory for it, nothing is to be undone
+        context.live.add(self)  # Before it is counted, so that there is nothing to undo if there is no memory for it.
         counters.active += 1
 
     def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
-        """Continue from the dial, with the bytes and events that came before.
-
-        `early` was read from the client, and `sent` of its bytes were written to the endpoint."""
+        """Continue from the dial, with the bytes and events that came before. `early` was read from the client, and
+        `sent` of its bytes are written to the endpoint."""
         up, down = self.up, self.down
         try:
             if early:
@@ -100,31 +99,31 @@ class Connection:
 
     @property
     def targets(self) -> Collection[Target]:
-        """The endpoint."""
+        """Return the endpoint."""
         return (self.target,)
 
     @property
     def client(self) -> None:
-        """Return None, because any worker of another instance may go on with the connection."""
+        """Return None, because any worker of another instance may continue the connection."""
         return None
 
     @property
     def half_closed(self) -> bool:
-        """Whether one side has ended and the other has not."""
+        """Return whether one side has ended and the other has not."""
         return self.up.open is not self.down.open
 
     @property
     def unanswered(self) -> bool:
-        """Whether the client has sent FIN, and the endpoint no byte so far."""
+        """Return whether the client has sent FIN, and the endpoint no byte so far."""
         return not self.up.open and self.down.open and not self.down.count
 
     @property
     def moved(self) -> int:
-        """Bytes moved so far, both ways."""
+        """Return how many bytes have moved so far, in both directions."""
         return self.up.count + self.down.count
 
     def adopt(self) -> None:
-        """Note that another instance has begun it."""
+        """Note that another instance has begun the connection."""
         if not self.adopted:
             self.adopted = True
             self._context.adopted_open += 1
@@ -146,7 +145,7 @@ class Connection:
         self.abort("reset by client" if flow is self.up else "reset by endpoint")
 
     def abort(self, reason: str = "cut") -> None:
-        """End the connection now; both sides get a reset."""
+        """End the connection now. Both sides get a reset."""
         if self in self._context.live:
             reset_on_close(self._client)
             reset_on_close(self._endpoint)
@@ -155,9 +154,8 @@ class Connection:
                 self._context.memory.spend()
 
     def freeze(self) -> FrozenConnection | None:
-        """Stop moving bytes and return all that another process needs to go on; None if it has ended.
-
-        Nothing is read, written or closed from then on, until `FrozenConnection.thaw`."""
+        """Stop moving bytes, and return all that another process needs to continue, or None if the connection has
+        ended. Nothing is read, written or closed from then on, until `FrozenConnection.thaw`."""
         context = self._context
         if self not in context.live:
             return None
@@ -176,7 +174,8 @@ class Connection:
         )
         descriptors = self._client, self._endpoint, *up.take_pipe(), *down.take_pipe()
         self._leave()
-        # Not left to the close: the kernel goes on reporting events of a socket that another process has, too.
+        # The close alone would not do, because the kernel goes on reporting events of a socket that another process
+        # has, too.
         context.reactor.remove(self._client)
         context.reactor.remove(self._endpoint)
         return FrozenConnection(context, self._counters, self._balancer, state, descriptors)
@@ -189,14 +188,14 @@ class Connection:
         up, down = self.up, self.down
         up.stop()
         down.stop()
-        # Connection and flows refer to each other; without this only the garbage collector would free them.
+        # Connection and flows refer to each other. Without this only the garbage collector would free them.
         del up.reverse, down.reverse, self.up, self.down
 
     def _end(self, reason: str) -> None:
         context, up, down = self._context, self.up, self.down
         self._leave()
         if self.shared:
-            # The kernel would go on reporting events of them, for numbers that are used again.
+            # Otherwise the kernel would go on reporting events of these sockets, for numbers that are used again.
             context.reactor.remove(self._client)
             context.reactor.remove(self._endpoint)
         context.reactor.close(self._client)
@@ -210,7 +209,7 @@ class Connection:
 
 
 class FrozenConnection:
-    """A state with its descriptors, and the claims on them."""
+    """A connection that does not move bytes: a state with its descriptors, and the claims on them."""
 
     __slots__ = ("_balancer", "_context", "_counters", "descriptors", "state")
 
@@ -222,7 +221,7 @@ class FrozenConnection:
         state: ConnectionState,
         descriptors: Sequence[int],
     ) -> None:
-        """The claims are made: see `claim`, where another process had made them."""
+        """The claims are made already. `claim` makes those of another process's connection."""
         self._context = context
         self._counters = counters
         self._balancer = balancer
@@ -238,9 +237,8 @@ class FrozenConnection:
         state: ConnectionState,
         descriptors: Sequence[int],
     ) -> FrozenConnection | None:
-        """Claim the descriptors of another process's connection; None if the budget has no room for them.
-
-        A connection that exists is not measured by what is fair among new ones."""
+        """Claim the descriptors of another process's connection. Return None if the budget has no room for them. What
+        is fair among new connections is no limit for one that exists."""
         budget = context.budget
         if len(descriptors) != state.descriptors or len(descriptors) > budget.spare:
             return None
@@ -260,7 +258,7 @@ class FrozenConnection:
         self._context.budget.give(2, self._counters.share)
 
     def thaw(self) -> Connection | None:
-        """Go on with the connection. None if this process has no room for it: then both sides get a reset."""
+        """Continue the connection. Return None if this process has no room for it; both sides get a reset then."""
         context, state = self._context, self.state
         client, endpoint, *pipes = self.descriptors
         reactor, now = context.reactor, context.reactor.now
@@ -301,11 +299,11 @@ class FrozenConnection:
         return connection
 
     def abort(self) -> None:
-        """End the connection: both sides get a reset."""
+        """End the connection. Both sides get a reset."""
         for descriptor in self.descriptors[:2]:
             reset_on_close(descriptor)
         self.close()
 
 
 def _ignore(what: int) -> None:
-    """Do nothing: `Connection` takes the descriptor over before there is an event."""
+    """Do nothing, because `Connection` takes the descriptor over before there is an event."""

@@ -1,17 +1,17 @@
 """One direction of a proxied TCP connection.
 
-A flow reads from its source and writes to its sink. What the sink
-does not take at once waits (the *backlog*, or the bytes in the pipe), and nothing more is read until it is written:
-that is all the back-pressure, and all the memory.
+A flow reads from its source and writes to its sink. What the sink does not take at once waits (the *backlog*, or the
+bytes in the pipe), and nothing more is read until that is written. This is the whole back-pressure, and it bounds the
+memory of a flow.
 
-Small messages go through `recv` and `send`: all that a turn has read is sent at the end of the turn, because a receiver
-that is still awake from the last message need not be woken again, and waking is most of the cost of a small message
-(1.2 times the requests per second). A flow that fills the buffer twice in a row carries bulk data: it takes a pipe, and
-the bytes stay in the kernel (`splice`). After a few small batches it returns the pipe.
+Small messages go through `read` and `write`. All that a turn has read is written at the end of the turn, because a
+receiver that is still awake from the last message need not be woken again, and waking is most of the cost of a small
+message (1.2 times the requests per second). A flow that fills the buffer twice in a row carries bulk data. It takes a
+pipe, and the bytes stay in the kernel (`splice`). After a few small batches the flow returns the pipe.
 
-Ends. FIN is passed on after all bytes before it, and the other flow goes on (half-close). A reset, or any other error
-of a socket, is passed on as a reset, after the bytes still in that socket: it is read to its end first. (TCP itself
-guarantees neither. But a proxy must not discard an answer because its sender has closed.)
+FIN is passed on after all bytes before it, and the other flow goes on (half-close). A reset, or any other error of a
+socket, is passed on as a reset, after the bytes that are still in that socket have been read and written. TCP itself
+guarantees neither, but a proxy must not discard an answer because its sender has closed.
 """
 
 from __future__ import annotations
@@ -32,33 +32,34 @@ if TYPE_CHECKING:
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""After one of these a short read does not mean that the source is empty: the end was reported (and will not be
-reported again), or there is urgent data: a read stops at its mark."""
+"""After one of these events a short read does not mean that the source is empty. Either the end was reported, and will
+not be reported again, or there is urgent data, at whose mark a read stops."""
 END_ALONE = select.EPOLLRDHUP
-"""The only one of `READ_ON` in an event: FIN has come, and no mark lies before it, so a short read reaches the end."""
+"""If this is the only one of `READ_ON` in an event, FIN has come, and no mark lies before it. So a short read reaches
+the end."""
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 READ_BYTES = 64 * 1024
 BATCH_BYTES = 1 << 20
-"""Bytes that one flow may move in a turn; all others get their share before its next."""
+"""How many bytes one flow may move in a turn. All others get their share before the next ones of this flow."""
 NO_MEMORY = "no memory"
 FULL_READS_FOR_PIPE = 2
 SMALL_BATCHES_FOR_COPY = 4
 
 
 class Both(Protocol):
-    """The connection of two flows, whose module imports this one."""
+    """The connection of two flows. Its module imports this one."""
 
     def finish(self) -> None:
-        """End it: both sides have closed."""
+        """End the connection, because both sides have closed."""
 
     def reset_by(self, flow: Flow) -> None:
-        """Reset it, because the source of `flow` is dead."""
+        """Reset the connection, because the source of `flow` is dead."""
 
     def abort(self, reason: str) -> None:
-        """End it now; both sides get a reset."""
+        """End the connection now. Both sides get a reset."""
 
 
 class Flow:
@@ -88,7 +89,7 @@ class Flow:
     __deletable__ = ("reverse",)  # the compiler asks for it
 
     reverse: Flow
-    """The other direction; exists until the connection ends."""
+    """The other direction. It exists until the connection ends."""
 
     def __init__(
         self,
@@ -107,23 +108,23 @@ class Flow:
         self._meter = meter
         self._queue_write = queue_write
         self.count = 0
-        """Bytes read."""
+        """How many bytes were read."""
         self.open = True
-        """The source has not ended."""
+        """Whether the source has not ended."""
         self.blocked = False
-        """Bytes that were read wait for the sink."""
+        """Whether bytes that were read wait for the sink."""
         self.broken = False
-        """The source is dead: after the bytes still in it comes a reset."""
+        """Whether the source is dead. After the bytes that are still in it a reset is passed on."""
         self._read_on = False
         self._end_alone = False
         self._more = False
         self._last = False
-        """FIN follows the backlog."""
+        """Whether FIN follows the backlog."""
         self._backlog = b""
         self._pipe: Pipe | None = None
         self._piped = 0
         self._streak = 0
-        """Full reads in a row; with a pipe, small batches in a row."""
+        """How many full reads there were in a row, or with a pipe, how many small batches."""
 
     def on_event(self, what: int) -> None:
         """Handle an event of this flow's source, which is the sink of the reverse flow."""
@@ -146,7 +147,7 @@ class Flow:
             self._connection.abort(NO_MEMORY)
 
     def begin_with(self, data: bytes, sent: int) -> None:
-        """Account for `data`, read before the flow existed; `sent` of its bytes were written."""
+        """Count `data`, which was read before the flow existed. `sent` of its bytes are written."""
         self.count = len(data)
         self._meter[0] += len(data)
         if sent < len(data):
@@ -238,7 +239,7 @@ class Flow:
             self.pump()
 
     def _write_backlog(self) -> bool:
-        """Write the backlog; whether the sink took all of it."""
+        """Write the backlog, and return whether the sink took all of it."""
         try:
             sent = (write_last if self._last else write)(self._sink, self._backlog)
         except BlockingIOError:
@@ -281,12 +282,13 @@ class Flow:
         self._context.reactor.again(self._continue)
 
     def _read_past_mark(self, pipe: Pipe) -> None:
-        """Copy on: at the mark of urgent data `splice` reports no bytes, or the end, however many bytes follow."""
+        """Go on without a pipe, because at the mark of urgent data `splice` reports no bytes, or the end, however many
+        bytes follow."""
         self._release_pipe(pipe)
         self._context.reactor.again(self._continue)
 
     def _empty_pipe(self, pipe: Pipe) -> bool:
-        """Write the pipe's bytes; whether the sink took all of them."""
+        """Write the bytes in the pipe, and return whether the sink took all of them."""
         while self._piped:
             try:
                 self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
@@ -299,9 +301,8 @@ class Flow:
         return True
 
     def _consider_copying(self, moved: int) -> None:
-        """Return the pipe when the batches are small again.
-
-        It costs two descriptors, and two system calls per batch."""
+        """Return the pipe when the batches are small again, because a pipe costs two descriptors, and two system calls
+        for each batch."""
         if moved >= READ_BYTES:
             self._streak = 0
             return
@@ -323,7 +324,7 @@ class Flow:
                 self._connection.abort(NO_MEMORY)
 
     def lost(self) -> None:
-        """Handle a dead source: deliver the bytes still in it, then pass on the reset."""
+        """Deliver the bytes that are still in the source, which is dead, and then pass on the reset."""
         self.broken = self._more = True
         if self.blocked:
             return
@@ -337,12 +338,12 @@ class Flow:
             self._over(reset=True)
 
     def _sink_lost(self) -> None:
-        """Handle a dead sink: stop writing, but read what it still holds."""
+        """Stop writing, because the sink is dead, but read what it still holds."""
         self.stop()
         self.reverse.lost()
 
     def _over(self, *, reset: bool) -> None:
-        """Pass on the end of the source. All its bytes are delivered, as nothing is read while bytes wait."""
+        """Pass on the end of the source. All its bytes are delivered, because nothing is read while bytes wait."""
         self.stop()
         if reset:
             self._connection.reset_by(self)
@@ -358,7 +359,7 @@ class Flow:
         self._release_pipe(self._pipe)
 
     def state(self) -> FlowState:
-        """Return what another process needs to go on."""
+        """Return what another process needs to continue."""
         return FlowState(
             count=self.count,
             open=self.open,
@@ -369,16 +370,16 @@ class Flow:
         )
 
     def take_pipe(self) -> tuple[int, ...]:
-        """Take the descriptors of the pipe if it holds bytes; the pool still counts them as in use."""
+        """Take the descriptors of the pipe away from the flow, and return them, if the pipe holds bytes. The pool still
+        counts them as in use."""
         if not self._piped or self._pipe is None:
             return ()
         pipe, self._pipe, self._piped = self._pipe, None, 0
         return pipe
 
     def go_on(self, state: FlowState, pipe: Sequence[int]) -> None:
-        """Continue from a state, which another process may have left, with the pipe if it holds bytes.
-
-        The reactor reports anew what the source has: bytes, its end, an error."""
+        """Continue from a state, which another process may have left, with the pipe if it holds bytes. The reactor
+        reports anew what the source has: bytes, its end or an error."""
         self.count, self.open, self.broken, self._last = state.count, state.open, state.broken, state.last
         self._backlog, self._piped = state.backlog, state.piped
         if pipe:
@@ -394,7 +395,7 @@ class Flow:
 
 
 def send_backlogs(flows: Iterable[Flow]) -> None:
-    """Write the backlog of each flow: `Flow.flush` for many, without calls around `write`."""
+    """Write the backlog of each flow. This is `Flow.flush` for many flows, without calls around `write`."""
     for flow in flows:
         if not flow.blocked:
             continue

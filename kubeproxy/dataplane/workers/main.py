@@ -83,7 +83,7 @@ class Worker:
     def __init__(
         self, sock: socket.socket, *, number: int, shared_rows: SharedRows, marker: Marker, owner_prefix: str
     ) -> None:
-        """`sock` is this end of the channel; for `marker` and `owner_prefix` see `orphan`."""
+        """`sock` is this end of the channel. For `marker` and `owner_prefix` see `orphan`."""
         self._number = number
         self._marker = marker
         self._owner_prefix = owner_prefix
@@ -99,8 +99,8 @@ class Worker:
         self._channel: Channel[Request] | None = Channel(sock, Request)
         self._watched = LEVEL
         self._work: deque[Iterator[bool]] = deque()
-        """Requests in progress, in order. Each yields after every step, where it may be interrupted for a turn; it
-        yields True where it must be, because the rest depends on the turn's end."""
+        """The requests in progress, in order. Each yields after every step, where it may be interrupted for a turn. It
+        yields True where it must be interrupted, because the rest depends on the end of the turn."""
         self._working = False
         self._arriving: deque[int] = deque()
         """Sockets of the messages in progress."""
@@ -109,9 +109,9 @@ class Worker:
         """The connection to the owner of the node, when that is another instance."""
         self._mover: Mover | None = None
         self._move_number: int | None = None
-        """Of the `MoveTo` that has no reply yet."""
+        """The number of the `MoveTo` that has no reply yet."""
         self._relieved = False
-        """Whether the owner lets this worker go, or there is none: then only its own control process keeps it."""
+        """Whether the owner lets this worker go, or there is no owner. Then only its own control process keeps it."""
         self._adopters: set[Adopter] = set()
         self._bindings_sent_at = self._reactor.now
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
@@ -139,7 +139,7 @@ class Worker:
                     self._work.append(self._handle(request, len(descriptors)))
         except MemoryError:
             self._context.memory.spend()
-            self._working = True  # the channel is not read until then
+            self._working = True  # The channel is not read until then.
             self._reactor.after(LOOK_S, self._read_again)
             self._watch()
             return
@@ -176,9 +176,8 @@ class Worker:
         self._schedule_work()
 
     def _watch(self) -> None:
-        """Read no further requests while some are in progress.
-
-        The sockets that come with them are not in the budget yet."""
+        """Read no further requests while some are in progress, because the sockets that come with them are not in the
+        budget yet."""
         if self._channel is None:
             return
         events = (0 if self._working else LEVEL) | (select.EPOLLOUT if self._channel.congested else 0)
@@ -206,11 +205,11 @@ class Worker:
 
     @property
     def _under_way(self) -> int:
-        """What another instance has not taken so far, and may refuse."""
+        """Return how many connections another instance has not taken so far, and may refuse."""
         return 0 if self._mover is None else self._mover.under_way
 
     def _lose_channel(self) -> None:
-        """Become an orphan: the control process has closed the channel."""
+        """Become an orphan, because the control process has closed the channel."""
         if self._channel is None:
             return
         self._reactor.remove(self._channel.sock.fileno())
@@ -236,7 +235,7 @@ class Worker:
         )
 
     def _relieve(self) -> None:
-        """Go, unless a control process still has this worker drain."""
+        """Leave, unless a control process still has this worker drain."""
         self._relieved = True
         if self._channel is None:
             self._leave()
@@ -315,14 +314,14 @@ class Worker:
         for message in messages:
             frontend = None if isinstance(message, Tune) else message.frontend
             if frontend != present:
-                yield False  # only between frontends, or clients would reach one that has a part of its messages only
+                yield False  # Only between frontends, or clients would reach one that has a part of its messages only.
                 present = frontend
             if isinstance(message, Listen) and self._engine.serves(message.frontend):
                 if (failure := self._engine.listen_on_new(message)) is not None:
                     failures[message.frontend] = failure
             else:
                 failures |= self._engine.handle((message,))
-        yield True  # sockets are closed at the end of the turn
+        yield True  # Sockets are closed at the end of the turn.
         self._answer(DoneReply(number, self._open, tuple(failures.items())))
 
     def _close_previous(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
@@ -367,7 +366,7 @@ class Worker:
                     self._answer(BindingsReply(number, self._open, bindings))
                 yield False
             self._bindings_sent_at = now
-        except MemoryError:  # the next query repeats them
+        except MemoryError:  # The next query repeats them.
             self._context.memory.spend()
         self._answer(BindingsReply(number, self._open))
 
@@ -442,7 +441,7 @@ class Worker:
             self._leave()
 
     def _leave(self) -> None:
-        """As an orphan: accept the clients already queued, wait for open connections, and exit."""
+        """Accept the clients that are queued already, wait for open connections, and exit. This is for an orphan."""
         if self._leaving:
             return
         self._leaving = True
@@ -465,7 +464,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a worker; the exit status. The arguments are those of `process.command`."""
+    """Run a worker, and return the exit status. The arguments are those of `process.command`."""
     fd, number, counts_fd, marker, owner_prefix = arguments
     try:
         shared_rows = SharedRows(int(counts_fd), row=int(number))
@@ -480,7 +479,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         gc.collect()
         gc.freeze()
-        gc.set_threshold(1_000, 4, 10_000)  # the byte path leaves no cycles; and a small collection is a short pause
+        gc.set_threshold(1_000, 4, 10_000)  # The byte path leaves no cycles, and a small collection is a short pause.
         if (why_not := sandbox.confine(sockets=True)) is not None:
             _log(number, f"system calls are not filtered: {why_not}")
         worker.live()
@@ -491,12 +490,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _settle_in(number: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # the name is for ps and top only
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # The name is for ps and top only.
         comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sandbox.leave_file_system()
-    # Never CAP_NET_ADMIN: with it a worker that an attacker controls could rewrite every rule of the node.
+    # CAP_NET_ADMIN is never among them. With it a worker that an attacker controls could rewrite all rules of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
 
 
@@ -506,7 +505,7 @@ def _log(number: int | str, text: str) -> None:
 
 def _in_one_line(error: BaseException) -> str:
     """Return an exception and where it came from, innermost first."""
-    # Without the text of the lines: the sandbox allows no file.
+    # The text of the lines is left out, because the sandbox allows no file.
     places = [
         f"{frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -74,7 +74,7 @@ SLICE_S = 0.001
 
 
 class WorkerDataPlane:
-    """The data plane in `count` worker processes: a `DataPlane` and its `PortReserver`."""
+    """The data plane in `count` worker processes. It is a `DataPlane` and its `PortReserver`."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class WorkerDataPlane:
         owner_prefix: str = "",
         budget: DescriptorBudget | None = None,
     ) -> None:
-        """To be made inside a running event loop; the workers start at once.
+        """This is to be called inside a running event loop. The workers start at once.
 
-        `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix`: the prefix, without the leading NUL,
-        of the abstract Unix sockets at which an orphaned worker looks for a new owner. With an empty prefix it
-        does not look. `marker`: the descriptor of the marker of this run, by which it introduces itself there; every
-        worker inherits it.
+        `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix` is the prefix, without the leading NUL,
+        of the abstract Unix sockets at which an orphaned worker looks for a new owner. With an empty prefix the worker
+        does not look. `marker` is the descriptor of the marker of this run, by which the worker introduces itself
+        there. Every worker inherits the marker.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()
@@ -131,7 +131,7 @@ class WorkerDataPlane:
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
         """See `DataPlane.send`. Raise KernelError when no worker is in service."""
-        # Before the wait: a worker that starts meanwhile gets it, even if no worker is in service now.
+        # Before the wait, so that a worker that starts meanwhile gets it, even if no worker is in service now.
         self._tune = next((message for message in reversed(messages) if isinstance(message, Tune)), self._tune)
         await self._supervisor.until_served()
         endpoints = {message.frontend: message for message in messages if isinstance(message, SetEndpoints)}
@@ -143,9 +143,8 @@ class WorkerDataPlane:
     async def _send(
         self, messages: Sequence[Message], endpoints: Mapping[FrontendName, SetEndpoints]
     ) -> dict[FrontendName, str]:
-        """Send one chunk.
-
-        All state changes before the first await, so that a worker that starts meanwhile gets the new state."""
+        """Send one chunk. The whole state changes before the first await, so that a worker that starts meanwhile gets
+        the new state."""
         batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
         failures: dict[FrontendName, str] = {}
         begun: dict[FrontendName, ServedFrontend[Any]] = {}
@@ -242,8 +241,8 @@ class WorkerDataPlane:
             batch.add_first(sockets)
 
     def _pin(self, sockets: FrontendSockets, batches: Mapping[int, WorkerBatch]) -> None:
-        """Open pinned sockets beside the unpinned ones. Raise OSError when the kernel refuses: then those stay in
-        use."""
+        """Open pinned sockets beside the unpinned ones. Raise OSError when the kernel refuses; the unpinned ones stay
+        in use then."""
         name = sockets.begin.frontend
         serving = [batch for batch in batches.values() if name not in batch.worker.unsent]
         sockets.pin(preceding=len(serving))
@@ -251,9 +250,8 @@ class WorkerDataPlane:
             batch.add_first(sockets)
 
     async def _settle(self, names: Sequence[FrontendName]) -> None:
-        """The second half of `_pin`: close the unpinned sockets.
-
-        That changes the order of their group, so all clients go to one socket meanwhile."""
+        """Close the unpinned sockets after `_pin`. That changes the order of their group, so all clients go to one
+        socket meanwhile."""
         await asyncio.sleep(SETTLE_S)
         for name in names:
             if isinstance(sockets := self._frontends.get(name), FrontendSockets):
@@ -277,9 +275,8 @@ class WorkerDataPlane:
     async def _deliver(
         self, batches: Mapping[int, WorkerBatch], *, may_fail: Collection[FrontendName] = ()
     ) -> dict[FrontendName, str]:
-        """Send the batches; the failures of workers in service for the frontends in `may_fail`.
-
-        A worker with any other failure is replaced."""
+        """Send the batches. Return the failures of workers in service for the frontends in `may_fail`. A worker with
+        any other failure is replaced."""
 
         def check(worker: WorkerProcess, reply: Reply | None, may_fail: Collection[FrontendName]) -> None:
             for name, failure in reply.failures if isinstance(reply, DoneReply) else ():
@@ -314,7 +311,7 @@ class WorkerDataPlane:
         for name in set().union(*self._tables()) & found.keys():
             parts = [part for table in self._tables() if (part := table.get(name)) is not None]
             found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else NOTHING
-            await time_slice.offer()  # a worker that dies meanwhile has its counters in `_past` then
+            await time_slice.offer()  # A worker that dies meanwhile has its counters in `_past` then.
         return found
 
     def _tables(self) -> list[Mapping[FrontendName, Counters]]:
@@ -378,7 +375,7 @@ class WorkerDataPlane:
         worker.bindings.clear()
 
     async def _collect_bindings(self) -> None:
-        """Query the bindings regularly, as a worker that dies cannot be queried any more."""
+        """Query the bindings regularly, because a worker that has died cannot be queried."""
         while True:
             await asyncio.sleep(BINDINGS_S)
             with contextlib.suppress(MemoryError):  # the next query may succeed
@@ -402,15 +399,14 @@ class WorkerDataPlane:
 
     @property
     def open_connections(self) -> int:
-        """See `DataPlane.open_connections`; at most a second old."""
+        """See `DataPlane.open_connections`. The number is at most a second old."""
         return self._supervisor.open_connections
 
     # Workers.
 
     async def _initialize(self, worker: WorkerProcess) -> str | None:
-        """Send a new worker the full state; its failure, or None.
-
-        Messages sent meanwhile reach it, too, for the frontends that it has already."""
+        """Send a new worker the full state. Return the worker's failure, or None. Messages that are sent meanwhile
+        reach the worker, too, for the frontends that it has already."""
         # Shared listeners come last, because they reset the clients of frontends that have not joined yet.
         worker.unsent = dict.fromkeys(sorted(self._frontends, key=lambda it: self._frontends[it].serves_others))
         batch = WorkerBatch(worker)
@@ -440,7 +436,7 @@ class WorkerDataPlane:
             batch = WorkerBatch(worker)
 
     def _keep_counters(self, worker: WorkerProcess) -> None:
-        """Record the counters and affinity bindings of a worker that has ended, and count its connections no more."""
+        """Record the counters and affinity bindings of a worker that has ended, and stop counting its connections."""
         self._columns.clear(worker.number)
         self._learn(worker)
         for name, counters in worker.counters.items():
