@@ -1,6 +1,7 @@
 """How long connections are still while they move to another instance, and how long all of it takes.
 
-``python -m tests.tools.bench.moving [--connections N] [--streams N] [--re-exec]``, as root. Some connections are quiet,
+``python -m tests.tools.bench.moving [--connections N] [--streams N] [--re-exec]``, as root. With ``--alone`` it only
+prints the CPU time of a move, between two engines of one process. Some connections are quiet,
 some ask and are answered every few milliseconds, and some are streams at full speed that come back through an echo. All
 bytes are compared. It prints the longest time that each talking connection had no answer while the connections moved,
 beside the same in the five seconds before, and while the new instance started: on a machine that does other work most
@@ -27,6 +28,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from tests.dataplane.workers.test_mover import Move
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e.stage import QUICK, VIP, make_stage, until
 from tests.tools.bench.starting import cpu_s
@@ -140,7 +142,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workers", default="2")
     parser.add_argument("--streams", type=int, default=2)
     parser.add_argument("--re-exec", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     given = parser.parse_args(arguments)
+    if given.alone:
+        alone(min(given.connections, 1000))
+        return
     options = (*QUICK.split(), f"--workers={given.workers}", "--shutdown-grace=300s")
     with make_stage(Path(tempfile.mkdtemp(prefix="kubeproxy-moving-")), links=PodLinks.ROUTED) as stage:
         stage.write_service([0, 1, 2])
@@ -175,6 +181,17 @@ def main(arguments: Sequence[str]) -> None:
             clients.wait()
         show(json.loads(said), first, second, begun_at, took_s)
         stage.clear()
+
+
+def alone(count: int) -> None:
+    """Print the CPU time of both sides of a move."""
+    move = Move(count)
+    began_s = time.thread_time()
+    move.begin()
+    move.until(lambda: move.old.idle)
+    took_s = time.thread_time() - began_s
+    print(f"both sides took {1e6 * took_s / count:.0f} µs of CPU time for each of {count} connections")
+    move.close()
 
 
 def show(report: dict[str, Any], first: Daemon, second: Daemon, begun_at: float, took_s: float) -> None:
