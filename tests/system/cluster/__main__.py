@@ -168,7 +168,7 @@ def table_of_events(context: click.Context, only: str, rate: int, kept: int, tim
                 found = events.run(event, web, Ours(cluster), VERSIONS, rate=rate, kept=kept, times=times)
                 results[name] = found
                 for place, tally in found.tallies.items():
-                    broken = [f"{error} after {at - found.began:.2f} s" for at, error in tally.broken]
+                    broken = [f"{kind} {error} after {at - found.began:.2f} s" for at, kind, error in tally.broken]
                     click.echo(f"{name}, {place}: lost {found.lost_by(place)}, broken {broken}", err=True)
     click.echo(events.markdown(results))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from tests.system.cluster.cluster import Cluster
@@ -12,6 +17,7 @@ from tests.system.cluster.images import Versions
 from tests.system.cluster.node import Node
 from tests.system.cluster.service_proxies import NAMESPACE, Ours
 from tests.system.cluster.traffic import Tally
+from tests.system.cluster.watch import Watch
 from tests.system.cluster.web import Web
 from tests.system.e2e.stage import until
 
@@ -25,6 +31,8 @@ CONTROL_PROCESS: Final = "^[^ ]*python[^ ]* [^ ]*kubeproxy run"
 CRASHED: Final = "previous control process has crashed"
 STARTS: Final = "kubeproxy starts"
 """What the log says when a control process begins."""
+SERVING: Final = " serving services="
+MOVED: Final = re.compile(r"connections moved here .*?moved=(\d+).*?still_ms=([0-9.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,23 @@ def rollout_restart(cluster: Cluster, ours: Ours, near: Node, versions: Versions
     ours.await_rollout()
 
 
+def rollout_of_an_unready_pod(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """A new pod takes over on every node, and the old one on the clients' node is not ready, by its status. So the
+    DaemonSet controller deletes it as soon as its successor is there, which does not serve yet."""
+    old = ("-n", NAMESPACE, "pod", ours.pod_on(near.name))
+    unready = json.dumps({"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+
+    def deleted() -> bool:
+        # The kubelet, which knows better, writes the true status again.
+        said = cluster.kubectl("patch", *old, "--subresource=status", "-p", unready, check=False)
+        return "NotFound" in said or "deletionTimestamp" in cluster.get(*old)["metadata"]
+
+    deleted()
+    cluster.kubectl("-n", NAMESPACE, "rollout", "restart", "ds/kubeproxy")
+    until(deleted, "the old pod is deleted", within_s=120)
+    ours.await_rollout()
+
+
 def delete_pod(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
     """The pod on the clients' node ends; the DaemonSet makes another one when it is gone."""
     cluster.kubectl("-n", NAMESPACE, "delete", "pod", ours.pod_on(near.name), "--wait")
@@ -53,20 +78,18 @@ def delete_pod(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> 
 
 def kill_control_process(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
     """The control process on the clients' node dies alone; its container's first process starts the next one."""
-    before, log = _restarts(cluster, near), ("-n", NAMESPACE, "logs", ours.pod_on(near.name))
-    crashes = cluster.kubectl(*log).count(CRASHED)
+    before, crashes = _restarts(cluster, near), ours.log_on(near.name).count(CRASHED)
     near.run("pkill", "-KILL", "-f", CONTROL_PROCESS)
-    until(lambda: cluster.kubectl(*log).count(CRASHED) > crashes, "the next one has started", within_s=120)
+    until(lambda: ours.log_on(near.name).count(CRASHED) > crashes, "the next one has started", within_s=120)
     ours.await_rollout()
     assert _restarts(cluster, near) == before, "the container has ended"
 
 
 def re_exec(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
     """The control process on the clients' node replaces its program by itself, as SIGUSR2 asks for."""
-    log = ("-n", NAMESPACE, "logs", ours.pod_on(near.name))
-    starts = cluster.kubectl(*log).count(STARTS)
+    starts = ours.log_on(near.name).count(STARTS)
     near.run("pkill", "-USR2", "-f", CONTROL_PROCESS)
-    until(lambda: cluster.kubectl(*log).count(STARTS) > starts, "the program has started anew", within_s=120)
+    until(lambda: ours.log_on(near.name).count(STARTS) > starts, "the program has started anew", within_s=120)
     ours.await_rollout()
 
 
@@ -84,8 +107,15 @@ def upgrade(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> Non
     ours.await_rollout()
 
 
+def foreign_upgrade(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
+    """The DaemonSet gets an image that speaks another version of the takeover protocol."""
+    ours.set_image(versions.foreign)
+    ours.await_rollout()
+
+
 def rollback(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
-    """The DaemonSet gets its former image again, as an administrator takes an upgrade back."""
+    """The DaemonSet gets its former image again, as an administrator takes an upgrade back. The next time it
+    gets the later one."""
     cluster.kubectl("-n", NAMESPACE, "rollout", "undo", "ds/kubeproxy")
     ours.await_rollout()
 
@@ -114,16 +144,38 @@ def drain_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Version
 
 EVENTS: Final[Mapping[str, Event]] = {
     "rollout restart": Event(rollout_restart, GRACE_S),
+    "rollout of an unready pod": Event(rollout_of_an_unready_pod, GRACE_S),
     "delete pod": Event(delete_pod, without_successor=True),
     "kill control process": Event(kill_control_process, GRACE_S),
     "re-exec": Event(re_exec, GRACE_S),
     "kill container": Event(kill_container, without_successor=True),
     "upgrade": Event(upgrade, GRACE_S),
     "rollback": Event(rollback, GRACE_S),
+    "upgrade to another protocol": Event(foreign_upgrade, GRACE_S),
+    "rollback to the former protocol": Event(rollback, GRACE_S),
     "drain other node": Event(drain_other_node),
     "reboot other node": Event(reboot_other_node),
 }
-"""In this order: an upgrade precedes the rollback."""
+"""In this order: an upgrade precedes its rollback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an event took, once."""
+
+    seconds: float
+    """Until it was over, as its administrator sees it."""
+    gone_s: float | None
+    """From the moment when the new instance on the clients' node serves until the old processes there have ended. None
+    if the new instance has not said so."""
+    moved: int
+    """Connections that moved there."""
+    still_s: float
+    """The longest that a moving connection was still."""
+    most_mib: float
+    """The most memory that all our processes there had at once."""
+    cpu_s: float
+    """The processor time that they have taken meanwhile, the start of the new instance included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +184,11 @@ class Result:
 
     began: float
     """By the monotonic clock."""
-    seconds: Sequence[float]
+    costs: Sequence[Cost]
     """Of each time."""
     tallies: Mapping[str, Tally]
+    load: float
+    """The load average at the end."""
 
     @property
     def lost(self) -> int:
@@ -154,34 +208,74 @@ def run(
     """Let an event happen under traffic: `rate` new connections a second, and `kept` ones, from each of three places.
     Under the same traffic it happens `times` times."""
     web.await_ready()
-    seconds: list[float] = []
+    costs: list[Cost] = []
     with web.traffic(rate, kept) as tallies:
         time.sleep(LEAD_S)
         began = time.monotonic()
         for _ in range(times):
-            act_began = time.monotonic()
-            happened = event.act(web.cluster, ours, web.near, versions)
-            seconds.append(time.monotonic() - act_began)
-            time.sleep(LEAD_S)
+            act_began, began_at = time.monotonic(), time.time()
+            with Watch(web.near) as watch:
+                happened = event.act(web.cluster, ours, web.near, versions)
+                took_s = time.monotonic() - act_began
+                time.sleep(LEAD_S)
+            costs.append(cost(took_s, watch, ours.log_on(web.near.name), began_at))
         time.sleep(event.afterwards_s)
-    return Result(happened or began, seconds, dict(tallies))
+    return Result(happened or began, costs, dict(tallies), os.getloadavg()[0])
+
+
+def cost(took_s: float, watch: Watch, log: str, began_at: float) -> Cost:
+    """What an event has taken that began at that Unix time, by the watch and the log on the clients' node."""
+    lines = [line for line in log.splitlines() if _written_at(line) > began_at]
+    serving = next((_written_at(line) for line in lines if SERVING in line), None)
+    gone = watch.gone_at()
+    moves = [found for line in lines if (found := MOVED.search(line)) is not None]
+    return Cost(
+        took_s,
+        None if serving is None or gone is None else gone - serving,
+        sum(int(found[1]) for found in moves),
+        max((float(found[2]) / 1000 for found in moves), default=0.0),
+        watch.most_mib,
+        watch.cpu_s,
+    )
+
+
+def _written_at(line: str) -> float:
+    try:
+        return datetime.fromisoformat(line.partition(" ")[0]).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def markdown(results: Mapping[str, Result]) -> str:
-    """One line for each event and place of clients."""
+    """A table of what the clients met, with a line for each event and place, and one of what the events took."""
     lines = [
-        "| event | took | clients | new | lost | slowest | kept ones broken | longest silence |",
-        "|---|---|---|---|---|---|---|---|",
+        "| event | clients | new | lost | slowest | kept ones broken | longest silence |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
         for place, it in result.tallies.items():
             new, lost = it.answered + len(it.lost), len(result.lost_by(place))
-            broken = f"{len(it.broken)} of {it.kept}"
-            took = ", ".join(f"{each:.0f}" for each in result.seconds)
-            lines.append(
-                f"| {name} | {took} s | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {broken}"
-                f" | {it.longest_silence_s:.2f} s |"
-            )
+            broken = Counter(kind for _, kind, _ in it.broken)
+            kept = ", ".join(f"{kind} {broken[kind]} of {count}" for kind, count in it.kept.items())
+            silence = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in it.longest_silence_s.items())
+            lines.append(f"| {name} | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {kept} | {silence} |")
+    lines += [
+        "",
+        "| event | took | old instance gone after | moved | still | memory | processor time | load |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        costs = result.costs
+        columns = (
+            " ".join(f"{it.seconds:.0f}" for it in costs) + " s",
+            " ".join("?" if it.gone_s is None else f"{it.gone_s:.1f}" for it in costs) + " s",
+            " ".join(str(it.moved) for it in costs),
+            f"{1000 * max(it.still_s for it in costs):.0f} ms",
+            f"{max(it.most_mib for it in costs):.0f} MiB",
+            f"{max(it.cpu_s for it in costs):.1f} s",
+            f"{result.load:.0f}",
+        )
+        lines.append(f"| {name} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 

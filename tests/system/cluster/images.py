@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -26,13 +27,14 @@ from tests.system.cluster.programs import Programs, found
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The image that is installed, and another one."""
+    """The image that is installed, another one, and one that speaks another version of the takeover protocol."""
 
     current: str
     other: str
+    foreign: str
 
 
-VERSIONS: Final = Versions(__version__, f"{__version__}.post1")
+VERSIONS: Final = Versions(__version__, f"{__version__}.post1", f"{__version__}.post2")
 REPOSITORY: Final = "registry.example.com/kubeproxy"
 USED: Final = ("agnhost", "busybox", "distroless-iptables", "nginx", "pause", "regression-issue-74839")
 """Images that the selected e2e tests pull."""
@@ -79,7 +81,8 @@ def name_of(image: str, programs: Programs) -> str:
 def make_ours(version: str, directory: Path, storage: Path) -> Path:
     """Build the project's image by `make image` and return its archive.
 
-    A version that is not the tree's is built from a copy in which only the version is another.
+    A version that is not the tree's is built from a copy in which only the version is another, and that of the takeover
+    protocol if it is the foreign one.
     """
     archive = directory / f"kubeproxy-{version}.tar"
     tree = directory / f"tree-{version}"
@@ -92,6 +95,11 @@ def make_ours(version: str, directory: Path, storage: Path) -> Path:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
     (tree / "kubeproxy/model/version.py").write_text(f'"""The version."""\n\n__version__ = "{version}"\n')
+    if version == VERSIONS.foreign:
+        messages = tree / "kubeproxy/dataplane/workers/takeover_messages.py"
+        changed, count = re.subn(r"^PROTOCOL: Final = \d+$", "PROTOCOL: Final = 999", messages.read_text(), flags=re.M)
+        assert count == 1, f"{messages} has no version of the protocol"
+        messages.write_text(changed)
     archive.unlink(missing_ok=True)
     environment = [f"STORAGE={storage}", f"OUTPUT={archive}"]
     command = ["env", *environment, "make", "image", f"TAG={REPOSITORY}:{version}"]

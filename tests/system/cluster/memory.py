@@ -23,16 +23,31 @@ def part_of(command_line: str) -> str | None:
     return next((part for part, pattern in _PARTS.items() if re.search(pattern, command_line)), None)
 
 
-def of(node: Node) -> Mapping[str, list[float]]:
-    """The proportional set sizes (PSS) of our processes on a node, in MiB, by part."""
-    found: dict[str, list[float]] = {}
+def processes_of(node: Node) -> Mapping[int, str]:
+    """Our processes on a node by process id, each with its part."""
+    found: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if _is_below(process, node.pid):
-                part = part_of((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-                pss = re.search(r"^Pss: +(\d+) kB$", (process / "smaps_rollup").read_text(), re.MULTILINE)
-                if part is not None and pss is not None:
-                    found.setdefault(part, []).append(int(pss[1]) / 1024)
+            part = part_of((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            if part is not None and _is_below(process, node.pid):
+                found[int(process.name)] = part
+    return found
+
+
+def pss_mib(pid: int) -> float:
+    """The proportional set size (PSS) of a process in MiB, 0 if it has ended."""
+    try:
+        found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1024 if found is not None else 0.0
+
+
+def of(node: Node) -> Mapping[str, list[float]]:
+    """The memory of our processes on a node, in MiB, by part."""
+    found: dict[str, list[float]] = {}
+    for pid, part in processes_of(node).items():
+        found.setdefault(part, []).append(pss_mib(pid))
     return found
 
 

@@ -28,7 +28,7 @@ from tests.system.cluster.layout import PODS
 from tests.system.cluster.node import ROOT
 from tests.system.cluster.programs import found
 from tests.system.cluster.startup import running
-from tests.system.cluster.web import REQUESTS
+from tests.system.cluster.web import server
 from tests.system.e2e.stage import until
 from tests.system.e2e.steady_clients import Crowd
 
@@ -39,11 +39,6 @@ RATE, LONG, LASTING_S = 100, 17, (2.0, 6.0)
 """From each of three places: new connections a second, and long ones at once, which end by themselves after so many
 seconds."""
 LEAD_S: Final = 3.0
-# The pods' program is the e2e tests' backend, run in the root directory of this machine. It ends at SIGTERM.
-SERVE: Final = (
-    "trap 'exit 0' TERM; "
-    f"chroot /host sh -c 'cd {ROOT} && exec {sys.executable} -m tests.system.e2e.backend '$NAME' 0.0.0.0 8080' & wait"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +69,13 @@ MANNERS: Final = {
 
 def deployment(image: str, manner: Manner, revision: str) -> dict[str, Any]:
     """Six pods, two more during a rollout."""
-    container: dict[str, Any] = {
-        "name": "app",
-        "image": image,
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", SERVE],
-        "env": [
-            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            {"name": "REVISION", "value": revision},
-        ],
-        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "host", "mountPath": "/host"}],
-        "resources": REQUESTS,
-    }
+    container, volume = server(image, 0)
+    container["env"].append({"name": "REVISION", "value": revision})
     if manner.pre_stop is not None:
         container["lifecycle"] = {"preStop": dict(manner.pre_stop)}
     pod = {
         "containers": [container],
-        "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+        "volumes": [volume],
         "terminationGracePeriodSeconds": 45,
         "readinessGates": [{"conditionType": GATE}] if manner.gate else [],
     }

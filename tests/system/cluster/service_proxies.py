@@ -83,6 +83,10 @@ class Ours:
         assert living, f"no pod of ours on {node}"
         return str(living[0])
 
+    def log_on(self, node: str) -> str:
+        """The log of the running pod on a node."""
+        return self._kubectl("logs", self.pod_on(node))
+
     def uninstall(self) -> None:
         """Remove the objects, and the rules that the nodes keep, as docs/install.md says."""
         for kind in ("ds", "cm", "sa"):

@@ -1,7 +1,7 @@
-"""Steady traffic to a Service: new connections at a fixed rate, kept-alive ones beside them; what was lost is counted.
+"""Steady traffic to a Service: new connections at a fixed rate, kept ones beside them; what was lost is counted.
 
 `python -m tests.system.cluster.traffic ADDRESS PORT RATE KEPT` runs until its standard input ends, then prints a
-`Tally` as JSON. The server is agnhost's `netexec`, which answers GET /hostname with the name of its pod.
+`Tally` as JSON. The server is `tests.system.e2e.backend`, and its name begins with that of the Service.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from tests.support.lab import Host
+from tests.system.cluster.kept_connections import KINDS, PATIENCE_S, KeptConnection, kind_of
 from tests.system.cluster.node import ROOT
 
-PATIENCE_S: Final = 10.0
-"""An answer that comes later is a lost connection."""
-PAUSE_S: Final = 0.5
-"""Between two requests on a kept connection."""
+NAME: Final = b"web-"
+"""How the server's name begins."""
 
 
 @dataclass(slots=True)
@@ -33,11 +33,12 @@ class Tally:
     lost: list[tuple[float, str]] = field(default_factory=list)
     """Each with its beginning and the error."""
     slowest_s: float = 0.0
-    kept: int = 0
-    broken: list[tuple[float, str]] = field(default_factory=list)
-    """Kept connections that ended before the clients did, with the time and the error."""
-    longest_silence_s: float = 0.0
-    """The longest that a kept connection took for an answer."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Kept connections, by kind."""
+    broken: list[tuple[float, str, str]] = field(default_factory=list)
+    """Kept connections that ended before the clients did, with the time, the kind and the error."""
+    longest_silence_s: dict[str, float] = field(default_factory=dict)
+    """The longest that a kept connection of a kind waited for bytes that were due."""
 
 
 class Clients:
@@ -50,12 +51,12 @@ class Clients:
 
     async def run(self, rate: int, kept: int) -> Tally:
         """Run until standard input ends, and wait for the open connections."""
-        self.tally.kept = kept
+        self.tally.kept = dict(Counter(map(kind_of, range(kept))))
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda done: self._leaving.set())
         async with asyncio.TaskGroup() as group:
-            for _ in range(kept):
-                group.create_task(self._keep())
+            for number in range(kept):
+                group.create_task(self._keep(number))
             due = time.monotonic()
             while not self._leaving.is_set():
                 due += 1 / rate
@@ -66,27 +67,30 @@ class Clients:
     async def _ask(self) -> None:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                async with _connected(self._address) as (reader, writer):
-                    await _request(reader, writer)
-        except (OSError, ValueError, EOFError, TimeoutError) as error:
+            async with asyncio.timeout(PATIENCE_S), _connected(self._address) as (reader, writer):
+                writer.write(b"name\n")
+                if not (said := await reader.read()).startswith(NAME):
+                    raise ValueError(f"{said!r} came")
+        except _ERRORS as error:
             self.tally.lost.append((began, type(error).__name__))
             return
         self.tally.answered += 1
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - began)
 
-    async def _keep(self) -> None:
+    async def _keep(self, number: int) -> None:
+        kind, silences = kind_of(number), self.tally.longest_silence_s
         try:
             async with _connected(self._address) as (reader, writer):
-                while not self._leaving.is_set():
-                    began = time.monotonic()
-                    async with asyncio.timeout(PATIENCE_S):
-                        await _request(reader, writer)
-                    self.tally.longest_silence_s = max(self.tally.longest_silence_s, time.monotonic() - began)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._leaving.wait(), PAUSE_S)
-        except (OSError, ValueError, EOFError, TimeoutError) as error:
-            self.tally.broken.append((time.monotonic(), type(error).__name__))
+                kept = KeptConnection(reader, writer, number, self._leaving)
+                try:
+                    await KINDS[kind](kept)
+                finally:
+                    silences[kind] = max(silences.get(kind, 0.0), kept.longest_silence_s)
+        except _ERRORS as error:
+            self.tally.broken.append((time.monotonic(), kind, repr(error)))
+
+
+_ERRORS = (OSError, ValueError, EOFError, TimeoutError)
 
 
 @contextlib.asynccontextmanager
@@ -98,15 +102,6 @@ async def _connected(address: tuple[str, int]) -> AsyncIterator[tuple[asyncio.St
         writer.close()
 
 
-async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Ask once, and return the name of the pod that answered."""
-    writer.write(b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n")
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise ValueError(head.decode(errors="replace"))
-    return await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-
-
 class Traffic:
     """The clients of one place, running; `end` returns their tally."""
 
@@ -115,7 +110,7 @@ class Traffic:
 
     def end(self) -> Tally:
         """End the clients and return what they met."""
-        output, _ = self._process.communicate("", timeout=60)
+        output, _ = self._process.communicate("", timeout=120)
         return Tally(**json.loads(output))
 
 

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tests.support.lab import Host
 from tests.system.cluster import images, traffic
 from tests.system.cluster.cluster import Cluster, Object
-from tests.system.cluster.node import Node
+from tests.system.cluster.node import ROOT, Node
 from tests.system.cluster.traffic import Tally, Traffic
 
 ADDRESS: Final = "10.96.0.50"
 NODE_PORT: Final = 30080
 GRACE_S: Final = 5
-"""How long a pod of the Service serves on when it has been told to end, as a pod should (and agnhost can)."""
+"""How long a pod of the Service serves on when it has been told to end, as a pod should."""
 
-REQUESTS: Final = {"requests": {"cpu": "100m"}}
-"""A pod without a request gets hardly any of the processor's time beside pods that have one."""
+
+def server(image: str, grace_s: int) -> tuple[Object, Object]:
+    """A container that runs the e2e tests' backend in the root directory of this machine, and its volume. At SIGTERM it
+    ends after so long."""
+    command = (
+        f"trap 'sleep {grace_s}; exit 0' TERM; "
+        f"chroot /host sh -c 'cd {ROOT} && exec {sys.executable} -m tests.system.e2e.backend '$NAME' 0.0.0.0 8080' & "
+        "wait"
+    )
+    container = {
+        "name": "web",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", command],
+        "env": [{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "host", "mountPath": "/host"}],
+        # A pod without a request gets hardly any of the processor's time beside pods that have one.
+        "resources": {"requests": {"cpu": "100m"}},
+    }
+    return container, {"name": "host", "hostPath": {"path": "/"}}
 
 
 def objects(agnhost: str, client_node: str) -> tuple[Object, ...]:
     """Four pods on any node, their Service, and a pod of clients on that node."""
-    args = ["netexec", f"--delay-shutdown={GRACE_S}"]
-    probe = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1}
-    container = {"name": "web", "image": agnhost, "args": args, "readinessProbe": probe, "resources": REQUESTS}
+    container, volume = server(agnhost, GRACE_S)
     labels = {"app": "web"}
     spread = {
         "maxSkew": 1,
@@ -42,7 +60,7 @@ def objects(agnhost: str, client_node: str) -> tuple[Object, ...]:
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": {"containers": [container], "topologySpreadConstraints": [spread]},
+                "spec": {"containers": [container], "volumes": [volume], "topologySpreadConstraints": [spread]},
             },
         },
     }
