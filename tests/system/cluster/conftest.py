@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import astuple
 
 import pytest
 
@@ -16,12 +17,12 @@ from tests.system.cluster.startup import running
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes that have the project's image in two versions, and no Service proxy."""
+    """Three nodes that have the project's image in all `VERSIONS`, and no Service proxy."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("cluster")
     with running(directory, found()) as made:
-        for version in (VERSIONS.current, VERSIONS.other):
+        for version in astuple(VERSIONS):
             made.load_image(images.make_ours(version, directory, directory / "storage"))
         yield made
 

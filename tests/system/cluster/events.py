@@ -23,8 +23,6 @@ from tests.system.e2e.stage import until
 
 LEAD_S: Final = 4.0
 """How long the clients go on before and after: losses that come late belong to the event, too."""
-GRACE_S: Final = 36.0
-"""After a pod of ours has been told to end: it serves its connections for `shutdownGrace`, 30 s, then ends them."""
 FIRST_PROCESS: Final = "container_init.py .*kubeproxy run"
 CONTROL_PROCESS: Final = "^[^ ]*python[^ ]* [^ ]*kubeproxy run"
 """The processes of a container of ours, by their command lines."""
@@ -42,9 +40,12 @@ class Event:
     act: Callable[[Cluster, Ours, Node, Versions], float | None]
     """Its node is that of the clients in a pod and on a node. It returns when it happened, by the monotonic clock, if
     that was later than the call."""
-    afterwards_s: float = LEAD_S
     without_successor: bool = False
     """A pod of ours ends before the next one starts, so new connections may be lost."""
+    replaces: bool = True
+    """The workers on the clients' node end, and others come."""
+    cuts: bool = False
+    """Kept connections may end: with their endpoints, or because workers end from which they cannot move."""
 
 
 def rollout_restart(cluster: Cluster, ours: Ours, near: Node, versions: Versions) -> None:
@@ -143,18 +144,18 @@ def drain_other_node(cluster: Cluster, ours: Ours, near: Node, versions: Version
 
 
 EVENTS: Final[Mapping[str, Event]] = {
-    "rollout restart": Event(rollout_restart, GRACE_S),
-    "rollout of an unready pod": Event(rollout_of_an_unready_pod, GRACE_S),
+    "rollout restart": Event(rollout_restart),
+    "rollout of an unready pod": Event(rollout_of_an_unready_pod),
     "delete pod": Event(delete_pod, without_successor=True),
-    "kill control process": Event(kill_control_process, GRACE_S),
-    "re-exec": Event(re_exec, GRACE_S),
-    "kill container": Event(kill_container, without_successor=True),
-    "upgrade": Event(upgrade, GRACE_S),
-    "rollback": Event(rollback, GRACE_S),
-    "upgrade to another protocol": Event(foreign_upgrade, GRACE_S),
-    "rollback to the former protocol": Event(rollback, GRACE_S),
-    "drain other node": Event(drain_other_node),
-    "reboot other node": Event(reboot_other_node),
+    "kill control process": Event(kill_control_process),
+    "re-exec": Event(re_exec),
+    "kill container": Event(kill_container, without_successor=True, cuts=True),
+    "upgrade": Event(upgrade),
+    "rollback": Event(rollback),
+    "upgrade to another protocol": Event(foreign_upgrade, cuts=True),
+    "rollback to the former protocol": Event(rollback, cuts=True),
+    "drain other node": Event(drain_other_node, replaces=False, cuts=True),
+    "reboot other node": Event(reboot_other_node, replaces=False, cuts=True),
 }
 """In this order: an upgrade precedes its rollback."""
 
@@ -166,8 +167,8 @@ class Cost:
     seconds: float
     """Until it was over, as its administrator sees it."""
     gone_s: float | None
-    """From the moment when the new instance on the clients' node serves until the old processes there have ended. None
-    if the new instance has not said so."""
+    """From the moment when the new instance on the clients' node serves until the old workers there are seen to have
+    ended. None if there is no new one."""
     moved: int
     """Connections that moved there."""
     still_s: float
@@ -217,9 +218,10 @@ def run(
             with Watch(web.near) as watch:
                 happened = event.act(web.cluster, ours, web.near, versions)
                 took_s = time.monotonic() - act_began
+                if event.replaces:
+                    until(lambda: watch.gone_at is not None, "the old workers have ended", within_s=120)
                 time.sleep(LEAD_S)
             costs.append(cost(took_s, watch, ours.log_on(web.near.name), began_at))
-        time.sleep(event.afterwards_s)
     return Result(happened or began, costs, dict(tallies), os.getloadavg()[0])
 
 
@@ -227,11 +229,10 @@ def cost(took_s: float, watch: Watch, log: str, began_at: float) -> Cost:
     """What an event has taken that began at that Unix time, by the watch and the log on the clients' node."""
     lines = [line for line in log.splitlines() if _written_at(line) > began_at]
     serving = next((_written_at(line) for line in lines if SERVING in line), None)
-    gone = watch.gone_at()
     moves = [found for line in lines if (found := MOVED.search(line)) is not None]
     return Cost(
         took_s,
-        None if serving is None or gone is None else gone - serving,
+        None if serving is None or watch.gone_at is None else watch.gone_at - serving,
         sum(int(found[1]) for found in moves),
         max((float(found[2]) / 1000 for found in moves), default=0.0),
         watch.most_mib,
@@ -247,27 +248,28 @@ def _written_at(line: str) -> float:
 
 
 def markdown(results: Mapping[str, Result]) -> str:
-    """A table of what the clients met, with a line for each event and place, and one of what the events took."""
-    lines = [
-        "| event | clients | new | lost | slowest | kept ones broken | longest silence |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A table with a line for each event: what the clients of all places met, and what it took."""
+    columns = (
+        *("event", "took", "new", "lost", "slowest", "kept ones broken", "longest silence", "clients late"),
+        *("old workers gone after", "moved", "still", "memory", "processor time", "load"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, result in results.items():
-        for place, it in result.tallies.items():
-            new, lost = it.answered + len(it.lost), len(result.lost_by(place))
-            broken = Counter(kind for _, kind, _ in it.broken)
-            kept = ", ".join(f"{kind} {broken[kind]} of {count}" for kind, count in it.kept.items())
-            silence = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in it.longest_silence_s.items())
-            lines.append(f"| {name} | {place} | {new} | {lost} | {it.slowest_s:.2f} s | {kept} | {silence} |")
-    lines += [
-        "",
-        "| event | took | old instance gone after | moved | still | memory | processor time | load |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, result in results.items():
-        costs = result.costs
-        columns = (
+        costs, tallies = result.costs, result.tallies.values()
+        kept = Counter[str]()
+        for each in tallies:
+            kept.update(each.kept)
+        broken = Counter(kind for each in tallies for _, kind, _ in each.broken)
+        silences = {kind: max(each.longest_silence_s.get(kind, 0.0) for each in tallies) for kind in kept}
+        cells = (
+            name,
             " ".join(f"{it.seconds:.0f}" for it in costs) + " s",
+            f"{sum(each.answered + len(each.lost) for each in tallies)}",
+            f"{result.lost}",
+            f"{max(each.slowest_s for each in tallies):.2f} s",
+            ", ".join(f"{kind} {broken[kind]} of {count}" for kind, count in kept.items()),
+            ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in silences.items()),
+            f"{max(each.late_s for each in tallies):.2f} s",
             " ".join("?" if it.gone_s is None else f"{it.gone_s:.1f}" for it in costs) + " s",
             " ".join(str(it.moved) for it in costs),
             f"{1000 * max(it.still_s for it in costs):.0f} ms",
@@ -275,7 +277,7 @@ def markdown(results: Mapping[str, Result]) -> str:
             f"{max(it.cpu_s for it in costs):.1f} s",
             f"{result.load:.0f}",
         )
-        lines.append(f"| {name} | {' | '.join(columns)} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

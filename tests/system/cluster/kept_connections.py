@@ -8,26 +8,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
-
-from tests.system.e2e.backend import noise
 
 PATIENCE_S: Final = 10.0
 """An answer that comes later is a broken connection."""
 PAUSE_S: Final = 0.5
 """Between two words of a chatting connection, and between two lines to a half-closed one."""
 READ_BYTES, READ_PAUSE_S = 1 << 16, 0.1
-"""What a bulk connection reads, and how often. It writes as fast as it may, so every buffer on the way is full."""
+"""What a bulk connection reads, and how often."""
+AHEAD_BYTES: Final = 1 << 20
+"""What it has written and not read: more than its own receive buffer takes, so the rest waits in the proxy."""
 ENDING_S: Final = 60.0
-"""How long the bytes on the way of a bulk connection may take at its end."""
+"""How long the bytes on the way may take at its end."""
 
 Kind = Callable[["KeptConnection"], Awaitable[None]]
 
 
 class KeptConnection:
-    """One connection. `serve` ends when `leaving` is set; it raises an error if the connection broke before."""
+    """One connection. Each of `KINDS` goes on until `leaving` is set, and raises an error if the connection breaks."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seed: int, leaving: asyncio.Event
@@ -61,33 +62,21 @@ class KeptConnection:
         await self._word()
 
     async def bulk(self) -> None:
-        """Write as fast as possible, and read slowly what comes back."""
+        """Read slowly what comes back, and write as much as was read."""
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         self._writer.write(b"echo\n")
-        said = bytearray()
-
-        async def say() -> None:
-            while not self._leaving.is_set():
-                block = self._random.randbytes(READ_BYTES)
-                said.extend(block)
-                self._writer.write(block)
-                await self._writer.drain()
-            self._writer.write_eof()
-
-        saying = asyncio.create_task(say())
-        try:
-            async with asyncio.timeout(None) as ending:
-                while data := await self._timed(self._reader.read(READ_BYTES)):
-                    if said[: len(data)] != data:
-                        raise ValueError("other bytes came back")
-                    del said[: len(data)]
-                    await self._pause(READ_PAUSE_S)
-                    if self._leaving.is_set() and ending.when() is None:
-                        ending.reschedule(asyncio.get_running_loop().time() + ENDING_S)
-                await saying
-            if said or not self._leaving.is_set():
-                raise EOFError(f"{len(said)} bytes have not come back")
-        finally:
-            saying.cancel()
+        ahead = bytearray(self._say(AHEAD_BYTES))
+        while not self._leaving.is_set():
+            data = await self._timed(self._reader.read(READ_BYTES))
+            if not data or ahead[: len(data)] != data:
+                raise ValueError("other bytes came back")
+            del ahead[: len(data)]
+            ahead += self._say(len(data))
+            await self._pause(READ_PAUSE_S)
+        self._writer.write_eof()
+        async with asyncio.timeout(ENDING_S):
+            if await self._reader.read() != ahead:
+                raise ValueError("other bytes came back at the end")
 
     async def half_closed(self) -> None:
         """Say all at once, and listen to what goes on to come."""
@@ -100,10 +89,14 @@ class KeptConnection:
                 raise ValueError(f"{line!r} came")
 
     async def _word(self) -> None:
-        word = noise(self._random.randrange(1, 2000), str(self._random.random()))
-        self._writer.write(word)
+        word = self._say(self._random.randrange(1, 2000))
         if await self._timed(self._reader.readexactly(len(word))) != word:
             raise ValueError("other bytes came back")
+
+    def _say(self, count: int) -> bytes:
+        data = self._random.randbytes(count)
+        self._writer.write(data)
+        return data
 
     async def _timed(self, answer: Awaitable[bytes], due_s: float = 0.0) -> bytes:
         """Wait for an answer that is due in so long."""

@@ -67,3 +67,5 @@ def test_events_cost_no_connection(cluster: Cluster, ours: Ours, config: dict[st
     # Without a successor, userspace connections to the ended pod's listeners have nowhere to go.
     allowed = {name for name, event in EVENTS.items() if event.without_successor and config is USERSPACE}
     assert lost.keys() <= allowed, lost
+    broken = {name for name, result in results.items() if any(it.broken for it in result.tallies.values())}
+    assert broken <= {name for name, event in EVENTS.items() if event.cuts}

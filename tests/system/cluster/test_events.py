@@ -11,13 +11,14 @@ from tests.system.cluster.events import EVENTS, Cost, Result
 from tests.system.cluster.traffic import Tally
 
 
-def test_every_place_of_clients_is_a_line() -> None:
+def test_an_event_is_a_line() -> None:
     tallies = {
         "pod": Tally(answered=100, slowest_s=0.25, kept={"idle": 3, "bulk": 1}, longest_silence_s={"bulk": 0.125}),
         "outside": Tally(
             answered=97,
             lost=[(99.9, "OSError"), (101.5, "OSError"), (102.0, "TimeoutError")],
             kept={"idle": 3},
+            late_s=0.5,
             broken=[(102.0, "idle", "EOFError()")],
         ),
     }
@@ -28,12 +29,8 @@ def test_every_place_of_clients_is_a_line() -> None:
     )
     assert result.lost == 2
     assert events.markdown({"delete pod": result}).splitlines()[2:] == [
-        "| delete pod | pod | 100 | 0 | 0.25 s | idle 0 of 3, bulk 0 of 1 | bulk 0.12 s |",
-        "| delete pod | outside | 100 | 2 | 0.00 s | idle 1 of 3 |  |",
-        "",
-        "| event | took | old instance gone after | moved | still | memory | processor time | load |",
-        "|---|---|---|---|---|---|---|---|",
-        "| delete pod | 12 13 s | 1.5 ? s | 66 0 | 20 ms | 200 MiB | 4.0 s | 8 |",
+        "| delete pod | 12 13 s | 200 | 2 | 0.25 s | idle 1 of 6, bulk 0 of 1 | idle 0.00 s, bulk 0.12 s | 0.50 s"
+        " | 1.5 ? s | 66 0 | 20 ms | 200 MiB | 4.0 s | 8 |",
     ]
 
 
@@ -47,7 +44,7 @@ def test_the_move_is_that_of_the_log_since_the_event_began() -> None:
 2026-03-01T08:20:32.700000Z connections moved here pid=9 moved=26 left=1 still_ms=20.5
 no time"""
     ended = datetime(2026, 3, 1, 8, 20, 34, tzinfo=UTC).timestamp()
-    watch = SimpleNamespace(gone_at=lambda: ended, most_mib=180.0, cpu_s=3.5)
+    watch = SimpleNamespace(gone_at=ended, most_mib=180.0, cpu_s=3.5)
     found = events.cost(12.0, cast("Any", watch), log, ended - 24)
     assert found == Cost(12.0, 2.0, 66, 0.0205, 180.0, 3.5)
     assert events.cost(12.0, cast("Any", watch), "", ended - 24).gone_s is None

@@ -39,6 +39,8 @@ class Tally:
     """Kept connections that ended before the clients did, with the time, the kind and the error."""
     longest_silence_s: dict[str, float] = field(default_factory=dict)
     """The longest that a kept connection of a kind waited for bytes that were due."""
+    late_s: float = 0.0
+    """The longest that the clients themselves were held up: a busy machine's part of every other time."""
 
 
 class Clients:
@@ -62,6 +64,7 @@ class Clients:
                 due += 1 / rate
                 group.create_task(self._ask())
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
+                self.tally.late_s = max(self.tally.late_s, time.monotonic() - due)
         return self.tally
 
     async def _ask(self) -> None:

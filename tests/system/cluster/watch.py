@@ -1,4 +1,4 @@
-"""What our processes on a node take during an event, and until when those of before are there."""
+"""What our processes on a node take during an event, and when the workers of before have ended."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ class Watch:
     def __init__(self, node: Node) -> None:
         self.most_mib = 0.0
         """The most memory of all of them at once (PSS)."""
+        self.gone_at: float | None = None
+        """When the workers of the beginning were all found to have ended (Unix time), or None while one is there."""
         self._node = node
-        self._seen: dict[int, tuple[float, float]] = {}
-        """When each process was seen last (Unix time), and the seconds of processor time that it had taken."""
+        self._taken: dict[int, float] = {}
+        """The seconds of processor time that each process had taken when it was seen last."""
         self._before_s = 0.0
-        self._begun: Set[int] = frozenset()
+        self._workers: Set[int] = frozenset()
+        """Those of the beginning."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
+        self._workers = frozenset(pid for pid, part in memory.processes_of(self._node).items() if part == "worker")
         self._look()
-        self._begun = frozenset(pid for pid, part in memory.processes_of(self._node).items() if part in _SERVING)
-        self._before_s = sum(taken for _, taken in self._seen.values())
+        self._before_s = sum(self._taken.values())
         self._thread.start()
         return self
 
@@ -48,25 +51,19 @@ class Watch:
     @property
     def cpu_s(self) -> float:
         """The processor time that they have taken meanwhile; the last moment of each is not seen."""
-        return sum(taken for _, taken in self._seen.values()) - self._before_s
-
-    def gone_at(self) -> float | None:
-        """When the last process was seen that served at the beginning and does not now (Unix time), or None."""
-        living = memory.processes_of(self._node).keys()
-        return max((self._seen[pid][0] for pid in self._begun - living), default=None)
+        return sum(self._taken.values()) - self._before_s
 
     def _watch(self) -> None:
         while not self._over.wait(PAUSE_S):
             self._look()
 
     def _look(self) -> None:
-        now, sizes = time.time(), 0.0
-        for pid in memory.processes_of(self._node):
+        found, sizes = memory.processes_of(self._node), 0.0
+        if self.gone_at is None and not self._workers & found.keys():
+            self.gone_at = time.time()
+        for pid in found:
             with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                self._seen[pid] = now, (int(fields[11]) + int(fields[12])) / _TICKS
+                self._taken[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
                 sizes += memory.pss_mib(pid)
         self.most_mib = max(self.most_mib, sizes)
-
-
-_SERVING: Final = ("control process", "worker")
