@@ -40,7 +40,7 @@ def test_an_old_worker_is_gone_and_a_new_one_is_counted(monkeypatch: pytest.Monk
             ended = time.time()
             old.kill()
             old.wait()
-            gone = until(lambda: watch.gone_at, "its end is seen")
+            gone = until(lambda: watch.gone_at or 0.0, "its end is seen")
         assert gone >= ended
         assert watch.most_mib > memory.pss_mib(new.pid) / 2 > 1
     finally:
