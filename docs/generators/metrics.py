@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.model import Address, Family, Target
 from kubeproxy.model.conntrack import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.slis import PROXY
 from kubeproxy.observability.metrics.traffic import SERIES, Traffic
 from kubeproxy.observability.picture import DrainingEndpoints, EventCounts, Picture

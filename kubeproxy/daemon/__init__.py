@@ -9,7 +9,7 @@ reporting        metrics, health, Events (`service_events`), answers to `load_ba
 control_plane    tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`, `report_schedule`,
                  `report_room`, `report_lease`, `cluster_size`), the last state (`state_keeper`, `saved_state`)
 kernel_path      the rescue of failed connections (`rescue_control`) and its accounts
-                 (`kernel_flows`, `kernel_traffic`)
+                 (`flow_accounting`, `kernel_traffic`)
 operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
                  `http_pages`) with their data (`status_collector`, `connection_trace`, `kernel_path_trace`)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.data_plane import AnyDataPlane
-from kubeproxy.daemon.kernel_flows import KernelFlows
+from kubeproxy.daemon.flow_accounting import FlowAccounting
 from kubeproxy.daemon.kernel_side import KernelSide
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process import Process, on_crash
@@ -42,7 +42,7 @@ class KernelPath:
             limits=conntrack_limits(configuration),
             on_crash=on_crash,
         )
-        self.flows = KernelFlows(
+        self.flows = FlowAccounting(
             rules=lambda: proxier.kernel.in_force,
             holder=proxier.view.holder_of,
             taken=ownership.taken,

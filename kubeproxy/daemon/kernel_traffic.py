@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import structlog
 from msgspec.structs import replace
 
-from kubeproxy.daemon.kernel_flows import NO_FLOWS, FlowCounts
+from kubeproxy.daemon.flow_accounting import NO_FLOWS, FlowCounts
 from kubeproxy.dataplane.interface import NOTHING, Counters
 from kubeproxy.model import FrontendName, Traffic
 from kubeproxy.model.errors import KernelError
@@ -29,7 +29,7 @@ SLICE_S: Final = 0.002
 
 
 class Flows(Protocol):
-    """The part of `KernelFlows` that is used here. Tests have flows without a kernel."""
+    """The part of `FlowAccounting` that is used here. Tests have flows without a kernel."""
 
     async def refresh(self) -> None:
         """Read the flows from the kernel, unless that was done too often."""

@@ -10,7 +10,7 @@ from kubeproxy.model import ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.proxier.observer import ProxierObserver
 
 

@@ -11,7 +11,7 @@ from kubeproxy.daemon.load_balancers import LoadBalancers
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.service_events import Events
 from kubeproxy.observability.health import ProxyHealth, Reason
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.picture import ConfigurationState
 from kubeproxy.proxier.tracker import Tracker
 

@@ -23,9 +23,9 @@ from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
 from kubeproxy.proxier.data_path import Wanted
 from kubeproxy.proxier.proxier import Proxier
-from kubeproxy.rescue.ejections import Endpoint
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.guardian import Guardian
+from kubeproxy.rescue.kernel_path_ejections import Endpoint
 
 log = structlog.get_logger(__name__)
 

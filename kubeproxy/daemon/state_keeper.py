@@ -25,7 +25,7 @@ from kubeproxy.daemon.saved_state import SavedState, SourceState, StateFile, Unu
 from kubeproxy.daemon.sources import source_texts
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.proxier.tracker import START_GRACE_S, Tracker
-from kubeproxy.runtime.threads import NotBegun, in_thread
+from kubeproxy.runtime.threads import ThreadNotStartedError, in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class StateKeeper:
             return False
         try:
             saved = await in_thread(self._file.read)
-        except (UnusableStateError, NotBegun) as error:
+        except (UnusableStateError, ThreadNotStartedError) as error:
             log.info("state of earlier run not used", reason=str(error))
             return False
         now = time.time()
@@ -137,7 +137,7 @@ class StateKeeper:
 
         try:
             took_s = await in_thread(work)
-        except (UnusableStateError, NotBegun) as error:
+        except (UnusableStateError, ThreadNotStartedError) as error:
             if str(error) != self._problem:
                 log.info("state is not kept for next start", reason=str(error))
             self._problem = str(error)

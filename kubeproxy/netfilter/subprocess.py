@@ -10,7 +10,7 @@ import threading
 from kubeproxy.model.errors import KernelError
 
 
-class CommandFailed(KernelError):
+class CommandFailedError(KernelError):
     """Raised when a program ends with another exit status than 0. `command_line` has the call, and `stderr` what the
     program wrote to stderr."""
 
@@ -21,8 +21,8 @@ class CommandFailed(KernelError):
 
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
-    """Run a program with `commands` as its input, and return its output. Raise CommandFailed if it fails, and another
-    KernelError if it cannot be started or does not end in time. If it does not end in time, or if this call is
+    """Run a program with `commands` as its input, and return its output. Raise CommandFailedError if it fails, and
+    another KernelError if it cannot be started or does not end in time. If it does not end in time, or if this call is
     cancelled, the program is killed."""
     program = _Program(command)
     # The program runs in a thread, because uvloop's pipes raise when a program ends before it has read its input.
@@ -77,5 +77,5 @@ class _Program:
                 process.kill()
         if process.returncode != 0:
             words = stderr.decode(errors="replace").strip()
-            raise CommandFailed(command_line, words or f"exit status {process.returncode}, no message")
+            raise CommandFailedError(command_line, words or f"exit status {process.returncode}, no message")
         return printed

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from kubeproxy.observability.health import Health, ProxyHealth
 from kubeproxy.observability.http.answers import from_loopback
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
-from kubeproxy.observability.metrics.metrics import Metrics
 
 MODE: Final = "userspace"
 """The answer of ``/proxyMode``: kube-proxy's name for this kind of proxy."""

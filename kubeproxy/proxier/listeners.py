@@ -19,7 +19,7 @@ from kubeproxy.model import Address, Frontend, FrontendName, Protocol
 from kubeproxy.proxier.availability import Availability
 from kubeproxy.proxier.data_path import Wanted
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
-from kubeproxy.proxier.port_allocator import NoPort, Ports
+from kubeproxy.proxier.port_allocator import NoPortError, Ports
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.shared_ports import SharedPort, SharedPorts
@@ -191,7 +191,7 @@ class Listeners:
         frontend, address = self._wanted[name], bind_address(self._settings.bind, name.family)
         try:
             listener = self._reserve(frontend, address)
-        except NoPort as error:
+        except NoPortError as error:
             self.faults[name] = str(error)
             self._portless[name] = None
             return False
@@ -201,7 +201,7 @@ class Listeners:
 
     def _reserve(self, frontend: Frontend, address: Address) -> ListenerState:
         """Reserve a port for a frontend: one of its own, or a shared one if enough frontends have their own. If there
-        is no port of that kind, reserve one of the other kind. Raise NoPort if there is neither."""
+        is no port of that kind, reserve one of the other kind. Raise NoPortError if there is neither."""
         protocol, most = frontend.protocol, self._settings.own_ports
         if protocol is not Protocol.TCP:
             if self._own[protocol] >= UDP_SHARE * most:
@@ -212,7 +212,7 @@ class Listeners:
             first, second = second, first
         try:
             return first(frontend, address)
-        except NoPort:
+        except NoPortError:
             return second(frontend, address)
 
     def _at_own_port(self, frontend: Frontend, address: Address) -> ListenerState:
@@ -233,10 +233,10 @@ class Listeners:
         return first
 
     def _without_worker(self, protocol: Protocol, address: Address) -> ListenerState:
-        """Leave a frontend to the kernel alone. Raise NoPort where the kernel leads none."""
+        """Leave a frontend to the kernel alone. Raise NoPortError where the kernel leads none."""
         path = self._settings.data_path
         if path.wanted is Wanted.USERSPACE or path.refusal:
-            raise NoPort(f"{self._udp_full}; {_REMEDY}, or use the kernel path")
+            raise NoPortError(f"{self._udp_full}; {_REMEDY}, or use the kernel path")
         shared = self._shared_ports.without_worker(protocol, address)
         if self._is_first(protocol):
             log.info("kernel alone serves further UDP service ports", own=self._own[protocol], remedy=_REMEDY)

@@ -31,7 +31,7 @@ class PortRange(NamedTuple):
         return f"{self.first}-{self.last}"
 
 
-class NoPort(KernelError):
+class NoPortError(KernelError):
     """Raised if no proxy port is available."""
 
 
@@ -68,7 +68,7 @@ class Ports:
         return (protocol, port) in self._held
 
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
-        """Reserve a port for a listener at `address`. Raise NoPort with the reason if there is none."""
+        """Reserve a port for a listener at `address`. Raise NoPortError with the reason if there is none."""
         if self._range is None:
             reservation = self._from_kernel(protocol, address)
         else:
@@ -99,11 +99,11 @@ class Ports:
                 except OSError as error:
                     skipped.append(port)
                     if error.errno not in _PORT_TAKEN:
-                        raise NoPort(f"cannot bind a proxy port at {address}: {error}") from error
+                        raise NoPortError(f"cannot bind a proxy port at {address}: {error}") from error
         finally:
             for port in skipped:
                 pool.put_back(port)
-        raise NoPort(
+        raise NoPortError(
             f"all {protocol} ports of --proxy-port-range {port_range} are taken ({len(skipped)} of them by other"
             " processes); widen the range or free ports"
         )
@@ -129,7 +129,7 @@ class Ports:
             for reservation in unsuitable:
                 reservation.release()
         why = refusal or "all it offers are held for the other family; widen net.ipv4.ip_local_port_range"
-        raise NoPort(f"the kernel has no free {protocol} port at {address}: {why}") from refusal
+        raise NoPortError(f"the kernel has no free {protocol} port at {address}: {why}") from refusal
 
 
 class _Pool:

@@ -31,7 +31,7 @@ from kubeproxy.model import (
     Verdict,
     family_of,
 )
-from kubeproxy.proxier.port_allocator import NoPort, Ports
+from kubeproxy.proxier.port_allocator import NoPortError, Ports
 
 PORTS_MAX: Final = 16
 """Shared ports of one kind. More than two are needed only where Services claim one another's addresses."""
@@ -92,7 +92,7 @@ class SharedPorts:
         self._numbers = count(1)
 
     def of(self, frontend: Frontend, address: Address) -> SharedPort:
-        """Return the first port at `address` that a frontend may have. Raise NoPort if there is none."""
+        """Return the first port at `address` that a frontend may have. Raise NoPortError if there is none."""
         pinned = frontend.affinity_timeout_s is not None
         kind = frontend.protocol, address, pinned
         known = self._of_kind.get(kind, [])
@@ -100,14 +100,14 @@ class SharedPorts:
             if port.suits(frontend):
                 return port
         if len(known) == PORTS_MAX:
-            raise NoPort(f"{PORTS_MAX} other Services claim its addresses")
+            raise NoPortError(f"{PORTS_MAX} other Services claim its addresses")
         port = self._reserve(frontend.protocol, address, serves=True, pinned=pinned)[-1]
         self._of_kind[kind] = [*known, port]
         return port
 
     def without_worker(self, protocol: Protocol, address: Address) -> SharedPort:
-        """Return the port that refuses clients, for a frontend that the kernel alone serves. Raise NoPort if there is
-        none."""
+        """Return the port that refuses clients, for a frontend that the kernel alone serves. Raise NoPortError if
+        there is none."""
         self._reserve(protocol, address)
         return self._refusing[protocol, address][Verdict.REFUSE]
 
@@ -124,7 +124,7 @@ class SharedPorts:
                 name = FrontendName(ServicePortName("", "shared", str(next(self._numbers))), family_of(address))
                 listen = Listen(name, protocol, address, reservation.port, shared=True, pinned=each and pinned)
                 got.append(SharedPort(listen, reservation, each))
-        except NoPort:
+        except NoPortError:
             for port in got:
                 self._ports.release(protocol, port.reservation)
             raise

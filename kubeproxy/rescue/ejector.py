@@ -19,8 +19,8 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.model.rescue import Ejection
 from kubeproxy.netfilter.routing.route_watch import Prefix, among
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.rescue.ejections import Ejections, Endpoint
 from kubeproxy.rescue.fair_turns import Tenants
+from kubeproxy.rescue.kernel_path_ejections import Endpoint, KernelPathEjections
 from kubeproxy.runtime.few_by_name import FewByName
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class Ejector:
         self._frontends = frontends
         self._proxier = proxier
         self._data_plane = data_plane
-        self._ejections = Ejections()
+        self._ejections = KernelPathEjections()
         self._changes = self._applied = 0
         """How many changes of the ejections there were so far, and how many of them the proxier has put in force."""
         self._applying = asyncio.Lock()
@@ -184,7 +184,7 @@ class Ejector:
 
     async def forget_all(self) -> None:
         """Forget everything."""
-        self._ejections = Ejections()
+        self._ejections = KernelPathEjections()
         await self._apply()
 
     def _eject(self, endpoint: Endpoint, reason: str, noticed_by: str) -> bool:

@@ -32,7 +32,7 @@ from kubeproxy.model import Family, Protocol, Target, family_of
 from kubeproxy.model.rescue import RescueCounts
 from kubeproxy.netfilter import reentry
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
-from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.nftables.rescue_sets import RescueSets
 from kubeproxy.netfilter.routing.lookup import has_route
 from kubeproxy.netfilter.routing.route_watch import RouteWatch
 from kubeproxy.rescue.dials import Dials
@@ -103,7 +103,7 @@ class Guardian:
         """The counts of the processes that have ended."""
         self._alive = False
         self._problem: str | None = None
-        self._elements: SetElements | None = None
+        self._elements: RescueSets | None = None
         self._reentry: reentry.Reentry | None = None
         self.started = asyncio.Event()
         """Set when the process has read its NFLOG group for the first time."""
@@ -115,7 +115,7 @@ class Guardian:
 
     async def run(self) -> None:
         """Run until cancelled. Traffic does not stop if the rescue fails: it continues as with kube-proxy."""
-        self._elements = SetElements()
+        self._elements = RescueSets()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_process())

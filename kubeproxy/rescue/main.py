@@ -27,7 +27,16 @@ from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, answers, ope
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S, COPIES_PER_MESSAGE, PACKET_BYTES
 from kubeproxy.rescue import nflog
 from kubeproxy.rescue.packets import Refusal, Refused, Unreachable, parse
-from kubeproxy.rescue.protocol import BEAT_S, MESSAGE_BYTES, Beat, Failed, GarbledError, Report, Started, decode_order
+from kubeproxy.rescue.protocol import (
+    BEAT_S,
+    MESSAGE_BYTES,
+    Beat,
+    Failed,
+    GarbledMessageError,
+    Report,
+    Started,
+    decode_order,
+)
 from kubeproxy.rescue.protocol import encode as encode_message
 from kubeproxy.rescue.raw_socket import RawSockets
 from kubeproxy.rescue.resends import Packet, Resends
@@ -132,7 +141,7 @@ class Rescuer:
                 break
             try:
                 order = decode_order(data)
-            except GarbledError as error:
+            except GarbledMessageError as error:
                 _log(str(error))
                 self._lose_channel()
                 break

@@ -20,9 +20,9 @@ from kubeproxy.rescue.protocol import (
     Failed,
     Freed,
     FreedFlow,
-    GarbledError,
+    GarbledMessageError,
     Started,
-    decode_report,
+    decode_message,
     encode,
 )
 from kubeproxy.runtime.child_process import ChildProcess
@@ -120,8 +120,8 @@ class RescueProcess:
                 self._end()
                 return
             try:
-                message = decode_report(data)
-            except GarbledError as error:
+                message = decode_message(data)
+            except GarbledMessageError as error:
                 self.kill(str(error))
                 self._end()
                 return

@@ -18,7 +18,7 @@ FLOWS_PER_MESSAGE: Final = 400
 """How many flows a `Freed` may have. IPv6 addresses as text take 150 bytes for each."""
 
 
-class GarbledError(KubeproxyError):
+class GarbledMessageError(KubeproxyError):
     """The other side sent an invalid message."""
 
 
@@ -95,17 +95,17 @@ def encode(message: Report | Order) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_report(data: bytes) -> Report:
-    """Return a message of the rescue process. Raise GarbledError if it is invalid."""
+def decode_message(data: bytes) -> Report:
+    """Return a message of the rescue process. Raise GarbledMessageError if it is invalid."""
     try:
         return _report_decoder.decode(data)
     except _GARBLED as error:
-        raise GarbledError(f"not a report: {error}") from error
+        raise GarbledMessageError(f"not a report: {error}") from error
 
 
 def decode_order(data: bytes) -> Order:
-    """Return a message of the control process. Raise GarbledError if it is invalid."""
+    """Return a message of the control process. Raise GarbledMessageError if it is invalid."""
     try:
         return _order_decoder.decode(data)
     except _GARBLED as error:
-        raise GarbledError(f"not an order: {error}") from error
+        raise GarbledMessageError(f"not an order: {error}") from error

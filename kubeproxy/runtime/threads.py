@@ -15,13 +15,14 @@ BEGIN_S = 10.0
 """For how many seconds the start of a thread is awaited. A thread that takes longer is considered lost."""
 
 
-class NotBegun(MemoryError):
+class ThreadNotStartedError(MemoryError):
     """Raised if no thread could start, because memory was short or a limit on processes was reached. No work was
     done."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do `work` in a thread of its own and return its result. Raise NotBegun if the thread could not begin.
+    """Do `work` in a thread of its own and return its result. Raise ThreadNotStartedError if the thread could not
+    begin.
 
     asyncio.to_thread is not used, because Python waits for an executor's threads at exit, and neither a read of
     standard input nor the parsing of fifty megabytes can be interrupted.
@@ -56,7 +57,9 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
-        raise NotBegun(f"{error}; raise the limit on processes (ulimit -u, TasksMax=) or on memory") from None
+        raise ThreadNotStartedError(
+            f"{error}; raise the limit on processes (ulimit -u, TasksMax=) or on memory"
+        ) from None
     try:
         await asyncio.wait((future,), timeout=BEGIN_S)
     except asyncio.CancelledError:
@@ -64,7 +67,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         raise
     if not begun:
         future.cancel()
-        raise NotBegun("no memory for a new thread")
+        raise ThreadNotStartedError("no memory for a new thread")
     return await future
 
 
@@ -78,5 +81,5 @@ async def imported(*modules: str) -> None:
         for module in modules:
             import_module(module)
 
-    with contextlib.suppress(NotBegun):
+    with contextlib.suppress(ThreadNotStartedError):
         await in_thread(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from kubeproxy.daemon.kernel_flows import FlowCounts
+from kubeproxy.daemon.flow_accounting import FlowCounts
 from kubeproxy.daemon.kernel_traffic import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Address, Destination, FrontendName, Protocol, Traffic

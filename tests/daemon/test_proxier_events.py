@@ -8,7 +8,7 @@ from kubeproxy.model import ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import ClusterError, KernelError
 from kubeproxy.observability.health import ProxyHealth
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 
 
 def observing(health: ProxyHealth, metrics: Metrics, clock: Callable[[], float] = lambda: 0.0) -> ProxierEvents:

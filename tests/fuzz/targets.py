@@ -18,7 +18,7 @@ from kubeproxy.config import flags
 from kubeproxy.config.diff import compare
 from kubeproxy.config.dump import dump, go_data
 from kubeproxy.config.load import load
-from kubeproxy.daemon.kernel_flows import as_ended
+from kubeproxy.daemon.flow_accounting import as_ended
 from kubeproxy.daemon.takeover import protocol
 from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
@@ -353,8 +353,8 @@ def packet_log(data: bytes) -> None:
             assert found.payload is None or found.payload in packet
         for sent in resends.due(now + 1):
             assert isinstance(parse_packet(sent.data), Syn)
-    for decode_message in (rescue_protocol.decode_report, rescue_protocol.decode_order):
-        with contextlib.suppress(rescue_protocol.GarbledError):
+    for decode_message in (rescue_protocol.decode_message, rescue_protocol.decode_order):
+        with contextlib.suppress(rescue_protocol.GarbledMessageError):
             decode_message(data)
 
 

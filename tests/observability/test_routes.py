@@ -15,8 +15,8 @@ from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Family, FrontendName, ServicePortName
 from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.http.server import HttpServer, Listening
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.exposition import Exposition
-from kubeproxy.observability.metrics.metrics import Metrics
 from kubeproxy.observability.picture import Picture
 from kubeproxy.observability.routes import health_routes, metrics_routes, rfc3339_nano
 from tests.observability.conftest import Serving, State

@@ -35,7 +35,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import PortRange
-from kubeproxy.proxier.port_allocator import NoPort
+from kubeproxy.proxier.port_allocator import NoPortError
 from tests.proxier.fake_node import Node
 from tests.proxier.state_machine import NodeMachine
 
@@ -145,7 +145,7 @@ class Model:
 def no_shared_port(frontend: Frontend, address: Address) -> NoReturn:
     """In place of `SharedPorts.of`: which frontends share after which refusals is no part of the model. A shared port
     also takes those that refuse, and so most of the few ports here. See test_shared_ports.py."""
-    raise NoPort(f"no port for {frontend.name} at {address}")
+    raise NoPortError(f"no port for {frontend.name} at {address}")
 
 
 class ProxierMachine(NodeMachine):

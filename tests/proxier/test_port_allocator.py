@@ -8,7 +8,7 @@ import pytest
 
 from kubeproxy.dataplane.interface import Reservation
 from kubeproxy.model import Address, Protocol
-from kubeproxy.proxier.port_allocator import NoPort, PortRange, Ports
+from kubeproxy.proxier.port_allocator import NoPortError, PortRange, Ports
 from tests.support.doubles.data_plane import FakePortReserver
 
 ANY4, ANY6 = Address("0.0.0.0"), Address("::")
@@ -25,7 +25,7 @@ class TestRange:
         """kube-proxy's TestRangeAllocatorFullyAllocated."""
         ports = Ports(FakePortReserver(), PortRange(1, 1))
         (only,) = take(ports, 1)
-        with pytest.raises(NoPort, match="range 1-1 are taken"):
+        with pytest.raises(NoPortError, match="range 1-1 are taken"):
             ports.reserve(TCP, ANY4)
         ports.release(TCP, only)
         assert ports.reserve(TCP, ANY4).port == 1
@@ -34,7 +34,7 @@ class TestRange:
         """kube-proxy's TestRangeAllocator_RandomishAllocation."""
         ports = Ports(FakePortReserver(), PortRange(1, 100))
         assert sorted(reservation.port for reservation in take(ports, 100)) == list(range(1, 101))
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY4)
 
     def test_a_released_port_is_used_again_last(self) -> None:
@@ -49,7 +49,7 @@ class TestRange:
         reserver.taken = {(TCP, 1), (TCP, 3)}
         ports = Ports(reserver, PortRange(1, 4))
         assert [reservation.port for reservation in take(ports, 2)] == [2, 4]
-        with pytest.raises(NoPort, match="2 of them by other processes"):
+        with pytest.raises(NoPortError, match="2 of them by other processes"):
             ports.reserve(TCP, ANY4)
         reserver.taken.clear()
         assert {reservation.port for reservation in take(ports, 2)} == {1, 3}
@@ -64,7 +64,7 @@ class TestRange:
         reserver = FakePortReserver()
         reserver.error = OSError(number, "no")
         ports = Ports(reserver, PortRange(1, 2))
-        with pytest.raises(NoPort, match=r"cannot bind a proxy port at 0\.0\.0\.0"):
+        with pytest.raises(NoPortError, match=r"cannot bind a proxy port at 0\.0\.0\.0"):
             ports.reserve(TCP, ANY4)
         reserver.error = None
         assert {reservation.port for reservation in take(ports, 2)} == {1, 2}
@@ -77,7 +77,7 @@ class TestChangeOfRange:
         ports.use_range(PortRange(5, 5))
         assert ports.reserve(TCP, ANY4).port == 5
         ports.release(TCP, old)
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY4)
 
     def test_ports_in_use_inside_a_new_range_are_not_allocated_again(self) -> None:
@@ -86,11 +86,11 @@ class TestChangeOfRange:
         first, _ = take(ports, 2)
         ports.use_range(PortRange(1, 3))
         assert ports.reserve(TCP, ANY6).port == 3
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY6)
         ports.release(TCP, first)
         assert ports.reserve(TCP, ANY6).port == 1
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY6)
 
     def test_a_port_freed_before_its_turn_is_allocated_once(self) -> None:
@@ -101,7 +101,7 @@ class TestChangeOfRange:
         ports.release(TCP, third)
         assert four.port == 4
         assert ports.reserve(TCP, ANY4).port == 3
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY4)
 
 
@@ -128,13 +128,13 @@ class TestKernelsChoice:
         ports = Ports(reserver, None)
         ports.release(TCP, ports.reserve(TCP, ANY4))
         assert ports.reserve(TCP, ANY4).port == 40000
-        with pytest.raises(NoPort, match="the kernel has no free TCP port"):
+        with pytest.raises(NoPortError, match="the kernel has no free TCP port"):
             ports.reserve(TCP, ANY4)
 
     def test_only_numbers_of_the_other_family_are_none(self) -> None:
         reserver = FakePortReserver(kernel_choice=iter([40000, 40000]))
         ports = Ports(reserver, None)
         ports.reserve(TCP, ANY4)
-        with pytest.raises(NoPort):
+        with pytest.raises(NoPortError):
             ports.reserve(TCP, ANY6)
         assert list(reserver.held) == [(TCP, ANY4, 40000)]

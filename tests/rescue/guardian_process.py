@@ -20,10 +20,10 @@ from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing.route_watch import Prefix
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from kubeproxy.rescue import dials
-from kubeproxy.rescue.ejections import Ejections, Endpoint
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
 from kubeproxy.rescue.guardian import Guardian
+from kubeproxy.rescue.kernel_path_ejections import Endpoint, KernelPathEjections
 from kubeproxy.rescue.probe import Outcome, dial
 
 SERVICE = {4: "10.96.0.10", 6: "fd00:96::10"}
@@ -40,7 +40,7 @@ class OneService(Ejector):
         self._endpoints = endpoints
         self._affinity_timeout_s = affinity_timeout_s
         self._family = family_of(endpoints[0].address)
-        self._ejections = Ejections()
+        self._ejections = KernelPathEjections()
         self._adapter = Nftables()
         self._lock = asyncio.Lock()
         self.group: int | None = None

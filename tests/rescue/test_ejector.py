@@ -13,8 +13,8 @@ from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePort
 from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.proxier.data_path import Ejected
 from kubeproxy.rescue import ejector as ejector_module
-from kubeproxy.rescue.ejections import Endpoint
 from kubeproxy.rescue.ejector import NAMED_MAX, NAMED_S, Ejector
+from kubeproxy.rescue.kernel_path_ejections import Endpoint
 from tests.support.doubles.data_plane import FakeDataPlane
 
 WEB = FrontendName(ServicePortName("default", "web", "http"), Family.IPV4)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from kubeproxy.model import Address, Destination, Protocol, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack.delete_endpoint_flows import Deleted
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 from kubeproxy.rescue import flow_release
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
@@ -64,7 +64,8 @@ class Kernel:
         if self.broken:
             raise KernelError("its answers did not fit")
         return {
-            target: [Deleted(Flow(CLIENT, 4000, VIP, 80, target.address, 80, b""), CLIENT, 4000)] for target in targets
+            target: [Deleted(TrackedFlow(CLIENT, 4000, VIP, 80, target.address, 80, b""), CLIENT, 4000)]
+            for target in targets
         }
 
     async def settle(self) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from kubeproxy.model import Address, Destination, Protocol, Target
-from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.nftables.rescue_sets import RescueSets
 from kubeproxy.netfilter.routing.route_watch import Lost, Prefix
 from kubeproxy.rescue import dials as dials_module
 from kubeproxy.rescue import flow_release, lost_routes
@@ -192,7 +192,7 @@ async def test_rules_that_are_made_anew_are_kept_alive_at_once(monkeypatch: pyte
         on_crash=lambda task, error: None,
         programmed_at=lambda: programmed_at,
     )
-    guardian._elements = cast(SetElements, works)
+    guardian._elements = cast(RescueSets, works)
     guardian._process = cast(RescueProcess, works)
     keeping = asyncio.create_task(guardian._keep_alive())
     async with asyncio.timeout(30):

@@ -13,11 +13,11 @@ from kubeproxy.rescue.protocol import (
     Failed,
     Freed,
     FreedFlow,
-    GarbledError,
+    GarbledMessageError,
     Reason,
     Started,
+    decode_message,
     decode_order,
-    decode_report,
     encode,
 )
 
@@ -29,7 +29,7 @@ POD = Target(Address("fd00:3:1::2"), 8080)
     [Started(7), Started(7, "why"), Beat(RescueCounts(copied=3)), Failed(Protocol.UDP, POD, Reason.UNREACHABLE)],
 )
 def test_reports_and_back(message: Started | Beat | Failed) -> None:
-    assert decode_report(encode(message)) == message
+    assert decode_message(encode(message)) == message
 
 
 def test_the_longest_order_fits() -> None:
@@ -44,7 +44,7 @@ def test_the_longest_order_fits() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x93\xa6Failed", encode(Started(1))])
 def test_other_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(GarbledError):
+    with pytest.raises(GarbledMessageError):
         decode_order(data)
 
 

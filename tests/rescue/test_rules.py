@@ -18,7 +18,7 @@ from dataclasses import replace
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.conntrack.sysctls import tcp_timeouts
 from kubeproxy.netfilter.nftables.adapter import Nftables, _SPREADING
-from kubeproxy.netfilter.nftables.set_elements import SetElements
+from kubeproxy.netfilter.nftables.rescue_sets import RescueSets
 from kubeproxy.model import Family
 
 async def main():
@@ -27,7 +27,7 @@ async def main():
     rules = replace(_SPREADING, rescue=7)
     found = {"made": await adapter.apply(rules, verify=True)}
     adapter.on_foreign_change(lambda: foreign.append(1))
-    elements = SetElements()
+    elements = RescueSets()
     found["at once"] = elements._alive_for() > 1.0
     elements.renew_alive()
     elements.renew_alive()

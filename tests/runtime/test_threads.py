@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.runtime import threads
-from kubeproxy.runtime.threads import NotBegun, imported, in_thread
+from kubeproxy.runtime.threads import ThreadNotStartedError, imported, in_thread
 
 
 async def test_the_work_runs_in_another_thread() -> None:
@@ -36,7 +36,7 @@ async def test_a_refused_thread_has_done_no_work(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("_thread.start_new_thread", refuse)
-    with pytest.raises(NotBegun, match="can't start new thread"):
+    with pytest.raises(ThreadNotStartedError, match="can't start new thread"):
         await in_thread(threading.get_ident)
 
 

@@ -19,7 +19,7 @@ from kubeproxy.commands.create.field_check import FieldCheck
 from kubeproxy.commands.create.options import CreateOptions, DryRun, NothingToDo, Validation
 from kubeproxy.commands.create.order import Independence, rank
 from kubeproxy.commands.create.report import Report
-from kubeproxy.commands.create.send import AlreadyThere, Sender, ServerLost
+from kubeproxy.commands.create.send import AlreadyExistsError, Sender, ServerLostError
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import Access
@@ -255,7 +255,7 @@ class Create:
     def _note(self, outcome: _Outcome) -> None:
         if outcome.error is not None:
             self._report.failed += 1
-            if isinstance(outcome.error, ServerLost | Unreachable) or _is_unauthorized(outcome.error):
+            if isinstance(outcome.error, ServerLostError | Unreachable) or _is_unauthorized(outcome.error):
                 self._lost = self._lost or outcome.error
                 if outcome.found is not None:
                     self._not_created.append(outcome.found.label)
@@ -279,7 +279,7 @@ class Create:
                 return _Outcome(found, self._text(found, found.data), created=True)
             try:
                 data = await self._sender.create(found)
-            except AlreadyThere as there:
+            except AlreadyExistsError as there:
                 if not self._options.skip_existing:
                     raise there.error from None
                 return await self._skip(found)

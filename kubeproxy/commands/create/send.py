@@ -21,16 +21,16 @@ _CLOCK_S: Final = 2.0
 """How far creationTimestamp, in whole seconds, and the Date header may differ."""
 
 
-class ServerLost(ClusterError):
+class ServerLostError(ClusterError):
     """Raised if the server does not answer any more, so that nothing further can be created."""
 
 
-class MaybeCreated(ServerLost):
+class MaybeCreatedError(ServerLostError):
     """Raised if the connection ended after an object was sent, and the command cannot find out whether the object was
     created."""
 
 
-class AlreadyThere(Exception):
+class AlreadyExistsError(Exception):
     """Raised if the object already existed. This command did not create it."""
 
     def __init__(self, error: StatusError) -> None:
@@ -60,7 +60,7 @@ class Sender:
     async def create(self, found: ResourceObject) -> Data:
         """Create an object, and return it as the server keeps it.
 
-        Raise StatusError, `AlreadyThere`, `ServerLost`, Unreachable or Garbage.
+        Raise StatusError, `AlreadyExistsError`, `ServerLostError`, Unreachable or Garbage.
         """
         path = found.resource.path(found.namespace)
         body = found.encoded()
@@ -79,7 +79,7 @@ class Sender:
                     standing = await self._standing(found, deadline)
                     if standing is not None and self._is_ours(standing, began):
                         return standing
-                raise AlreadyThere(error) from None
+                raise AlreadyExistsError(error) from None
             except Unreachable as error:
                 if not self._client.has_answered and not error.was_sent and not sent_before:
                     raise  # The server has never answered, so there is no reason to expect that it will.
@@ -90,19 +90,19 @@ class Sender:
                 if standing is not None and self._is_ours(standing, began):
                     return standing
                 if not found.name:
-                    raise MaybeCreated(
+                    raise MaybeCreatedError(
                         f"{last}; whether {found.label}{found.generate_name}* was created is not known, and it is not"
                         " sent again"
                     ) from None
             if time.monotonic() + pause_s > deadline:
-                raise ServerLost(f"{last}; waited {self._comes_back_s:.0f} s for the server") from None
+                raise ServerLostError(f"{last}; waited {self._comes_back_s:.0f} s for the server") from None
             self._on_wait(pause_s, "the server does not answer")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _standing(self, found: ResourceObject, deadline: float) -> Data | None:
-        """Return the object as the server has it now, or None if it does not exist. Raise `MaybeCreated` if the server
-        does not answer."""
+        """Return the object as the server has it now, or None if it does not exist. Raise `MaybeCreatedError` if the
+        server does not answer."""
         if not found.name:
             return None
         path = found.resource.path(found.namespace, found.name)
@@ -117,7 +117,7 @@ class Sender:
             except (Unreachable, Garbage) as error:
                 last = error
             if time.monotonic() + pause_s > deadline:
-                raise MaybeCreated(
+                raise MaybeCreatedError(
                     f"{last}; whether {found.label} was created is not known, as the server did not answer within"
                     f" {self._comes_back_s:.0f} s"
                 ) from None

@@ -8,7 +8,7 @@ from typing import Final
 
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
 from kubeproxy.commands.rolling_update import guidance, manifest
-from kubeproxy.commands.rolling_update.controller import Controller, RivalError
+from kubeproxy.commands.rolling_update.controller import Controller, RivalUpdateError
 from kubeproxy.commands.rolling_update.drained_deletion import DrainedDeletion
 from kubeproxy.commands.rolling_update.options import FIELD_MANAGER, UpdateOptions
 from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
@@ -143,7 +143,7 @@ class Run:
         progress.end()
 
     def _gave_up(self, error: Exception) -> int:
-        rest = [] if isinstance(error, RivalError) else self._guidance()
+        rest = [] if isinstance(error, RivalUpdateError) else self._guidance()
         return _failed(self._progress, [error], self._host, *rest)
 
     def _interrupted(self) -> int:

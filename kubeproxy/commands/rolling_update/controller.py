@@ -223,7 +223,7 @@ def not_found(name: str) -> str:
     return f"replicationcontrollers {quoted(name)} not found"
 
 
-class RivalError(UpdateError):
+class RivalUpdateError(UpdateError):
     """Raised if another process updates the same controller."""
 
 
@@ -251,18 +251,18 @@ class UpdateLock:
         return cls(controller.name, holder, controller.annotations.get(HOLDER, ""))
 
     def take(self, controller: Controller) -> None:
-        """Put the lock on the controller. Raise RivalError if another run has done so since this one began."""
+        """Put the lock on the controller. Raise RivalUpdateError if another run has done so since this one began."""
         found = controller.annotations.get(HOLDER, "")
         if found not in (self.before, self.holder):
             raise self._rival(found, "began at the same time; this one stops before it changed anything")
         controller.annotations[HOLDER] = self.holder
 
     def check(self, controller: Controller) -> None:
-        """Raise RivalError if another run has taken the lock over."""
+        """Raise RivalUpdateError if another run has taken the lock over."""
         found = controller.annotations.get(HOLDER, "")
         if found != self.holder:
             raise self._rival(found, "has taken over; this one stops and changes nothing further")
 
-    def _rival(self, found: str, what: str) -> RivalError:
+    def _rival(self, found: str, what: str) -> RivalUpdateError:
         which = found.partition(" ")[2] or "without a name"
-        return RivalError(f"another rolling update of {self.name} ({which}) {what}")
+        return RivalUpdateError(f"another rolling update of {self.name} ({which}) {what}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.kubernetes.manifests.parse import SyntaxFault, parse
+from kubeproxy.kubernetes.manifests.parse import ManifestSyntaxError, parse
 from kubeproxy.kubernetes.manifests.split import body, split
 from kubeproxy.kubernetes.resource_builder.file_arguments import expand
 from kubeproxy.model.errors import ConfigError
@@ -24,7 +24,7 @@ async def deployments_in(filenames: Sequence[str]) -> list[dict[str, Any]]:
         data = b"".join([piece async for piece in source.read()])
         try:
             found += _deployments(data)
-        except SyntaxFault as error:
+        except ManifestSyntaxError as error:
             raise ConfigError(f"{source.name}: {error.fault.path}: {error.fault.message}") from None
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{source.name}: {error}; allowed are objects") from None

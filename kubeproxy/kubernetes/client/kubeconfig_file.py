@@ -14,7 +14,7 @@ import msgspec
 
 from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.manifests.go_yaml import GoComposer
-from kubeproxy.kubernetes.manifests.parse import SyntaxFault, compose_yaml, text_of
+from kubeproxy.kubernetes.manifests.parse import ManifestSyntaxError, compose_yaml, text_of
 from kubeproxy.model.errors import ConfigError
 
 MAX_BYTES: Final = 10_000_000
@@ -135,7 +135,7 @@ def read(path: str) -> Kubeconfig:
         raise ConfigError(f"{path}: found more than {MAX_BYTES} bytes; allowed: a kubeconfig")
     try:
         documents = compose_yaml(text_of(data, 1), 1, GoComposer)
-    except SyntaxFault as error:
+    except ManifestSyntaxError as error:
         raise ConfigError(f"{path}: {error.fault}") from None
     document = documents[0] if documents else None
     found = _typed({} if document is None else document, path)

@@ -126,12 +126,12 @@ class ReadError(Exception):
     """Raised when a manifest cannot be read. Carries the reason."""
 
 
-class Changing(Exception):
+class FileChangingError(Exception):
     """Raised when a file has changed or disappeared during the read. The caller has to look again."""
 
 
 def read_file(path: str) -> tuple[bytes, Signature]:
-    """Return a file's bytes with its state. Raise ReadError or Changing."""
+    """Return a file's bytes with its state. Raise ReadError or FileChangingError."""
     try:
         # O_NONBLOCK: a pipe may have replaced the file, and opening one waits for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
@@ -142,9 +142,9 @@ def read_file(path: str) -> tuple[bytes, Signature]:
                 raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
             data = file.read(before.st_size + 1)  # This call allocates its buffer at once.
             if _signature(os.fstat(file.fileno())) != _signature(before):
-                raise Changing
+                raise FileChangingError
     except FileNotFoundError:
-        raise Changing from None
+        raise FileChangingError from None
     except OSError as error:
         raise ReadError(_reason(error)) from None
     return data, _signature(before)

@@ -25,7 +25,7 @@ FREE_EXPANSION = 100_000
 """The number of YAML values to which aliases may always expand."""
 
 
-class SyntaxFault(Exception):
+class ManifestSyntaxError(Exception):
     """Raised when a text is neither YAML nor JSON. Carries the line and the reason."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -99,7 +99,7 @@ def is_json(text: bytes) -> bool:
 
 
 def parse(text: bytes, line: int) -> list[Value]:
-    """Parse one document, whose first line has the number `line`. Raise SyntaxFault if it is invalid.
+    """Parse one document, whose first line has the number `line`. Raise ManifestSyntaxError if it is invalid.
 
     The result has several values if YAML's end mark divides the document further.
     """
@@ -114,17 +114,17 @@ def parse(text: bytes, line: int) -> list[Value]:
 
 
 def text_of(data: bytes, line: int) -> str:
-    """Decode UTF-8. Raise SyntaxFault if the text is not UTF-8."""
+    """Decode UTF-8. Raise ManifestSyntaxError if the text is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         at = line + data.count(b"\n", 0, error.start)
-        raise SyntaxFault(at, f"byte {data[error.start]:#04x} is not UTF-8") from None
+        raise ManifestSyntaxError(at, f"byte {data[error.start]:#04x} is not UTF-8") from None
 
 
 def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], Composer] | None = None) -> list[object]:
-    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raise SyntaxFault
-    if the text is invalid."""
+    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raise
+    ManifestSyntaxError if the text is invalid."""
     parser = None
     try:
         parser = yaml.CSafeLoader(text)
@@ -134,13 +134,13 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
         what = error.problem or error.context or "not YAML"
         last = text.rstrip().count("\n")  # An error at the end is reported on the line after it.
         at = min(mark.line if mark else 0, last)
-        raise SyntaxFault(*(likely_cause(text, line, at) or (line + at, what))) from None
+        raise ManifestSyntaxError(*(likely_cause(text, line, at) or (line + at, what))) from None
     except yaml.reader.ReaderError as error:
-        raise SyntaxFault(line + text.count("\n", 0, error.position), error.reason) from None
+        raise ManifestSyntaxError(line + text.count("\n", 0, error.position), error.reason) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise SyntaxFault(line, (str(error) or "not YAML").splitlines()[0]) from None
+        raise ManifestSyntaxError(line, (str(error) or "not YAML").splitlines()[0]) from None
     except RecursionError:
-        raise SyntaxFault(line, "nested too deeply") from None
+        raise ManifestSyntaxError(line, "nested too deeply") from None
     finally:
         if parser is not None:
             parser.dispose()

@@ -16,7 +16,7 @@ import msgspec
 
 from kubeproxy.kubernetes.manifests.go_yaml import GoComposer, normalized
 from kubeproxy.kubernetes.manifests.lines import rows_without_content
-from kubeproxy.kubernetes.manifests.parse import MAX_DEPTH, SyntaxFault, compose_yaml, text_of
+from kubeproxy.kubernetes.manifests.parse import MAX_DEPTH, ManifestSyntaxError, compose_yaml, text_of
 from kubeproxy.kubernetes.manifests.split import split_list
 from kubeproxy.kubernetes.resource_builder.errors import (
     ObjectError,
@@ -76,7 +76,7 @@ def _values(document: Document, source: str) -> Iterator[Item]:
             return
     try:
         values, duplicates = parse(document.text, document.line, is_json=document.is_json)
-    except SyntaxFault as fault:
+    except ManifestSyntaxError as fault:
         yield _unreadable(fault, position), position, b"", Duplicates(), {}
         return
     for value in values:
@@ -84,14 +84,14 @@ def _values(document: Document, source: str) -> Iterator[Item]:
         duplicates = Duplicates()
 
 
-def _unreadable(fault: SyntaxFault, position: Position) -> UnreadableError:
+def _unreadable(fault: ManifestSyntaxError, position: Position) -> UnreadableError:
     line = int(fault.fault.path.removeprefix("line ") or 0)
     return UnreadableError(fault.fault.message, Position(position.source, position.document, line, position.item))
 
 
 def parse(text: bytes, line: int, *, is_json: bool) -> tuple[list[object], Duplicates]:
-    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raise SyntaxFault if it is
-    invalid."""
+    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raise ManifestSyntaxError if it
+    is invalid."""
     duplicates = Duplicates()
     if is_json:
         return [_parse_json(text, line, duplicates)], duplicates
@@ -127,12 +127,12 @@ def _parse_json(text: bytes, line: int, duplicates: Duplicates) -> object:
             parse_constant=_no_constant,
         )
     except json.JSONDecodeError as error:
-        raise SyntaxFault(line + error.lineno - 1, error.msg) from None
+        raise ManifestSyntaxError(line + error.lineno - 1, error.msg) from None
     except (ValueError, RecursionError, OverflowError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SyntaxFault(line, reason) from None
+        raise ManifestSyntaxError(line, reason) from None
     if _too_deep(value, MAX_DEPTH):
-        raise SyntaxFault(line, f"nested deeper than {MAX_DEPTH} levels")
+        raise ManifestSyntaxError(line, f"nested deeper than {MAX_DEPTH} levels")
     return value
 
 
@@ -190,7 +190,7 @@ def _yaml_items(document: Document, position: Position) -> Iterator[Item] | None
     head_text, items = parts
     try:
         (head,), _ = parse(head_text, document.line, is_json=False)
-    except (SyntaxFault, ValueError):
+    except (ManifestSyntaxError, ValueError):
         return None
     if not isinstance(head, dict) or not str(head.get("kind") or "").endswith("List"):
         return None
@@ -202,7 +202,7 @@ def _items(head: Data, position: Position, texts: Iterator[tuple[int, bytes]], *
         place = Position(position.source, position.document, 0 if is_json else line, f"items[{index}]")
         try:
             values, duplicates = parse(text, line, is_json=is_json and text[:1] == b"{")
-        except SyntaxFault as fault:
+        except ManifestSyntaxError as fault:
             yield _unreadable(fault, place), place, b"", Duplicates(), head
             continue
         for value in values:

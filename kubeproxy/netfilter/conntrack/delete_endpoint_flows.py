@@ -11,7 +11,7 @@ from kubeproxy.model import Address, Destination, Family, Protocol, Target, fami
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, explained
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 
 FLOWS_MAX: Final = 1000
 """The largest number of flows of an endpoint that are deleted at once. In a flood the other flows expire by themselves,
@@ -27,7 +27,7 @@ one)."""
 class Deleted(NamedTuple):
     """A deleted flow, and the client as the endpoint saw it."""
 
-    flow: Flow
+    flow: TrackedFlow
     peer: Address
     peer_port: int
 
@@ -69,7 +69,7 @@ def _named(endpoints: Collection[Target]) -> str:
 def _delete(
     endpoints: Collection[Target], protocol: Protocol, is_ours: Callable[[Destination], bool], timeout_s: float
 ) -> dict[Target, list[Deleted]]:
-    found: dict[Target, list[Flow]] = {}
+    found: dict[Target, list[TrackedFlow]] = {}
     for family in Family:
         if of_family := frozenset(each for each in endpoints if family_of(each.address) is family):
             found |= _delete_of(family, of_family, protocol, is_ours, timeout_s)
@@ -82,11 +82,11 @@ def _delete_of(
     protocol: Protocol,
     is_ours: Callable[[Destination], bool],
     timeout_s: float,
-) -> dict[Target, list[Flow]]:
+) -> dict[Target, list[TrackedFlow]]:
     """Delete the flows to endpoints of one family, and return those that were there."""
     tcp = protocol is Protocol.TCP
     began = time.monotonic()
-    found: dict[Target, list[Flow]] = {}
+    found: dict[Target, list[TrackedFlow]] = {}
     full = 0
     with Ctnetlink(timeout_s=timeout_s) as ctnetlink:
         for flow in ctnetlink.dump(family, protocol, unanswered=tcp):
@@ -106,7 +106,7 @@ def _delete_of(
     _trim(found)
     walks = max(WALKS_MIN, int(WALKS_S / (time.monotonic() - began)))
     with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # The rest of the answers may stay in the other socket.
-        by_name: list[Flow] = []
+        by_name: list[TrackedFlow] = []
         for flows in found.values():
             if not (tcp and ctnetlink.delete_unanswered(flows, protocol, at_most=walks)):
                 by_name += flows
@@ -114,7 +114,7 @@ def _delete_of(
     return found
 
 
-def _trim(found: dict[Target, list[Flow]]) -> None:
+def _trim(found: dict[Target, list[TrackedFlow]]) -> None:
     """Leave no more than `ALL_FLOWS_MAX` flows, by taking them from the endpoints that have most."""
     left = ALL_FLOWS_MAX
     by_number = sorted(found.values(), key=len)

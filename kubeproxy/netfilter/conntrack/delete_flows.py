@@ -16,7 +16,7 @@ from kubeproxy.model import Address, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.sock_diag import tcp_connections
-from kubeproxy.netfilter.conntrack.stale_flows import Flow, Landings, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import Landings, TrackedFlow, Transition
 from kubeproxy.netfilter.local_addresses import local_addresses
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, NLMSG_ERROR, answers, open_netlink, parse
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -113,20 +113,24 @@ class KernelConntrack:
 
 
 class _Choice(typing.Protocol):
-    def __call__(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]: ...
+    def __call__(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]: ...
 
 
-def _unanswered(transition: Transition, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+def _unanswered(
+    transition: Transition, flows: Iterable[TrackedFlow], *, local: frozenset[Address]
+) -> list[TrackedFlow]:
     """Return the unanswered TCP flows that our rules would redirect if they began now."""
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
-def _waiting(flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+def _waiting(flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
     """Return the unanswered TCP flows that were translated to this host."""
     return [flow for flow in flows if flow.is_translated and flow.target in local and wire.is_unanswered(flow)]
 
 
-def _ended(landings: Landings, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
+def _ended(
+    landings: Landings, flows: Iterable[TrackedFlow], *, ours: bool, local: frozenset[Address]
+) -> list[TrackedFlow]:
     """Return the TCP flows that lead to this node and have no socket. A flow whose handshake has not ended may still
     get a socket of another process. A socket of ours no longer takes new flows when this is called."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
@@ -156,7 +160,7 @@ class Ctnetlink:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
-    def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[Flow]:
+    def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[TrackedFlow]:
         """Yield every flow of a family and protocol (see `wire.dump_request`). Raise OSError when the kernel
         refuses."""
         sequence = next(self._sequence)
@@ -166,12 +170,12 @@ class Ctnetlink:
             if flow is not None:
                 yield flow
 
-    def delete(self, flows: Sequence[Flow]) -> tuple[int, list[int]]:
+    def delete(self, flows: Sequence[TrackedFlow]) -> tuple[int, list[int]]:
         """Delete these flows, and return the number deleted and the errors. A flow that is already gone counts as
         neither."""
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
-    def delete_unanswered(self, flows: Sequence[Flow], protocol: Protocol, *, at_most: int) -> bool:
+    def delete_unanswered(self, flows: Sequence[TrackedFlow], protocol: Protocol, *, at_most: int) -> bool:
         """Delete those of these flows of one target that have not been answered. Return False if nothing is deleted,
         because this kernel cannot do so, or because it would take more walks through the kernel's table than
         allowed."""

@@ -32,7 +32,7 @@ from kubeproxy.netfilter.conntrack.flow_records import (
     TUPLE_REPLY,
     inside,
 )
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 from kubeproxy.netfilter.netlink.messages import (
     ATTRIBUTE_HEADER,
     NLM_F_ACK,
@@ -71,7 +71,7 @@ def dump_request(
     return _request(GET, NLM_F_DUMP, family, sequence, flows + by_protocol + status)
 
 
-def delete_request(flow: Flow, sequence: int) -> bytes:
+def delete_request(flow: TrackedFlow, sequence: int) -> bytes:
     """Return the request to delete this flow, but no newer flow of the same client and destination.
 
     A client may use its port again between the reading of a flow and its deletion. Then its tuple finds a new flow that
@@ -90,7 +90,9 @@ def delete_request(flow: Flow, sequence: int) -> bytes:
     return _request(DELETE, NLM_F_ACK, family, sequence, replies + identity)
 
 
-def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequences: Iterator[int]) -> list[bytes]:
+def delete_unanswered_requests(
+    flows: Sequence[TrackedFlow], protocol: Protocol, sequences: Iterator[int]
+) -> list[bytes]:
     """Return the requests to delete those of these flows that have not been answered. All of them have one target and
     family.
 
@@ -109,7 +111,7 @@ def delete_unanswered_requests(flows: Sequence[Flow], protocol: Protocol, sequen
     return [_delete_unanswered(flow, protocol, next(sequences)) for flow in filters.values()]
 
 
-def _delete_unanswered(flow: Flow, protocol: Protocol, sequence: int) -> bytes:
+def _delete_unanswered(flow: TrackedFlow, protocol: Protocol, sequence: int) -> bytes:
     family = family_of(flow.address)
     source, destination, _ = _IP_SRC_DST[family]
     number = _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))
@@ -139,7 +141,7 @@ def _delete_unanswered(flow: Flow, protocol: Protocol, sequence: int) -> bytes:
     )
 
 
-def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | None:
+def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> TrackedFlow | None:
     """Return the flow in an answer to `dump_request`. Return None if it has another protocol or belongs to a conntrack
     zone."""
     if message.kind != NEW:
@@ -150,7 +152,7 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
         return None
     source, address, source_port, port, target, target_port = match.groups()
     number = int.from_bytes
-    return Flow(
+    return TrackedFlow(
         _text(source),
         number(source_port, "big"),
         _text(address),
@@ -161,23 +163,23 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> Flow | No
     )
 
 
-def has_begun(flow: Flow) -> bool:
+def has_begun(flow: TrackedFlow) -> bool:
     """Return whether the kernel has seen the end of a TCP flow's handshake."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
 
 
-def is_unanswered(flow: Flow) -> bool:
+def is_unanswered(flow: TrackedFlow) -> bool:
     """Return whether the client of a TCP flow has sent its SYN and received no answer."""
     return _tcp_state(flow) == _SYN_SENT
 
 
-def _tcp_state(flow: Flow) -> int:
+def _tcp_state(flow: TrackedFlow) -> int:
     protocol_info = inside(flow.record).get(PROTOINFO, b"")
     state = inside(inside(protocol_info).get(_PROTOINFO_TCP, b"")).get(_PROTOINFO_TCP_STATE, b"")
     return int.from_bytes(state, sys.byteorder)
 
 
-def peer(flow: Flow) -> tuple[Address, int]:
+def peer(flow: TrackedFlow) -> tuple[Address, int]:
     """Return the destination of the flow's replies: the client, or the address that the client was translated to
     (SNAT)."""
     reply = inside(inside(flow.record)[TUPLE_REPLY])

@@ -59,7 +59,7 @@ class NoConntrack:
         return 0
 
 
-class Flow(NamedTuple):
+class TrackedFlow(NamedTuple):
     """A tracked flow: its source, its destination, and the translated destination."""
 
     source: Address
@@ -142,7 +142,7 @@ class _Rules:
         """Return the families of the destinations."""
         return frozenset(map(family_of, {address for (address, _), _ in self.redirects}))
 
-    def is_endpoint(self, flow: Flow, local: frozenset[Address]) -> bool:
+    def is_endpoint(self, flow: TrackedFlow, local: frozenset[Address]) -> bool:
         """Return whether a flow leads to an endpoint of its destination."""
         target = Target(flow.target, flow.target_port)
         for key in self._keys(flow):
@@ -152,13 +152,13 @@ class _Rules:
                 return True
         return False
 
-    def _keys(self, flow: Flow) -> tuple[Key, ...]:
+    def _keys(self, flow: TrackedFlow) -> tuple[Key, ...]:
         key: Key = (flow.address, flow.port)
         if flow.address in self.node_addresses:
             return key, (NODE_PORTS[family_of(flow.address)], flow.port)
         return (key,)
 
-    def destination(self, flow: Flow, local: frozenset[Address]) -> tuple[Key, int] | None:
+    def destination(self, flow: TrackedFlow, local: frozenset[Address]) -> tuple[Key, int] | None:
         """Return the redirect that a flow's first packet would meet, as its destination and proxy port."""
         for key in self._keys(flow):
             of_node, of_all = self.redirects.get((key, Origin.NODE)), self.redirects.get((key, Origin.ANYWHERE))
@@ -212,12 +212,12 @@ class Transition:
         """Return the IP families with new TCP destinations."""
         return self._new_tcp.families
 
-    def untranslated(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    def untranslated(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
         """Return the TCP flows that are not translated and have a new destination."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
-    def stale(self, flows: Iterable[Flow], *, local: frozenset[Address]) -> list[Flow]:
+    def stale(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
         """Return the UDP flows that contradict the rules in force; `local`: this node's addresses.
 
         A flow to a destination that is redirected now is stale
@@ -237,7 +237,7 @@ class Transition:
         home = self._home | local
         return [flow for flow in flows if self._is_stale(flow, local, home)]
 
-    def _is_stale(self, flow: Flow, local: frozenset[Address], home: frozenset[Address]) -> bool:
+    def _is_stale(self, flow: TrackedFlow, local: frozenset[Address], home: frozenset[Address]) -> bool:
         now = self._now
         found = now.destination(flow, local)
         was_endpoint = self._before is not None and self._before.is_endpoint(flow, local)
@@ -274,7 +274,7 @@ class Landings:
         """Return the families of the destinations."""
         return self._rules.families
 
-    def find(self, flows: Iterable[Flow], *, ours: bool, local: frozenset[Address]) -> list[Flow]:
+    def find(self, flows: Iterable[TrackedFlow], *, ours: bool, local: frozenset[Address]) -> list[TrackedFlow]:
         """Return the flows that lead to the port that the rules have (`ours`), or those that lead to another port."""
         home = self._home | local
         return [

@@ -8,11 +8,11 @@ spreads          endpoints in numbered slots; `rebalancing` changes them alone
 elements         elements as values, in the syntax of nft and in that of the kernel
 affinity         session affinity: maps of clients, and the chains that use them; `affinity_lookup` finds one client
 adapter          keeps the kernel equal to a rule set
-execute          carries changes out: by netlink where only elements change, else by the program nft
+execute          carries changes out, by netlink if only elements change, and otherwise by the program nft
 element_socket   changes elements of maps and sets by netlink, without a program
-set_elements     the elements of the rescue, which are read and renewed all the time
+rescue_sets      the elements of the rescue, which are read and renewed every second
 reading          lists the table by netlink
-listing          the table from what is listed
-table_names      the tables that there are; `watch` finds changes by other processes
-spread_counters  how many connections the kernel has led to endpoints
+listing          makes the table from what was listed
+table_names      lists the tables; `watch` finds changes by other processes
+spread_counters  counts the connections that the kernel has led to endpoints
 """

@@ -17,7 +17,7 @@ from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.affinity import clients_of
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
-from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound, TooLong, refused
+from kubeproxy.netfilter.nftables.execute import NftCommands, NotFoundError, TransactionTooLongError, refused
 from kubeproxy.netfilter.nftables.listing import clients_in, table_of
 from kubeproxy.netfilter.nftables.rebalancing import rebalancing
 from kubeproxy.netfilter.nftables.table_names import tables
@@ -249,13 +249,13 @@ class Nftables:
             return None
         try:
             return await self._commands.read(lambda reader: table_of(reader.read()))
-        except NotFound:  # The table has gone meanwhile.
+        except NotFoundError:  # The table has gone meanwhile.
             return None
 
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
             await self._transact("".join(steps))
-        except TooLong:
+        except TransactionTooLongError:
             # An unprivileged user namespace cannot enlarge the netlink buffer, as thousands of elements at once would
             # need.
             rest = iter(steps)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kubeproxy.model import Address, Target, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_name, clients_map
 from kubeproxy.netfilter.nftables.declarations import TABLE
-from kubeproxy.netfilter.nftables.execute import NftCommands, NotFound
+from kubeproxy.netfilter.nftables.execute import NftCommands, NotFoundError
 from kubeproxy.netfilter.ruleset import Spread
 
 
@@ -32,7 +32,7 @@ async def bond_of(client: Address, spread: Spread) -> Bond | None:
         try:
             # `get element` prints no JSON (nft 1.0.6).
             printed = await commands.run("get", "element", *TABLE.split(), clients_map(name, port), f"{{ {client} }}")
-        except NotFound:
+        except NotFoundError:
             continue
         match = _ELEMENT.search(printed.decode())
         if match is not None and (endpoint := Target(Address(match[2]), port)) in spread.targets:

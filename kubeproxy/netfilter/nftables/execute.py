@@ -13,17 +13,17 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.nftables.element_socket import ElementSocket
 from kubeproxy.netfilter.nftables.elements import Batch
 from kubeproxy.netfilter.nftables.reading import TableReader
-from kubeproxy.netfilter.subprocess import CommandFailed, run
-from kubeproxy.runtime.threads import NotBegun, in_thread
+from kubeproxy.netfilter.subprocess import CommandFailedError, run
+from kubeproxy.runtime.threads import ThreadNotStartedError, in_thread
 
 R = TypeVar("R")
 
 
-class NotFound(KernelError):
+class NotFoundError(KernelError):
     """The table or an element does not exist."""
 
 
-class TooLong(KernelError):
+class TransactionTooLongError(KernelError):
     """The transaction does not fit in the socket's buffer."""
 
 
@@ -40,7 +40,7 @@ class NftCommands:
         """Run the program, and return what it prints."""
         try:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
-        except CommandFailed as error:
+        except CommandFailedError as error:
             raise _explained(error) from error
 
     async def read(self, read: Callable[[TableReader], R]) -> R:
@@ -56,7 +56,7 @@ class NftCommands:
             return await in_thread(work)
         except OSError as error:
             raise refused(error, "to list the table") from error
-        except NotBegun as error:
+        except ThreadNotStartedError as error:
             reader.close()
             raise KernelError(f"cannot read the rules: {error}") from error
         except (KeyError, TypeError, ValueError, struct.error) as error:
@@ -85,21 +85,21 @@ def refused(error: OSError, what: str) -> KernelError:
     if error.errno == errno.EPERM:
         return KernelError(f"{text}; it needs CAP_NET_ADMIN (root, or the capability)")
     if error.errno == errno.ENOENT:
-        return NotFound(text)
-    return TooLong(text) if error.errno == errno.EMSGSIZE else KernelError(text)
+        return NotFoundError(text)
+    return TransactionTooLongError(text) if error.errno == errno.EMSGSIZE else KernelError(text)
 
 
-def _explained(error: CommandFailed) -> KernelError:
+def _explained(error: CommandFailedError) -> KernelError:
     if "Operation not permitted" in error.stderr or "you must be root" in error.stderr:
         return KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)")
     if "No such file or directory" in error.stderr:
-        return NotFound(_shorten(error))
+        return NotFoundError(_shorten(error))
     if "Message too long" in error.stderr:
-        return TooLong(_shorten(error))
+        return TransactionTooLongError(_shorten(error))
     return KernelError(_shorten(error))
 
 
-def _shorten(error: CommandFailed) -> str:
+def _shorten(error: CommandFailedError) -> str:
     """Return the error without the command, which nft repeats and which may have thousands of elements."""
     lines = [line for line in error.stderr.splitlines() if "Error" in line]
     return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

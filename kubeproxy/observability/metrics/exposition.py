@@ -13,7 +13,7 @@ from kubeproxy.dataplane.interface import Counters, DataPlaneReadings
 from kubeproxy.model import FrontendName
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.traffic import Traffic
 from kubeproxy.observability.picture import Picture
 from kubeproxy.runtime.time_slice import TimeSlice

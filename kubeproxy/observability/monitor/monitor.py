@@ -18,7 +18,7 @@ from kubeproxy.dataplane.interface import DataPlaneReadings, EjectedEndpoint, Wo
 from kubeproxy.model import FrontendName, ServiceName, Target
 from kubeproxy.observability.health import ProxyHealth, Reason
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.monitor.ejection_log import EjectionLog
 
 CHECK_S: Final = 5.0

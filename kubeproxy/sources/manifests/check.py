@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubeproxy.kubernetes.manifests.files import Changing, Listing, ReadError, look, read_file
+from kubeproxy.kubernetes.manifests.files import FileChangingError, Listing, ReadError, look, read_file
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.kubernetes.manifests.lines import line_of
 from kubeproxy.model import Service, ServiceName
@@ -171,7 +171,7 @@ def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[s
             for file in listings[path].files:
                 try:
                     yield file, read_file(file)[0]
-                except Changing:
+                except FileChangingError:
                     faults.append(f"{file}: changed during the read")
                 except ReadError as error:
                     faults.append(f"{file}: {error}")

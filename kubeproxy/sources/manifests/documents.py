@@ -16,13 +16,13 @@ import msgspec
 from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.kubernetes.manifests.json_text import as_utf8, json_values
 from kubeproxy.kubernetes.manifests.lines import steps
-from kubeproxy.kubernetes.manifests.parse import JsonValue, SyntaxFault, is_json, parse
+from kubeproxy.kubernetes.manifests.parse import JsonValue, ManifestSyntaxError, is_json, parse
 from kubeproxy.kubernetes.manifests.split import body, split, split_list
 from kubeproxy.sources.manifests.objects import (
     LISTS,
     Entry,
     ObjectKind,
-    RefusedObject,
+    RefusedObjectError,
     Terms,
     join_paths,
     list_items,
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
         """Return the object as plain data, or None if the text cannot be parsed."""
         try:
             (plain, *_) = [value.to(object) for value in parse(self.text, self.line)]
-        except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+        except (ManifestSyntaxError, ValueError, msgspec.MsgspecError, RecursionError):
             return None
         try:
             for step in steps(self.inner_path):
@@ -151,9 +151,9 @@ def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
             head, items = cut
             (value,) = parse(head, line)
             kind = list_kind(value.fields())
-    except RefusedObject as refused:
+    except RefusedObjectError as refused:
         return (_Part(text, line, b"", refused=refused.fault),)
-    except (SyntaxFault, ValueError, msgspec.MsgspecError, RecursionError):
+    except (ManifestSyntaxError, ValueError, msgspec.MsgspecError, RecursionError):
         return ()
     if kind not in LISTS:
         return ()
@@ -191,7 +191,7 @@ class _Reader:
     def _parsed(self, part: _Part) -> Items:
         try:
             values = parse(part.text, part.line)
-        except SyntaxFault as error:
+        except ManifestSyntaxError as error:
             return (("", Entry(faults=(error.fault,))),)
         entries = (item for value in values for item in objects(value, self._terms, of_list=part.of_list))
         return tuple((path, self._same(entry)) for path, entry in entries)

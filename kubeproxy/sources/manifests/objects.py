@@ -104,7 +104,7 @@ class _Headed(api_types.Wire, frozen=True):
     metadata: _Identity | None = None
 
 
-class RefusedObject(Exception):
+class RefusedObjectError(Exception):
     """Raised if an object, or a list as a whole, is refused, with the reason."""
 
     def __init__(self, path: str, message: str) -> None:
@@ -126,9 +126,9 @@ def objects(
             return
         _demand_version(api_version, kind)
         if depth == MAX_LIST_DEPTH:
-            raise RefusedObject("kind", f"lists in lists in lists; allowed: {MAX_LIST_DEPTH} deep")
+            raise RefusedObjectError("kind", f"lists in lists in lists; allowed: {MAX_LIST_DEPTH} deep")
         elements = list_items(fields.get("items"))
-    except (RefusedObject, msgspec.MsgspecError, RecursionError) as error:
+    except (RefusedObjectError, msgspec.MsgspecError, RecursionError) as error:
         yield path, Entry(faults=(_fault(error, value),))
         return
     for index, element in enumerate(elements):
@@ -160,7 +160,7 @@ def _text(fields: Mapping[str, Value], key: str) -> str:
     try:
         return fields[key].to(str)
     except msgspec.MsgspecError as error:
-        raise RefusedObject(key, _fault(error, fields[key]).message) from None
+        raise RefusedObjectError(key, _fault(error, fields[key]).message) from None
 
 
 def list_items(items: Value | None) -> list[Value]:
@@ -169,13 +169,13 @@ def list_items(items: Value | None) -> list[Value]:
     try:
         return items.elements()
     except msgspec.MsgspecError as error:
-        raise RefusedObject("items", _fault(error, items).message) from None
+        raise RefusedObjectError("items", _fault(error, items).message) from None
 
 
 def _demand_version(api_version: str, kind: str) -> None:
     wanted = _API_VERSIONS[kind]
     if api_version != wanted:
-        raise RefusedObject("apiVersion", f"{show(api_version or None)} for {kind}; allowed: {wanted}")
+        raise RefusedObjectError("apiVersion", f"{show(api_version or None)} for {kind}; allowed: {wanted}")
 
 
 def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
@@ -183,7 +183,9 @@ def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
     name: ObjectName | None = None
     try:
         if not kind or not api_version:
-            raise RefusedObject("apiVersion" if kind else "kind", f"missing; allowed: {', '.join(ObjectKind)} or List")
+            raise RefusedObjectError(
+                "apiVersion" if kind else "kind", f"missing; allowed: {', '.join(ObjectKind)} or List"
+            )
         try:
             object_kind = ObjectKind(kind)
         except ValueError:
@@ -191,11 +193,11 @@ def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
         _demand_version(api_version, kind)
         identity = value.to(_Headed).metadata or _Identity()
         if not identity.name:
-            raise RefusedObject("metadata.name", "missing; required")
+            raise RefusedObjectError("metadata.name", "missing; required")
         enforced = terms.enforced_namespace
         namespace = identity.namespace or enforced or terms.default_namespace
         if enforced is not None and namespace != enforced:
-            raise RefusedObject("metadata.namespace", f"{show(namespace)}; allowed: only {enforced!r} here")
+            raise RefusedObjectError("metadata.namespace", f"{show(namespace)}; allowed: only {enforced!r} here")
         name = ObjectName(object_kind, namespace, identity.name)
         unknown = list(islice(unknown_fields(value.to(object), kind), MOST_FAULTS))
         refused = [field for field in unknown if field.restricts or terms.strict]
@@ -205,7 +207,7 @@ def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
             faults = tuple(Fault(field.path, f"unknown field, refused{field.hint}") for field in refused)
             return Entry(name=name, faults=faults, warnings=warnings)
         return replace(_translated(value, name), warnings=warnings)
-    except (RefusedObject, msgspec.MsgspecError, RecursionError) as error:
+    except (RefusedObjectError, msgspec.MsgspecError, RecursionError) as error:
         return Entry(name=name, faults=(_fault(error, value),))
 
 
@@ -244,7 +246,7 @@ _WORDS = {"int": "a number", "str": "a text", "array": "a list", "object": "a ma
 
 
 def _fault(error: Exception, value: Value) -> Fault:
-    if isinstance(error, RefusedObject):
+    if isinstance(error, RefusedObjectError):
         return error.fault
     if isinstance(error, RecursionError):
         return Fault("kind", "nested too deeply")

@@ -11,7 +11,7 @@ from glob import has_magic
 from pathlib import PurePath
 from typing import NamedTuple
 
-from kubeproxy.kubernetes.manifests.files import Changing, PathMemory, ReadError, Signature, look, read_file
+from kubeproxy.kubernetes.manifests.files import FileChangingError, PathMemory, ReadError, Signature, look, read_file
 from kubeproxy.kubernetes.manifests.http import is_url
 from kubeproxy.model import EndpointSlice, Service
 from kubeproxy.model.manifests import ManifestProblem, ManifestState, PathState
@@ -181,7 +181,7 @@ class ManifestReader:
                 self._unread.pop(file, None)
                 try:
                     data, signature = read_file(file)
-                except Changing:
+                except FileChangingError:
                     continue
                 except ReadError as error:
                     self._unread[file] = str(error)

@@ -15,7 +15,7 @@ import structlog
 from kubeproxy.kubernetes.manifests.files import SETTLE_S, ReadError
 from kubeproxy.kubernetes.manifests.http import Session, Version, fetch, is_url
 from kubeproxy.model.manifests import ManifestProblem, ManifestState
-from kubeproxy.runtime.threads import NotBegun, in_thread
+from kubeproxy.runtime.threads import ThreadNotStartedError, in_thread
 from kubeproxy.runtime.time_slice import TimeSlice
 from kubeproxy.sources.manifests.objects import Terms
 from kubeproxy.sources.manifests.reader import STDIN, Answer, ManifestReader, Step
@@ -136,7 +136,7 @@ class ManifestSource:
             try:
                 async with self._lock:
                     await self._look()
-            except NotBegun as error:
+            except ThreadNotStartedError as error:
                 log.warning("manifests cannot be checked now", reason=str(error), retry_in_s=UNWATCHED_POLL_S)
                 await asyncio.sleep(UNWATCHED_POLL_S)
                 self._poke.set()

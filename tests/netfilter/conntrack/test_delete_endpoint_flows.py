@@ -15,7 +15,7 @@ from kubeproxy.model import Address, Destination, Family, Protocol, Target
 from kubeproxy.netfilter.conntrack import messages
 from kubeproxy.netfilter.conntrack.delete_endpoint_flows import Deleted, delete_flows_to
 from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 from tests.support.lab import Host, Network, make_network
 
 pytestmark = pytest.mark.netns
@@ -136,7 +136,7 @@ def test_flows_to_many_endpoints_are_read_once(
     read: list[Family] = []
     dump = Ctnetlink.dump
 
-    def counted(self: Ctnetlink, family: Family, *args: Any, **more: Any) -> Iterator[Flow]:
+    def counted(self: Ctnetlink, family: Family, *args: Any, **more: Any) -> Iterator[TrackedFlow]:
         read.append(family)
         return dump(self, family, *args, **more)
 
@@ -175,7 +175,7 @@ def test_a_flow_that_is_answered_after_it_was_read_stays(
         sock = stack.enter_context(begin(network, VIP[family]))
         wait_for(lambda: "UNREPLIED" in tracked(network, sock), "the SYN is sent")
 
-        def late(self: Ctnetlink, *args: Any, **more: Any) -> Iterator[Flow]:
+        def late(self: Ctnetlink, *args: Any, **more: Any) -> Iterator[TrackedFlow]:
             found = list(dump(self, *args, **more))
             muted.close()
             wait_for(lambda: "ASSURED" in tracked(network, sock), "the SYN is answered")

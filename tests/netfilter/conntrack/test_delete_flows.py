@@ -22,7 +22,7 @@ from kubeproxy.model import NODE_PORTS, Address, Family, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import delete_flows, messages
 from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, KernelConntrack
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import Adapter, destination, rule_set, serving
 from tests.support.lab import Host, Network
@@ -363,12 +363,12 @@ async def test_a_new_flow_of_the_same_client_and_destination_stays(
 ) -> None:
     """It takes the place of a closed one that has been judged, and mostly has the same identity."""
 
-    def read(port: int) -> Flow:
+    def read(port: int) -> TrackedFlow:
         with Ctnetlink(timeout_s=5.0) as ctnetlink:
             (found,) = (flow for flow in ctnetlink.dump(family, Protocol.TCP) if flow.source_port == port)
             return found
 
-    def delete(flow: Flow) -> tuple[int, list[int]]:
+    def delete(flow: TrackedFlow) -> tuple[int, list[int]]:
         with Ctnetlink(timeout_s=5.0) as ctnetlink:
             return ctnetlink.delete([flow])
 
@@ -561,7 +561,7 @@ async def test_failed_deletions_are_reported_after_the_others(stage: Stage, monk
     stage.apply(NO_RULES)
     spoilt, other = stage.client(VIP[Family.IPV4]), stage.client(VIP[Family.IPV4])
 
-    def spoil(flow: Flow, sequence: int) -> bytes:
+    def spoil(flow: TrackedFlow, sequence: int) -> bytes:
         request = delete_request(flow, sequence)
         return request if flow.source_port != spoilt.port else request[:16] + bytes([99]) + request[17:]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Origin, Protocol, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
-from kubeproxy.netfilter.conntrack.stale_flows import Flow, NoConntrack, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack, TrackedFlow, Transition
 from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
 from tests.support.doubles.conntrack import FakeConntrack
@@ -46,11 +46,11 @@ def rules(redirects: Mapping[Destination, int], own: Mapping[Destination, int] |
     return replace(RuleSet(redirects=every, proxy_ports=guarded, landing=LANDING), **more)
 
 
-def flow(to: Address, target: Address, target_port: int, *, port: int = 53, source: Address = CLIENT) -> Flow:
-    return Flow(source, 40000, to, port, target, target_port)
+def flow(to: Address, target: Address, target_port: int, *, port: int = 53, source: Address = CLIENT) -> TrackedFlow:
+    return TrackedFlow(source, 40000, to, port, target, target_port)
 
 
-def is_stale(it: Flow, before: RuleSet | None, now: RuleSet) -> bool:
+def is_stale(it: TrackedFlow, before: RuleSet | None, now: RuleSet) -> bool:
     return Transition(before, now).stale([it], local=LOCAL) == [it]
 
 
@@ -213,7 +213,7 @@ IN_USER_SPACE = replace(SERVED, spreads={Traffic(udp(VIP)): Spread("dns", (), (T
         ),
     ],
 )
-def test_stale(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
+def test_stale(why: str, it: TrackedFlow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
     assert is_stale(it, before, now) is expected, why
     if expected and before is not now:
         assert Family(6 if ":" in it.address else 4) in Transition(before, now).families, "it has to be looked for"
@@ -265,7 +265,7 @@ def test_the_kernel_is_not_asked_when_nothing_can_be_stale(before: RuleSet | Non
         ),
     ],
 )
-def test_untranslated_flows(why: str, it: Flow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
+def test_untranslated_flows(why: str, it: TrackedFlow, before: RuleSet | None, now: RuleSet, expected: bool) -> None:
     transition = Transition(before, now)
     assert transition.untranslated([it], local=LOCAL) == [it] * expected, why
     if expected:
@@ -323,7 +323,7 @@ rule_sets = st.builds(
     bind=st.sampled_from([{}, {}, {Family.IPV4: SECOND_NODE_ADDRESS}]),
 )
 flows = st.builds(
-    lambda source, to, target: Flow(source, 40000, *to, *(target or to)),
+    lambda source, to, target: TrackedFlow(source, 40000, *to, *(target or to)),
     st.sampled_from([CLIENT, POD, NODE, ELSEWHERE, Address("127.0.0.2")]),
     st.tuples(st.sampled_from([*ADDRESSES, ELSEWHERE]), st.sampled_from([53, 54, 7001])),
     st.none()
@@ -356,7 +356,7 @@ def redirected_by(kernel: RuleSet, source: Address, address: Address, port: int)
     return None
 
 
-def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
+def ways(kernel: RuleSet, it: TrackedFlow) -> set[tuple[Address, int]]:
     """The target of a new flow; None if it is refused or dropped."""
     found = redirected_by(kernel, it.source, it.address, it.port)
     if found is None:
@@ -371,7 +371,7 @@ def ways(kernel: RuleSet, it: Flow) -> set[tuple[Address, int]]:
     return {(address, port) for address in ([bind] if bind else [*LOCAL, *kernel.landing.values()])}
 
 
-def model(it: Flow, before: RuleSet | None, now: RuleSet) -> bool:
+def model(it: TrackedFlow, before: RuleSet | None, now: RuleSet) -> bool:
     """Whether it is stale."""
     known = [each for each in (before, now) if each is not None]
     addresses = LOCAL.union(*(set(each.landing.values()) | set(each.bind.values()) for each in known))
@@ -387,7 +387,7 @@ def model(it: Flow, before: RuleSet | None, now: RuleSet) -> bool:
 
 
 @given(st.lists(flows, max_size=20), st.none() | rule_sets, rule_sets)
-def test_as_the_model_has_it(tracked: list[Flow], before: RuleSet | None, now: RuleSet) -> None:
+def test_as_the_model_has_it(tracked: list[TrackedFlow], before: RuleSet | None, now: RuleSet) -> None:
     found = Transition(before, now).stale(tracked, local=LOCAL)
     assert found == [it for it in tracked if model(it, before, now)]
     rest = [it for it in tracked if it not in found]
@@ -396,7 +396,7 @@ def test_as_the_model_has_it(tracked: list[Flow], before: RuleSet | None, now: R
 
 @given(st.lists(flows, max_size=20), rule_sets, rule_sets, st.none() | rule_sets)
 def test_flows_made_by_the_rules_are_not_stale(
-    tracked: list[Flow], now: RuleSet, before: RuleSet, earlier: RuleSet | None
+    tracked: list[TrackedFlow], now: RuleSet, before: RuleSet, earlier: RuleSet | None
 ) -> None:
     made = [it._replace(target=way[0], target_port=way[1]) for it in tracked for way in ways(now, it)]
     assert Transition(earlier, now).stale(made, local=LOCAL) == []
@@ -417,7 +417,7 @@ changes = st.fixed_dictionaries(
 
 @given(st.lists(flows, max_size=20), rule_sets, changes)
 def test_families_without_a_change_have_no_stale_flow(
-    tracked: list[Flow], before: RuleSet, change: dict[str, Any]
+    tracked: list[TrackedFlow], before: RuleSet, change: dict[str, Any]
 ) -> None:
     now = replace(before, **change)
     gone = Transition(None, before).stale(tracked, local=LOCAL)
@@ -449,7 +449,7 @@ def answer(record: bytes, kind: int = 0x100) -> Message:
 
 
 def test_a_record_is_read() -> None:
-    assert wire.parse_flow(answer(RECORD4)) == Flow(
+    assert wire.parse_flow(answer(RECORD4)) == TrackedFlow(
         Address("10.9.0.1"), 0xC027, Address("10.9.9.9"), 53, LOOPBACK, 5353, RECORD4
     )
     found = wire.parse_flow(answer(RECORD6))

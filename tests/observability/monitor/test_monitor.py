@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from kubeproxy.dataplane.interface import EjectedEndpoint
 from kubeproxy.model import Address, Target
 from kubeproxy.observability.health import ProxyHealth, Reason
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.monitor.monitor import FULL_S, LAG_S, MAX_NAMED, Monitor
 from tests.observability.conftest import WEB_IPV4, Serving, worker_status
 

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from kubeproxy.model import EndpointSlice, Service, ServiceName, SliceName
-from kubeproxy.runtime.threads import NotBegun
+from kubeproxy.runtime.threads import ThreadNotStartedError
 from kubeproxy.sources.manifests import reader, source
 from kubeproxy.sources.manifests.check import check
 from kubeproxy.sources.manifests.objects import Terms
@@ -436,7 +436,7 @@ async def test_a_lack_of_threads_is_retried(directory: Path, monkeypatch: pytest
     async def refuse(work: object) -> None:
         nonlocal refused
         refused += 1
-        raise NotBegun("can't start new thread")
+        raise ThreadNotStartedError("can't start new thread")
 
     monkeypatch.setattr(source, "UNWATCHED_POLL_S", 0.05)
     monkeypatch.setattr(source, "POLL_S", 60.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubeproxy.model import Address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.conntrack.stale_flows import Flow, Transition
+from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow, Transition
 from kubeproxy.netfilter.ruleset import RuleSet
 
 
@@ -14,8 +14,8 @@ class FakeConntrack:
     def __init__(self, *, local: frozenset[Address] = frozenset()) -> None:
         self.local = local
         """The node's addresses."""
-        self.flows: list[Flow] = []
-        self.deleted: list[Flow] = []
+        self.flows: list[TrackedFlow] = []
+        self.deleted: list[TrackedFlow] = []
         """Oldest first."""
         self.calls: list[tuple[RuleSet | None, RuleSet]] = []
         """What each call was given, those that failed included."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.model import Address, Target
-from kubeproxy.rescue.ejections import UDP_FIRST_S
+from kubeproxy.rescue.kernel_path_ejections import UDP_FIRST_S
 from tests.support.lab import Daemon, Host
 from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import QUICK, TARGET, VIP, Stage, ask, endpoints, refused, service, until

@@ -1,4 +1,4 @@
-"""`kubeproxy.rescue.ejections`: when an endpoint leaves and comes back."""
+"""`kubeproxy.rescue.kernel_path_ejections`: when an endpoint leaves and comes back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from itertools import pairwise
 import pytest
 
 from kubeproxy.model import Address, Protocol, Target
-from kubeproxy.rescue.ejections import FIRST_S, FLAP_LIMIT_S, FLAP_S, LIMIT_S, UDP_FIRST_S, Ejections, Endpoint
+from kubeproxy.rescue.kernel_path_ejections import (
+    FIRST_S,
+    FLAP_LIMIT_S,
+    FLAP_S,
+    LIMIT_S,
+    UDP_FIRST_S,
+    Endpoint,
+    KernelPathEjections,
+)
 
 POD = Endpoint(Protocol.TCP, Target(Address("10.0.0.1"), 80))
 OTHER = Endpoint(Protocol.TCP, Target(Address("10.0.0.2"), 80))
 DNS = Endpoint(Protocol.UDP, Target(Address("10.0.0.1"), 53))
 
 
-def fail(ejections: Ejections, now: float, endpoint: Endpoint = POD) -> bool:
+def fail(ejections: KernelPathEjections, now: float, endpoint: Endpoint = POD) -> bool:
     return ejections.failed(endpoint, now, reason="refused", noticed_by="rescue")
 
 
 def test_many_failures_eject_once_and_keep_the_first_reason() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     assert fail(ejections, 100.0)
     assert not ejections.failed(POD, 100.01, reason="silent", noticed_by="worker")
     assert list(ejections.ejected) == [POD]
@@ -28,7 +36,7 @@ def test_many_failures_eject_once_and_keep_the_first_reason() -> None:
 
 
 def test_dials_become_rarer_up_to_a_limit() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     now = 100.0
     fail(ejections, now)
     pauses = []
@@ -44,7 +52,7 @@ def test_dials_become_rarer_up_to_a_limit() -> None:
 
 
 def test_an_answer_brings_it_back() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     fail(ejections, 100.0)
     assert ejections.answered(POD, 100.2)
     assert not ejections.ejected
@@ -53,7 +61,7 @@ def test_an_answer_brings_it_back() -> None:
 
 def test_an_endpoint_that_flaps_stays_away_longer_each_time() -> None:
     """This node reaches it, and the client does not."""
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     now, ejected_s, rounds = 100.0, 0.0, 0
     while now < 100.0 + 3600:
         assert fail(ejections, now)
@@ -68,7 +76,7 @@ def test_an_endpoint_that_flaps_stays_away_longer_each_time() -> None:
 
 
 def test_one_that_has_been_well_for_long_begins_anew() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     fail(ejections, 100.0)
     ejections.answered(POD, 100.1)
     fail(ejections, 100.1 + FLAP_S + 1)
@@ -76,14 +84,14 @@ def test_one_that_has_been_well_for_long_begins_anew() -> None:
 
 
 def test_udp_comes_back_by_time() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     fail(ejections, 100.0, DNS)
     assert not ejections.due(100.0 + UDP_FIRST_S - 0.01)
     assert list(ejections.due(100.0 + UDP_FIRST_S)) == [DNS]
 
 
 def test_endpoints_without_a_service_are_forgotten() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     fail(ejections, 100.0)
     fail(ejections, 100.0, OTHER)
     assert ejections.keep({OTHER}, 100.0)
@@ -94,7 +102,7 @@ def test_endpoints_without_a_service_are_forgotten() -> None:
 
 
 def test_a_dial_without_a_result_is_made_again() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     fail(ejections, 100.0)
     ejections.dialed(POD, 101.0)
     assert not ejections.due(101.5)
@@ -103,7 +111,7 @@ def test_a_dial_without_a_result_is_made_again() -> None:
 
 def test_what_cannot_be_dialed_yet_stays_due() -> None:
     """Thousands at once: the last of them waits for the dials before it, and for nothing else."""
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     pods = [Endpoint(Protocol.TCP, Target(Address(f"10.0.1.{number}"), 80)) for number in range(100)]
     for number, pod in enumerate(pods):
         fail(ejections, 100.0 + (number * 7 % 100) / 1000, pod)
@@ -115,6 +123,6 @@ def test_what_cannot_be_dialed_yet_stays_due() -> None:
 
 
 def test_a_tenant_is_known_until_the_endpoint_is_back() -> None:
-    ejections = Ejections()
+    ejections = KernelPathEjections()
     ejections.failed(POD, 100.0, reason="silent", noticed_by="rescue", tenants=frozenset({"shop"}))
     assert ejections.due(101.0) == {POD: frozenset({"shop"})}

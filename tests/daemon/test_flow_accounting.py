@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.daemon import kernel_flows
-from kubeproxy.daemon.kernel_flows import FlowCounts, KernelFlows, as_ended
+from kubeproxy.daemon import flow_accounting
+from kubeproxy.daemon.flow_accounting import FlowAccounting, FlowCounts, as_ended
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import Address, Destination, Family, FrontendName, Protocol, ServicePortName, Target, Traffic
 from kubeproxy.model.errors import KernelError
@@ -81,7 +81,7 @@ class Bench:
         self.taken.set()
         self.predecessor = False
         self.skipped = 0
-        self.flows = KernelFlows(
+        self.flows = FlowAccounting(
             rules=lambda: self.rules,
             holder=lambda traffic: WEB,
             taken=self.taken,
@@ -102,8 +102,8 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     kernel = Kernel()
-    monkeypatch.setattr(kernel_flows, "translated_flows", kernel.translated_flows)
-    monkeypatch.setattr(kernel_flows, "FlowEnds", kernel.subscribe)
+    monkeypatch.setattr(flow_accounting, "translated_flows", kernel.translated_flows)
+    monkeypatch.setattr(flow_accounting, "FlowEnds", kernel.subscribe)
     return Bench(kernel, tmp_path)
 
 
@@ -227,7 +227,7 @@ async def test_an_end_that_a_reading_meets_while_others_are_given_out_is_not_los
         return None
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(kernel_flows, "as_ended", while_the_loop_takes)
+    monkeypatch.setattr(flow_accounting, "as_ended", while_the_loop_takes)
     await bench.flows.read()
     given_out.extend(await bench.flows.ended())
     assert [line.frontend for line in given_out] == [WEB]
@@ -278,7 +278,7 @@ async def test_without_a_predecessor_ends_wait_for_the_rules(bench: Bench) -> No
 
 
 async def test_a_flood_is_bounded_and_its_loss_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_flows, "LINES_MAX", 10)
+    monkeypatch.setattr(flow_accounting, "LINES_MAX", 10)
     bench.flows.use_ends(True)
     bench.flows.expect()
     await bench.flows.read()

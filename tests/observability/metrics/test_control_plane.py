@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kubeproxy.model import Family
 from kubeproxy.model.version import __version__
-from kubeproxy.observability.metrics.metrics import Metrics
+from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.picture import Picture
 from kubeproxy.runtime import compiled
 from tests.observability.conftest import State

@@ -1,4 +1,4 @@
-"""`kubeproxy.netfilter.nftables.set_elements`: the parts of a listing, and when the kernel has made each."""
+"""`kubeproxy.netfilter.nftables.rescue_sets`: the parts of a listing, and when the kernel has made each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from kubeproxy.netfilter.netlink.messages import encode
-from kubeproxy.netfilter.nftables.set_elements import _alike, _elements, _TimedSocket
+from kubeproxy.netfilter.nftables.rescue_sets import _alike, _elements, _TimedSocket
 
 
 class SlowSocket:

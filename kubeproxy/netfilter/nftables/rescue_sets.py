@@ -85,7 +85,7 @@ class _TimedSocket:
         return data
 
 
-class SetElements:
+class RescueSets:
     """A netlink socket for our table's sets. Each call takes some tens of microseconds. Two threads must not use it at
     once."""
 

@@ -45,7 +45,7 @@ class _Past(NamedTuple):
     delay_s: float
 
 
-class Ejections:
+class KernelPathEjections:
     """The endpoints that are ejected, and those that were."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class FlowCounts(NamedTuple):
 NO_FLOWS: Final = FlowCounts(0, 0, 0)
 
 
-class KernelFlows:
+class FlowAccounting:
     """The flows of this network namespace that our rules have led to endpoints.
 
     `run` takes the first counts; bytes are counted from then on. `read` and `ended` do nothing as long as no rule of
