@@ -10,7 +10,7 @@ from kubeproxy.model.maglev import place_of
 from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.nftables.affinity_lookup import Bond
 from kubeproxy.netfilter.nftables.declarations import place
-from kubeproxy.netfilter.nftables.rules import spread_chain
+from kubeproxy.netfilter.nftables.dynamic_chains import spread_chain
 from kubeproxy.netfilter.packet_simulation import Trace
 from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet, Spread
 from kubeproxy.observability.status import wording as words

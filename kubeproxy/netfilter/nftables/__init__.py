@@ -3,7 +3,8 @@
 transaction      the table as a value, and the transaction from one to another
 transaction_steps  the commands of that transaction, in nft's syntax
 declarations     its maps, sets and base chains
-rules            the rules of both data paths; `rescue` are those for failed connections
+rules            the rules of the static chains of both data paths; `rescue` are those for failed connections
+dynamic_chains   the chains that come and go with the Services
 spreads          endpoints in numbered slots; `rebalancing` changes them alone
 elements         elements as values, in the syntax of nft and in that of the kernel
 affinity         session affinity: maps of clients, and the chains that use them; `affinity_lookup` finds one client

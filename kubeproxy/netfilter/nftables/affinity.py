@@ -14,8 +14,9 @@ from typing import NamedTuple
 from kubeproxy.model import Address, Destination, Family, Scope, Traffic, family_of
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import IP, place
+from kubeproxy.netfilter.nftables.dynamic_chains import LONGEST, UNUSUAL
 from kubeproxy.netfilter.nftables.elements import by_origin
-from kubeproxy.netfilter.nftables.rules import LONGEST, UNUSUAL, Rule, from_own_pods
+from kubeproxy.netfilter.nftables.rules import Rule, from_own_pods
 from kubeproxy.netfilter.ruleset import Spread
 
 

@@ -24,8 +24,8 @@ from kubeproxy.netfilter.nftables.declarations import (
     VERDICTS,
     Kind,
 )
+from kubeproxy.netfilter.nftables.dynamic_chains import choice_of, is_dynamic
 from kubeproxy.netfilter.nftables.elements import Element, Entry
-from kubeproxy.netfilter.nftables.rules import choice_of, is_dynamic
 from kubeproxy.netfilter.nftables.spreads import Slots
 from kubeproxy.netfilter.nftables.transaction import EMPTY, Table
 

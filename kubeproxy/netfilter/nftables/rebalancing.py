@@ -13,8 +13,9 @@ from itertools import groupby
 from kubeproxy.model import Destination, Origin, Traffic, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_verdicts, clients_in
 from kubeproxy.netfilter.nftables.declarations import SETS, place
+from kubeproxy.netfilter.nftables.dynamic_chains import spread_rules
 from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
-from kubeproxy.netfilter.nftables.rules import Rule, spread_rules
+from kubeproxy.netfilter.nftables.rules import Rule
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,

@@ -15,8 +15,8 @@ from itertools import zip_longest
 
 from kubeproxy.model import Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import place
+from kubeproxy.netfilter.nftables.dynamic_chains import comment_of, spread_chain
 from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
-from kubeproxy.netfilter.nftables.rules import comment_of, spread_chain
 from kubeproxy.netfilter.ruleset import ClientHash, Spread
 
 

@@ -29,6 +29,7 @@ from kubeproxy.netfilter.nftables.declarations import (
     creation,
     place,
 )
+from kubeproxy.netfilter.nftables.dynamic_chains import draws_slots, is_dynamic, spread_rules
 from kubeproxy.netfilter.nftables.elements import (
     Element,
     Replacement,
@@ -38,14 +39,7 @@ from kubeproxy.netfilter.nftables.elements import (
     key_text,
     replacement,
 )
-from kubeproxy.netfilter.nftables.rules import (
-    Rule,
-    draws_slots,
-    is_dynamic,
-    masquerade_chain,
-    rules_of,
-    spread_rules,
-)
+from kubeproxy.netfilter.nftables.rules import Rule, masquerade_chain, rules_of
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,

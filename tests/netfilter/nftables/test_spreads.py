@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model import Address, Family, Protocol, Target, Traffic
-from kubeproxy.netfilter.nftables.rules import choice_of, is_dynamic, spread_chain, spread_rules
+from kubeproxy.netfilter.nftables.dynamic_chains import choice_of, is_dynamic, spread_chain, spread_rules
 from kubeproxy.netfilter.nftables.spreads import NO_SLOTS, arranged, chains_for
 from kubeproxy.netfilter.ruleset import ClientHash, Spread
 from tests.netfilter.stage import destination, node_port

@@ -14,10 +14,11 @@ from kubeproxy.model import Address, Destination, Family, Origin, Protocol, Scop
 from kubeproxy.netfilter.nftables import rescue, transaction
 from kubeproxy.netfilter.nftables.affinity import affinity_chains
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
+from kubeproxy.netfilter.nftables.dynamic_chains import is_dynamic
 from kubeproxy.netfilter.nftables.elements import Entry
 from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
 from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
-from kubeproxy.netfilter.nftables.rules import is_dynamic, rules_of
+from kubeproxy.netfilter.nftables.rules import rules_of
 from kubeproxy.netfilter.nftables.transaction import Table, difference
 from kubeproxy.netfilter.nftables.transaction_steps import DELETION, element_steps
 from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, ProxyPort, Rebalance, RuleSet, Spread
