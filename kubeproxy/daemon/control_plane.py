@@ -67,7 +67,7 @@ class ControlPlane:
         proxier = Proxier(
             tracker=tracker,
             data_plane=data_plane,
-            kernel=Kernel(ownership.rule_transfer, ownership.rule_transfer, ownership.server),
+            kernel=Kernel(kernel.netfilter, kernel.conntrack, ownership.server, ownership.rule_transfer),
             ports=PortSystemCalls(data_plane, process.find_holders),
             settings=proxier_settings(
                 configuration,

@@ -38,9 +38,8 @@ class Ownership:
             forced=configuration.kubeproxy.takeover == "force",
         )
         self.server = self.takeover.server
-        self.rule_transfer = RuleTransfer(
-            kernel.netfilter, kernel.conntrack, self.takeover, data_plane, on_taken=self._own
-        )
+        self._adapter = kernel.netfilter.name
+        self.rule_transfer = RuleTransfer(self.takeover, data_plane, adapter=self._adapter, on_taken=self._own)
         self.taken = self.rule_transfer.taken
         """Set when the rules lead here, and the predecessor has released everything."""
         self._data_plane = data_plane
@@ -51,7 +50,7 @@ class Ownership:
     @property
     def has_netfilter(self) -> bool:
         """Return whether rules lead clients to an instance. Without rules several instances may run side by side."""
-        return self.rule_transfer.name != "none"
+        return self._adapter != "none"
 
     @property
     def predecessor(self) -> Predecessor | None:

@@ -6,6 +6,7 @@ Only one round at a time calls this; `Proxier` holds the lock.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol as Interface
 
@@ -45,6 +46,30 @@ class NoRivals:
         """Do nothing."""
 
 
+class Handover(Interface):
+    """The steps around the first transaction with which another instance hands its rules over."""
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """Return the context of a transaction. If the handover is not complete, the other instance leaves the rules
+        alone in it, and maintains them again if the transaction fails."""
+
+    async def complete(self) -> None:
+        """Complete the handover, because the rules lead to this instance and flows to the other one are deleted. Raise
+        KernelError if the other instance refuses. Then it maintains its rules again, and the handover begins again
+        with the next transaction."""
+
+
+class NoHandover:
+    """Used if no other instance hands rules over."""
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    async def complete(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """What the proxier uses of the kernel, and who else may write there."""
@@ -52,6 +77,7 @@ class Kernel:
     netfilter: Netfilter
     conntrack: Conntrack = NoConntrack()  # noqa: RUF009 - it has no state
     rivals: Rivals = NoRivals()  # noqa: RUF009 - it has no state
+    handover: Handover = NoHandover()  # noqa: RUF009 - it has no state
 
 
 class KernelSync:
@@ -63,6 +89,7 @@ class KernelSync:
         self._netfilter = kernel.netfilter
         self._conntrack = kernel.conntrack
         self._rivals = kernel.rivals
+        self._handover = kernel.handover
         self._rules = rules
         self._schedule = schedule
         self._clock = clock
@@ -77,6 +104,8 @@ class KernelSync:
         """The generation of the rules that netfilter was last given, whether or not it succeeded."""
         self._reconciled: RuleSet | None = None
         """The rules with which the conntrack entries last agreed, or None if that is unknown."""
+        self._handed_over = False
+        """Whether the handover was complete when it was last tried."""
         self._held = False
         self._stopped = False
         self._foreign_changes = 0
@@ -133,7 +162,8 @@ class KernelSync:
         self._requested = generation
         self._schedule.started(started_at, full=full)
         try:
-            changed = await self._netfilter.apply(ruleset, verify=full)
+            async with self._handover.transaction():
+                changed = await self._netfilter.apply(ruleset, verify=full)
         except KubeproxyError as error:
             self._schedule.failed(self._clock.now())
             self._reports.failed(Part.NETFILTER, error)
@@ -181,13 +211,29 @@ class KernelSync:
             return
         started_at, foreign_changes = self._clock.now(), self._foreign_changes
         try:
-            deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
+            deleted = await self._delete_stale(ruleset)
         except KubeproxyError as error:
             self._reports.conntrack_failed(error)
             return
         self._reconciled = ruleset if foreign_changes == self._foreign_changes else None
         self._reports.recovered(Part.CONNTRACK)
         self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
+
+    async def _delete_stale(self, ruleset: RuleSet) -> int:
+        """Delete the stale entries, and complete the handover. A failure to delete them does not stop the handover,
+        because the deletion is tried again."""
+        try:
+            deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
+        except KubeproxyError:
+            await self._complete_handover()
+            raise
+        await self._complete_handover()
+        return deleted
+
+    async def _complete_handover(self) -> None:
+        self._handed_over = False
+        await self._handover.complete()
+        self._handed_over = True
 
     async def rebalance(self) -> None:
         """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction makes the
@@ -198,7 +244,7 @@ class KernelSync:
         if not change:
             return
         try:
-            done = await self._netfilter.rebalance(change)
+            done = self._handed_over and await self._netfilter.rebalance(change)
         except KubeproxyError as error:
             self._schedule.require_full_sync()
             self._reports.failed(Part.NETFILTER, error)

@@ -1,9 +1,10 @@
-"""The first use of netfilter by a new instance: the rules move from its predecessor to it."""
+"""The first transaction of a new instance, with which the rules move to it from its predecessor."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -13,40 +14,31 @@ from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES
 from kubeproxy.model.errors import KernelError, KubeproxyError
 from kubeproxy.netfilter.cleanup import cleanup_all
-from kubeproxy.netfilter.conntrack.stale_flows import Conntrack
-from kubeproxy.netfilter.interface import PAUSE_S, Feature, Netfilter
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 log = structlog.get_logger(__name__)
 
 
-class RuleTransfer(Netfilter, Conntrack):
-    """A `Netfilter` and a `Conntrack`. Their first use takes the rules over from the predecessor, if there is one.
+class RuleTransfer:
+    """The `Handover` (see `kernel_sync`) of the rules from the predecessor, if there is one.
 
     The steps are: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction
     redirects clients to us; the flows that still lead to the predecessor are deleted; it releases the rest (`Take`). If
     the transaction fails, or the predecessor still sees rules that lead to it, the predecessor maintains its rules
-    again, and the next `apply` is the first. Every other call, and every later one, goes to the adapter.
+    again, and the next transaction is the first.
 
     The flows come before `Take`, so that if this process ends in between, the predecessor continues and no client that
     keeps its UDP socket is left to a process that has released its ports.
 
-    `on_taken` is called once, when the rules lead to us and the predecessor has released everything.
+    `adapter` is the name of the packet filter's adapter in use. `on_taken` is called once, when the rules lead to us
+    and the predecessor has released everything.
     """
 
     def __init__(
-        self,
-        netfilter: Netfilter,
-        conntrack: Conntrack,
-        takeover: Takeover,
-        data_plane: DataPlane,
-        *,
-        on_taken: Callable[[], None],
+        self, takeover: Takeover, data_plane: DataPlane, *, adapter: str, on_taken: Callable[[], None]
     ) -> None:
-        self._netfilter = netfilter
-        self._conntrack = conntrack
         self._takeover = takeover
         self._data_plane = data_plane
+        self._adapter = adapter
         self._on_taken = on_taken
         self._applied = False
         self.taken = asyncio.Event()
@@ -56,54 +48,22 @@ class RuleTransfer(Netfilter, Conntrack):
     def _predecessor(self) -> Predecessor | None:
         return self._takeover.predecessor
 
-    @property
-    def name(self) -> str:
-        """See `Netfilter.name`."""
-        return self._netfilter.name
-
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`."""
-        return await self._netfilter.rebalance(change) if self._applied else False
-
-    async def why_not(self, feature: Feature) -> str | None:
-        """See `Netfilter.why_not`."""
-        return await self._netfilter.why_not(feature)
-
-    async def reach(self, ours: RuleSet) -> Reach:
-        """See `Netfilter.reach`."""
-        return await self._netfilter.reach(ours)
-
-    async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """See `Netfilter.pause`."""
-        return await self._netfilter.pause(for_s)
-
-    def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`."""
-        self._netfilter.on_foreign_change(callback)
-
-    async def cleanup(self) -> bool:
-        """See `Netfilter.cleanup`."""
-        return await self._netfilter.cleanup()
-
-    async def close(self) -> None:
-        """See `Netfilter.close`."""
-        await self._netfilter.close()
-
-    async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`."""
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """See `Handover.transaction`."""
         if self._applied:
-            return await self._netfilter.apply(wanted, verify=verify)
+            yield
+            return
         await self._restore_bindings()
         if self._predecessor is not None:
             await self._predecessor.hold()
         try:
-            changed = await self._netfilter.apply(wanted, verify=verify)
+            yield
         except KubeproxyError:
             if self._predecessor is not None:
                 await self._predecessor.resume()
             raise
         self._applied = True
-        return changed
 
     async def _restore_bindings(self) -> None:
         """Keep clients with their endpoints, as far as the predecessor and orphaned workers answer. This never
@@ -118,21 +78,8 @@ class RuleTransfer(Netfilter, Conntrack):
         except Exception as error:  # No error may stop the takeover.
             log.warning("session affinity not restored", reason=str(error) or repr(error))
 
-    async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """See `Conntrack.reconcile`. A failure does not stop the takeover, because the caller tries again."""
-        try:
-            deleted = await self._conntrack.reconcile(before, now)
-        except KubeproxyError:
-            await self._take()
-            raise
-        await self._take()
-        return deleted
-
-    async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
-        """See `Conntrack.forget_ended`."""
-        return await self._conntrack.forget_ended(rules, ours=ours)
-
-    async def _take(self) -> None:
+    async def complete(self) -> None:
+        """See `Handover.complete`."""
         if self.taken.is_set() or not self._applied:
             return
         if self._predecessor is not None:
@@ -153,7 +100,7 @@ class RuleTransfer(Netfilter, Conntrack):
         if await predecessor.take(take) is None:
             return None
         try:
-            for removed in await cleanup_all(keep=self._netfilter.name):
+            for removed in await cleanup_all(keep=self._adapter):
                 log.info("removed rules of the predecessor", what=removed)
         except KernelError as error:
             log.warning("cannot remove rules of predecessor", reason=str(error))

@@ -18,6 +18,7 @@ import uvloop
 
 from kubeproxy.daemon.takeover import owner as takeover_owner
 from kubeproxy.daemon.takeover import predecessor as takeover_predecessor
+from kubeproxy.daemon.takeover import rule_transfer
 from kubeproxy.daemon.takeover import search as takeover_search
 from kubeproxy.daemon.takeover import server as takeover_server
 from kubeproxy.daemon.takeover import takeover as takeover_module
@@ -64,6 +65,12 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.proxier.clock import LoopClock
+from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
+from kubeproxy.proxier.observer import ProxierObserver
+from kubeproxy.proxier.reports import Reports
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
+from kubeproxy.proxier.sync_schedule import Periods, Schedule
 from kubeproxy.runtime import peer_capability
 from kubeproxy.runtime.abstract_sockets import listening
 from kubeproxy.runtime.peer_capability import Purpose
@@ -588,31 +595,62 @@ async def test_unexpected_descriptors_are_closed(name: str) -> None:
         await until(lambda: open_descriptors() == before)
 
 
+def kernel_sync(
+    new: Takeover,
+    on_taken: Callable[[], None],
+    netfilter: FakeNetfilter,
+    *,
+    conntrack: FakeConntrack | None = None,
+    plane: FakeDataPlane | None = None,
+) -> KernelSync:
+    """Return the kernel's side of a proxier to which a predecessor hands its rules over."""
+    transfer = RuleTransfer(new, plane or FakeDataPlane(), adapter=netfilter.name, on_taken=on_taken)
+    kernel = Kernel(netfilter, conntrack or FakeConntrack(), handover=transfer)
+    schedule = Schedule(Periods(), lambda: 0.0)
+    return KernelSync(kernel, RuleSetBuilder(), schedule, LoopClock(), Reports(ProxierObserver()))
+
+
 async def test_the_first_transaction_and_its_flows_are_the_takeover(name: str) -> None:
     story, taken = Story(), asyncio.Event()
-
-    def on_taken() -> None:
-        taken.set()
-
     async with process(name, story), process(name) as (new, _):
         fake, conntrack = FakeNetfilter(), FakeConntrack()
-        rule_transfer = RuleTransfer(fake, conntrack, new, FakeDataPlane(), on_taken=on_taken)
+        sync = kernel_sync(new, taken.set, fake, conntrack=conntrack)
         fake.fail()
-        with pytest.raises(KernelError):
-            await rule_transfer.apply(RuleSet(), verify=True)
+        assert not await sync.apply()
         assert story.words == ["share", "recall", "hold", "resume"]
-        await rule_transfer.apply(RuleSet(), verify=True)
+        assert await sync.apply()
         assert story.words[4:] == ["recall", "hold"], "flows may still lead to the predecessor"
         assert not taken.is_set()
         conntrack.fail()
-        with pytest.raises(KernelError):
-            await rule_transfer.reconcile(None, RuleSet())
+        await sync.reconcile()
         assert story.words[4:] == ["recall", "hold", "yield"], "flows are no obstacle"
         assert taken.is_set()
-        await rule_transfer.apply(RuleSet(), verify=True)
-        await rule_transfer.reconcile(None, RuleSet())
+        await sync.apply()
+        await sync.reconcile()
         assert story.words[-1] == "yield"
         assert len(conntrack.calls) == 2
+
+
+async def test_a_refused_handover_begins_again_with_the_next_transaction(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing_left(*, keep: str) -> list[str]:
+        return []
+
+    monkeypatch.setattr(rule_transfer, "cleanup_all", nothing_left)
+    story, taken = Story(), asyncio.Event()
+    async with process(name, story), process(name) as (new, _):
+        sync = kernel_sync(new, taken.set, FakeNetfilter())
+        story.leads = True
+        assert await sync.apply()
+        await sync.reconcile()
+        assert story.words == ["share", "recall", "hold", "resume"]
+        assert not taken.is_set()
+        story.leads = False
+        assert await sync.apply()
+        await sync.reconcile()
+        assert story.words[4:] == ["recall", "hold", "yield"]
+        assert taken.is_set()
 
 
 async def test_an_instance_that_dies_before_the_flows_are_deleted_has_not_taken_over(name: str) -> None:
@@ -624,8 +662,7 @@ async def test_an_instance_that_dies_before_the_flows_are_deleted_has_not_taken_
     async with process(name, story):
         async with process(name) as (new, predecessor):
             assert predecessor is not None
-            rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
-            await rule_transfer.apply(RuleSet(), verify=True)
+            assert await kernel_sync(new, on_taken, FakeNetfilter()).apply()
             predecessor.close()
         await until(lambda: story.words == ["share", "recall", "hold", "unshare", "resume"])
 
@@ -653,12 +690,12 @@ async def test_bindings_are_restored_before_the_rules_change(name: str) -> None:
         pass
 
     async with process(name, story), process(name) as (new, _):
-        rule_transfer = RuleTransfer(Rules(), FakeConntrack(), new, plane, on_taken=on_taken)
-        await rule_transfer.apply(RuleSet(), verify=True)
+        sync = kernel_sync(new, on_taken, Rules(), plane=plane)
+        assert await sync.apply()
         assert seen == len(plane.sent)
         assert plane.sent == story.bound
-        await rule_transfer.reconcile(None, RuleSet())
-        await rule_transfer.apply(RuleSet(), verify=True)
+        await sync.reconcile()
+        assert await sync.apply()
         assert len(plane.sent) == seen, "once"
 
 
@@ -666,14 +703,10 @@ async def test_bindings_are_restored_before_the_rules_change(name: str) -> None:
 async def test_an_owner_that_cannot_send_bindings_does_not_stop_the_takeover(name: str, forgets: Exception) -> None:
     story, taken = Story(), asyncio.Event()
     story.forgets = forgets
-
-    def on_taken() -> None:
-        taken.set()
-
     async with process(name, story), process(name) as (new, _):
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, FakeDataPlane(), on_taken=on_taken)
-        await rule_transfer.apply(RuleSet(), verify=True)
-        await rule_transfer.reconcile(None, RuleSet())
+        sync = kernel_sync(new, taken.set, FakeNetfilter())
+        assert await sync.apply()
+        await sync.reconcile()
         assert story.words == ["share", "recall", "hold", "yield"]
         assert taken.is_set()
 
@@ -701,9 +734,9 @@ async def test_a_data_plane_that_refuses_bindings_does_not_stop_the_takeover(nam
 
     async with process(name, story), process(name) as (new, _):
         plane.broken = "no worker process is in service"
-        rule_transfer = RuleTransfer(FakeNetfilter(), FakeConntrack(), new, plane, on_taken=on_taken)
-        await rule_transfer.apply(RuleSet(), verify=True)
-        await rule_transfer.reconcile(None, RuleSet())
+        sync = kernel_sync(new, on_taken, FakeNetfilter(), plane=plane)
+        assert await sync.apply()
+        await sync.reconcile()
         assert story.words == ["share", "recall", "hold", "yield"]
 
 
