@@ -9,6 +9,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.cases import leave_out
 from tests.support.lab.host import can_make_hosts
 
 settings.register_profile("kubeproxy", deadline=None)  # a loaded machine is slow, and is no counterexample
@@ -32,6 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the files and skip what this user cannot run. Slow files begin first, so that no processor waits for one
     of them in the end. Tests that need hosts of their own are skipped, with a reason, where this user may not make
     them; those that take an hour, unless they are asked for."""
+    leave_out(config, items, of=_makes_packets, paths=("nftables", "iptables"))
     if "hours" not in config.option.markexpr:
         for item in items:
             if item.get_closest_marker("hours") is not None:
@@ -48,3 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("netns") is not None:
             item.add_marker(skip)
+
+
+def _makes_packets(case: pytest.Function) -> bool:
+    """Return whether a case belongs to the tests of the rules with real packets."""
+    return case.get_closest_marker("netns") is not None and not {"netfilter", "rescue"}.isdisjoint(case.path.parts)

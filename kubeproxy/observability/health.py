@@ -164,7 +164,7 @@ class ProxyHealth:
             self._waiting_since = now
 
     def failing(self, reason: str | None) -> None:
-        """Record why a sync failed, or with None that it works again."""
+        """Record why a sync failed. None records that syncs work again."""
         self._failing = reason
 
     def node_eligible(self, eligible: bool, *, exists: bool = True) -> None:

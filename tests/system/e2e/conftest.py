@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
+from tests.support.cases import leave_out
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e import kernel_state
 from tests.system.e2e.full_services import Whole, start_mirrors
@@ -24,54 +23,27 @@ ADAPTERS_MATTER = ("test_lifecycle.py", "test_matrix.py", "test_policies.py", "t
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run a part of the cases of each test. ALL_PATHS=1 runs all of them.
+    """Run a part of the cases of each test (`cases.leave_out`).
 
     A test that has both adapters runs with one of them, which its name decides: what differs between them is tested in
-    tests/netfilter and in `ADAPTERS_MATTER`. A test that has several parameters runs with each value of each of them,
-    but not with each combination. All cases would take 15 minutes more.
+    tests/netfilter and in `ADAPTERS_MATTER`. All cases would take 15 minutes more.
     """
-    if os.environ.get("ALL_PATHS"):
-        return
-    tests: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if (
-            isinstance(item, pytest.Function)
-            and hasattr(item, "callspec")
-            and item.path.parent == HERE
-            and item.path.name not in ADAPTERS_MATTER
-        ):
-            tests[item.path, item.originalname].append(item)
-    left_out = {case for cases in tests.values() for case in {*cases} - {*_covering(_with_one_adapter(cases))}}
-    config.hook.pytest_deselected(items=[*left_out])
-    items[:] = [item for item in items if item not in left_out]
+    leave_out(
+        config,
+        items,
+        of=lambda case: case.path.parent == HERE and case.path.name not in ADAPTERS_MATTER,
+        paths=PATHS,
+        chosen=_with_one_adapter,
+    )
 
 
 def _with_one_adapter(cases: Sequence[pytest.Function]) -> Sequence[pytest.Function]:
     """Return the cases of a test without those of the other adapter."""
-    adapters = [{*_paths(case)} & {*ADAPTERS} for case in cases]
+    adapters = [{value for value in case.callspec.params.values() if value in ADAPTERS} for case in cases]
     if {len(used) for used in adapters} - {0, 1} or len(set().union(*adapters)) < 2:
         return cases
     chosen = ADAPTERS[crc32(cases[0].originalname.encode()) % 2]
     return [case for case, used in zip(cases, adapters, strict=True) if used <= {chosen}]
-
-
-def _covering(cases: Sequence[pytest.Function]) -> Iterator[pytest.Function]:
-    """Yield cases until each value of each parameter has occurred, with each data path that the test has."""
-    values = {
-        case: {(path, name, repr(value)) for name, value in case.callspec.params.items() for path in _paths(case)}
-        for case in cases
-    }
-    missing = set().union(*values.values())
-    rest = sorted(cases, key=lambda case: crc32(case.nodeid.encode()))
-    while missing:
-        case = max(rest, key=lambda case: len(missing & values[case]))
-        missing -= values[case]
-        yield case
-
-
-def _paths(case: pytest.Function) -> Sequence[str]:
-    """Return the data paths among the parameters of a case; an empty one if there is none."""
-    return [value for value in case.callspec.params.values() if value in PATHS] or [""]
 
 
 @pytest.fixture(scope="module")
