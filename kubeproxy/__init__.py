@@ -3,21 +3,21 @@
 The nouns, in the order in which data meets them:
 
 Service, EndpointSlice   what the cluster or a manifest asks for                           ``kubeproxy.model``
-Source                   where they come from: an API server, manifest files               ``kubeproxy.sources``
+Source                   an API server, or manifest files, from which these objects come    ``kubeproxy.sources``
 Informer                 list-watch of an API server                                        ``kubeproxy.kubernetes``
 Tracker                  what changed since the last round                                 ``kubeproxy.proxier``
-Frontend                 one listener's worth of a service port: addresses in, endpoints out
-Plan                     difference between the wanted frontends and those that serve (pure)
+Frontend                 the part of a service port that one listener serves
+Plan                     the difference between wanted frontends and existing listeners (pure)
 Proxier                  carries plans out, retries what failed, reserves proxy ports
 RuleSet                  service address -> proxy port, or endpoints, as one value         ``kubeproxy.netfilter``
 Netfilter                keeps the kernel equal to a RuleSet: nftables, iptables
-Message                  the only thing that crosses to the data plane                     ``kubeproxy.dataplane``
+Message                  all that the control plane sends to the data plane                ``kubeproxy.dataplane``
 Reactor, Listener        an epoll loop; accepts redirected connections
 Balancer                 session affinity, ejection, and the policy of the scheduler (pure)
-Dial                     finds an endpoint that answers, trying several if it must
+Dial                     finds an endpoint that answers, and tries several if needed
 Connection, Session      moves bytes (TCP) or datagrams (UDP) both ways
 Worker                   a process that runs the data plane; it survives the control process
-Rescue                   sends a first packet again when its endpoint has failed           ``kubeproxy.rescue``
+Rescue                   sends a first packet again if its endpoint has failed             ``kubeproxy.rescue``
 Status, Metrics, Log     what an operator sees                                             ``kubeproxy.observability``
 Lifecycle                start, ready, reload, drain, stop                                ``kubeproxy.daemon.lifecycle``
 Takeover                 one instance replaces another without losing a connection         ``kubeproxy.daemon.takeover``

@@ -10,9 +10,9 @@ drains           the requests of rollouts and gates to the node proxies, and the
 
 api_types        the objects that controllers read; `informers` has their clients and caches
 replicaset_kind  what differs between ReplicaSets and ReplicationControllers
-template         whether two pod templates mean the same
+template         compares pod templates
 conditions       the conditions in the status of every workload
 surge            maxSurge and maxUnavailable in pods
-pod_state        which pods are active, ready, available; `pod_ranking` decides which are deleted first
+pod_state        decides which pods are active, ready, available, and `pod_ranking` which are deleted first
 event_sink       what is reported about an object; `event_reporter` sends it
 """

@@ -3,9 +3,9 @@
 It imports no Kubernetes, netfilter or configuration. The messages of `kubeproxy.dataplane.messages` control it, and the
 queries of `kubeproxy.dataplane.interface` read its counters and status.
 
-  messages, interface   wanted state of frontends; queries
+  messages, interface   messages about the wanted state of frontends; queries
   in_process, workers/  the two implementations: in this process, or in worker processes
-  ports_only            none: it reserves ports, for a strict kernel path
+  ports_only            serves nothing and only reserves ports, for a strict kernel path
   engine, context       applies messages to listeners; state that the parts of one process share
   connection_log        finished connections, for the access log
   loop/                 the event loop (`reactor`), dial timeouts, end-of-turn writes, lag

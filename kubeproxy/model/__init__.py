@@ -1,16 +1,16 @@
-"""Frozen values shared by all rooms; standard library only, no I/O, no clock.
+"""Frozen values that all rooms share. They use the standard library only, without I/O and clock.
 
-service        a Service; `endpoint` its EndpointSlices
-frontend       what one listener serves; `balancing` says how it spreads clients over endpoints,
-               `maglev` which one a client has by its hash
-snapshot       the proxier's state; `rescue` that of the rescue, `manifests` that of manifest files
+service        a Service; `endpoint` has its EndpointSlices
+frontend       what one listener serves; `balancing` says how it spreads clients over endpoints, and `maglev`
+               finds the endpoint of a client by a hash
+snapshot       the proxier's state; `rescue` has that of the rescue, and `manifests` that of manifest files
 node           this node
 address        IP addresses as canonical text
-drain_request  what a rollout asks of the proxies; `drain_report` is their answer, `json_values` checks both
+drain_request  what a rollout asks of the proxies; `drain_report` is their answer, and `json_values` checks both
 mark           the packet mark of dials
 printable      text without control characters
 errors         errors by cause
-version        of this package
+version        the version of this package
 """
 
 from kubeproxy.model.address import Address, Family, family_of, parse_address

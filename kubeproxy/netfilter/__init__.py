@@ -7,13 +7,13 @@ select                 finds the adapter for this host; `noop` makes no rules
 nftables               a table of our own, one transaction per apply; both data paths
 iptables               kube-proxy's chains in the legacy tables
 with_routing           either of them together with the routing rules of preserved client addresses (`routing`)
-routing                these rules; `lookup` asks for a route, `route_watch` reports those that are taken away
-conntrack              the flows of the kernel: found, deleted, counted
-ip_forwarding          whether this node forwards packets, as the kernel path needs
+routing                these rules; `lookup` asks for a route, and `route_watch` reports lost routes
+conntrack              finds, deletes and counts the kernel's flows
+ip_forwarding          finds out whether this node forwards packets, as the kernel path needs
 netlink                netlink messages, requests and subscriptions
 local_addresses, cidr  the node's own addresses; address ranges
 reentry                a device by which a client's packet enters this node once more, at the client's interface
-direct_links           links on which an endpoint's answer would not come back by this node
+direct_links           finds links on which an endpoint's answer would not come back through this node
 cleanup                removes what proxies left on a node; `ipvs` does so for kube-proxy's ipvs mode, and
                        `kube_proxy_rules` finds rules that are not ours to remove
 port_holders           finds the processes that have a port

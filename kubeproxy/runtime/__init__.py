@@ -1,14 +1,14 @@
-"""What every process needs and no component owns.
+"""Helpers that every process needs and no other room owns.
 
-tasks             background tasks, none lost silently
-threads           blocking work in threads
+tasks             background tasks, none of which is lost silently
+threads           runs blocking work in threads
 output            standard output and standard error of the commands
 child_process     a child process with a channel
 keep_running      restarts a part that fails by an internal error
 backoff           delays between tries
 few_by_name       logs the first events of an interval by name, and counts the others
 time_slice        lets the event loop run during a long task
-histogram         durations by bucket
+histogram         counts durations by bucket
 privileges        drops capabilities
 sandbox           gives up files and processes: by `landlock`, and by `seccomp`, a filter of `system_calls`
 abstract_sockets  abstract Unix sockets of our user

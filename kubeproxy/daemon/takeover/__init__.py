@@ -1,15 +1,15 @@
 """Hot restart: one process takes over from another without losing a connection.
 
-takeover         which instance owns the node, and what a new one does
-search           which other control process owns the node, for a new instance
+takeover         decides which instance owns the node; the steps of a new instance
+search           finds the control process that owns the node, for a new instance
 predecessor      the owner, as a new instance sees it
-owner            what an owner does for a new instance, and for how long it holds
+owner            what an owner does for a new instance, and how long it keeps its rules still
 server           the owner's side: answers new instances and orphaned workers
 protocol         messages between two control processes
-control_socket   the abstract Unix socket where they arrive
-serves_enough    whether the new instance serves what the owner serves (pure)
-instances        whether another instance lives
-rule_transfer    the first transaction of a new instance
+control_socket   the abstract Unix socket at which these messages arrive
+serves_enough    decides whether the new instance serves what the owner serves (pure)
+instances        finds out whether another instance lives
+rule_transfer    the steps around the first transaction of a new instance
 orphaned_worker  a worker without its control process, as the owner sees it
-reexec           the process executes the program on disk
+reexec           has the process execute the program on disk
 """

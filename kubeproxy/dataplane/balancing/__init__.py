@@ -1,9 +1,8 @@
-"""Choice of the endpoint.
+"""The choice of an endpoint for each client.
 
-balancer     what the byte path asks; has the others
-policies     which policy belongs to which scheduler, and what a policy is; `round_robin`, `at_random`,
-             `least_connections`, `hashing`
-open_counts  what is open to each endpoint, over all workers
+balancer     picks an endpoint for the byte path, with the help of the others
+policies     the policy of each scheduler: `round_robin`, `at_random`, `least_connections`, `hashing`
+open_counts  how many connections are open to each endpoint, over all workers
 ejections    endpoints that did not answer
 affinity     clients that stay with their endpoint
 """

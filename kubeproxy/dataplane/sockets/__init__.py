@@ -2,11 +2,11 @@
 
 connect           connects to endpoints without waiting
 transparent_dial  dials from a client's address
-routes            by which interface the kernel reaches an address
+routes            finds the interface by which the kernel reaches an address
 loop_prevention   mark and hop limit of dials
-port_reservation  ports bound and not listening
-original_destination  what a redirected client asked for
-reuseport         which socket of a port gets which client
-udp_options       of UDP sockets towards clients
+port_reservation  ports that are bound and do not listen
+original_destination  finds the address that a redirected client asked for
+reuseport         chooses the socket of a port for each client
+udp_options       options of UDP sockets towards clients
 fd_calls          socket calls on descriptors
 """

@@ -2,9 +2,9 @@
 
 resource      what is watched, and where it is delivered
 reflector     lists, then watches; `list_watch_policy` decides its next request (pure)
-memory_bound  how much of a list is kept
-decode_cache  unchanged objects of a new list are not decoded again
+memory_bound  bounds how much of a list is kept
+decode_cache  keeps unchanged objects of a new list from being decoded again
 informer      a store with handlers, kept by a reflector
 store         objects by key and by index; `mutation_cache` adds what this process has written itself
-object_faults logs faults of objects once; `connectivity` the loss and the return of the server
+object_faults logs faults of objects once; `connectivity` logs the loss and the return of the server
 """

@@ -2,10 +2,10 @@
 
 messages               requests, and flows in answers (pure); `sock_diag` lists connections of this host
 stale_flows            flows that contradict the rules (pure); `delete_flows` deletes them
-delete_endpoint_flows  flows to a failed endpoint, deleted
-flow_table             all translated flows, read; `flow_records` are their bytes as values (pure)
-flow_owners            the frontend of a flow (pure)
-flow_totals            bytes and open connections by frontend (pure)
-flow_ends              reports of ends of flows; `flow_outcomes` is how each has ended (pure)
-sysctls                size and timeouts of the kernel's table; `usage` is how full it is
+delete_endpoint_flows  deletes flows to a failed endpoint
+flow_table             reads all translated flows; `flow_records` decodes them (pure)
+flow_owners            finds the frontend of a flow (pure)
+flow_totals            sums bytes and open connections by frontend (pure)
+flow_ends              receives reports of ends of flows; `flow_outcomes` finds out how each has ended (pure)
+sysctls                sets size and timeouts of the kernel's table; `usage` reads how full it is
 """
