@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TYPES: Final = frozenset({"deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"})
 QPS: Final = 50.0
 BURST: Final = 300
-"""The limits of requests, in a second and at once (kubectl's)."""
+"""kubectl's limits: requests per second, and requests at once."""
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:

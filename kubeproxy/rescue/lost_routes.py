@@ -48,7 +48,7 @@ class LostRoutes:
 
     def next(self, at_most: int, now: float) -> list[Endpoint]:
         """Return the next endpoints to which there is no route, or no longer the same one."""
-        # The kernel announces a link before it removes its routes, so that is a look ago.
+        # The kernel announces a link before it removes the link's routes, so `more` is used one call later.
         more, (prefixes, self._more) = self._more, self._watch.look()
         if prefixes:
             self._lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))

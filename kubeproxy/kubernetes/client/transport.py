@@ -225,8 +225,8 @@ def _text(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
     if type(error) is aiohttp.ClientConnectorError and (number := error.os_error.errno) is not None:
-        # The library's text only repeats the address and names asyncio's calls. Subclasses of this error are excluded by
-        # `is`, because their numbers are those of TLS or DNS.
+        # The library's text only repeats the address and names asyncio's calls. Subclasses of this error are
+        # excluded, because their numbers are those of TLS or DNS.
         return "" if number == errno.ECONNREFUSED else os.strerror(number)
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
 
