@@ -116,7 +116,7 @@ def pause(**given: Any) -> int:
 @rollout.command(cls=KubectlCommand, short_help="Go on after a pause.")
 @_flags
 def resume(**given: Any) -> int:
-    """Go on after a pause, with whatever changed meanwhile."""
+    """Continue a paused rollout, together with the changes that were made meanwhile."""
     return _play(given, lambda rollout: rollout.resume())
 
 

@@ -35,7 +35,7 @@ class ReportSchedule:
         self._news: dict[str, float] = {}
         """The namespaces with changes, and when each of them is written if nothing else delays it."""
         self._paid_until: dict[str, float] = {}
-        """For each namespace, until when its writes so far use up a rate of one in `NAMESPACE_S`."""
+        """For each namespace, the time until which its writes so far have used up its rate, one in `NAMESPACE_S`."""
         self._failures = 0
         self._retry_at = -math.inf
 

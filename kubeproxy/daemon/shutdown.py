@@ -123,9 +123,9 @@ class Shutdown:
     async def _drain_last(self, grace_s: float) -> None:
         """Accept the packets on their way, then stop accepting, and drain for at most `grace_s`."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
-        # A client repeats a first packet that was lost, and the repetition is led where the first one was led. A closed
-        # port would refuse it. The first call finds packets that no listener has accepted, and the second one
-        # handshakes that did not end.
+        # If a client's first packet was lost, the client sends it again, and connection tracking leads it to the same
+        # port. That port is closed by then, and would refuse the client. The first call forgets flows that no listener
+        # has accepted, and the second one those whose handshake did not end.
         await self._proxier.kernel.forget_ended(ours=True)
         await self._data_plane.retire()
         await self._proxier.kernel.forget_ended(ours=True)

@@ -48,7 +48,7 @@ class Choice:
 
     @property
     def any_usable(self) -> bool:
-        """Whether there is any usable endpoint in the cluster."""
+        """Return whether there is any usable endpoint in the cluster."""
         return bool(self.cluster_wide)
 
 

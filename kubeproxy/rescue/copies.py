@@ -76,7 +76,7 @@ class _Segment:
         return not self._unread
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Keep the copies of one read from the NFLOG socket."""
+        """Keep what one read of the NFLOG socket returned: `count` copies."""
         self._unread.append((data, now))
         self.count += count
         self.size += len(data)

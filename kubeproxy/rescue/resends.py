@@ -107,10 +107,10 @@ class Resends:
         return self._report(Protocol.TCP, refusal.endpoint, Reason.REFUSED, now)
 
     def refused_client(self, refused: Refused, now: float) -> None:
-        """Note a refused connection as its client began it, which is reported after `refused`.
+        """Note a refused connection with the addresses that its client used. `refused` is called for it before this.
 
-        Nothing but the connection's own SYN is sent again: a client could give a packet that this node has dropped the
-        sequence number of a refused one.
+        Only the SYN that began this connection is sent again. A client could give the sequence number of a refused
+        SYN to another packet, one that this node has dropped.
         """
         copy = self._copies.of(refused.client, refused.service)
         by_way_of = self._way.get(len(refused.client.address))

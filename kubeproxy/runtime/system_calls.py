@@ -124,7 +124,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
     "sched_setaffinity": (203, 122),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # Calls for what processes share by names: queues, semaphores, memory, keys.
+    # These reach what processes share by name: queues, semaphores, memory, keys.
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     "msgget": (68, 186),

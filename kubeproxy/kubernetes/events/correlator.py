@@ -83,7 +83,7 @@ class SimilarEvents:
             self._messages.popitem(last=False)
         if len(messages) < SIMILAR:
             return False
-        messages.discard(what.message)  # The set stays as small as it is.
+        messages.discard(what.message)  # Otherwise the set would grow with each further message.
         return True
 
 

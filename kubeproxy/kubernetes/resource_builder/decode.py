@@ -31,7 +31,7 @@ from kubeproxy.kubernetes.resource_builder.stream import Document
 MAX_LIST_DEPTH: Final = 5
 """The deepest nesting of lists in lists."""
 LARGE: Final = 64 << 10
-"""A list shorter than this, in bytes, is parsed as a whole."""
+"""The size in bytes from which on a list is parsed item by item. A shorter one is parsed as a whole."""
 _SHOWN: Final = 160
 _LONGEST_NUMBER: Final = 400
 

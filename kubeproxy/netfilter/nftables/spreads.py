@@ -115,7 +115,7 @@ def slot_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
 
 
 def spread_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
-    """Yield the jumps that differ."""
+    """Yield a replacement for each jump that a change of slots alters."""
     for traffic, old, new in changes:
         before, now = (_spread_entry(traffic, slots) for slots in (old, new))
         if before != now:

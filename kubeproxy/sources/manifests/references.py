@@ -19,7 +19,7 @@ class Defined:
     """The objects of all manifests, each with its manifest and its text."""
 
     services: Mapping[ServiceName, tuple[Where, Service | None]] = field(default_factory=dict)
-    """The Services. A Service itself is None if it is headless, another proxy's, or faulty."""
+    """The Services by name. None stands for one that is headless, faulty, or served by another proxy."""
     slices: Sequence[tuple[Where, EndpointSlice]] = ()
 
 
