@@ -1,16 +1,16 @@
 """The first process of a container: it keeps the workers of a control process that has crashed, and starts the next.
 
-The kernel kills every process of a container with its first one. So `kubeproxy run`, as such a first process, becomes
-this small program and runs as its child. On a host systemd does the same. This program decides nothing. The control
-process has ended
+When the first process of a container ends, the kernel kills all others. So `kubeproxy run`, as such a first process,
+becomes this small program and runs as its child. On a host systemd does the same. This program decides nothing. What it
+does when the control process ends depends on how that ended:
 
-- with exit status 0: another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
-  container that has ended again, and that would take over in its turn. It also waits until workers have ended which
-  still have connections (after a takeover by another protocol version).
-- otherwise, and after SIGTERM or SIGINT: this program ends with the same exit status.
-- otherwise, and other processes of the container live: those are workers, and keep serving. This program starts the
-  next control process, which relieves them.
-- otherwise: there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
+- With exit status 0, another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
+  container that has ended again, and that would take over in its turn. It also waits for workers that still have
+  connections (after a takeover by another protocol version).
+- After SIGTERM or SIGINT, and with another exit status, this program ends with that exit status.
+- Otherwise, if other processes of the container live, they are workers, and keep serving. This program starts the next
+  control process, which relieves them.
+- Otherwise there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
   and the kubelet starts the container again, with its own back-off.
 
 It runs in an interpreter of its own without any package, which takes 5 MiB, so it imports nothing of this project. All

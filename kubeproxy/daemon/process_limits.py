@@ -42,8 +42,8 @@ def raise_descriptor_limit() -> int:
 def forbid_core_dumps() -> None:
     """Allow no core dump of this process and its children, because it would contain tokens and client keys.
 
-    The limit is 1 byte and not 0. Both are too little for a file. But the kernel starts a handler behind a pipe
-    (core_pattern "|...") with 0, and not with 1 (fs/coredump.c). A limit of 0 that is already set stays.
+    The limit is 1 byte and not 0. Both are too little for a file. But if core_pattern names a program ("|..."), the
+    kernel starts it under a limit of 0, and not under 1 (fs/coredump.c). A limit of 0 that is already set stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)

@@ -38,7 +38,7 @@ class Drains:
         self._expiries = Expiries()
 
     def use(self, on: bool) -> None:
-        """Set whether requests count. The caller has to resolve the Services with requests again."""
+        """Set whether requests have an effect. The caller has to resolve the Services with requests again."""
         self._on = on
 
     def expire(self, now: float) -> list[ServiceName]:

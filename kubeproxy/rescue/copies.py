@@ -108,7 +108,7 @@ class Copies:
     def __init__(self) -> None:
         self._segments: deque[_Segment] = deque()
         self._count = self._bytes = 0
-        # The copies that were looked up, in this order, so that the number of their attempts is known.
+        # Every copy that was looked up, the earliest first, so that its attempts are counted together.
         self._tried: dict[tuple[Side, Side, int], Copy] = {}
 
     def __len__(self) -> int:

@@ -91,8 +91,8 @@ def waits_since(pod: Pod) -> float:
 
 
 def needs_request(pod: Pod, now: float) -> bool:
-    """Return whether the proxies still have to be asked to use a pod: its gate is closed, or is open only since a
-    moment ago. A pod whose containers are not ready any more gets no connections."""
+    """Return whether the proxies still have to be asked to use a pod, because its gate is closed or has only just
+    opened. A pod whose containers are not ready any more gets no connections."""
     if waits(pod):
         return True
     ready = is_active(pod) and has_gate(pod) and all(_is_true(pod, type) for type in (*_before(pod), GATE))

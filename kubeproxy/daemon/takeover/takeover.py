@@ -67,8 +67,8 @@ class Takeover:
         forced: bool = False,
         prefix: str = PREFIX,
     ) -> None:
-        """`others` returns whether a process of another run lives. With `forced` this process takes over whatever it
-        serves."""
+        """`others` returns whether a process of another run lives. With `forced` this process takes over from any owner
+        of the node, whatever that owner serves."""
         self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)

@@ -218,9 +218,9 @@ class EventRecorder:
         }
 
     def _name(self, happened: Occurrence) -> str:
-        """Return the object's name with a time that no other event of this process has.
+        """Return a name for the event: that of its object, with a time that no other event of this process has.
 
-        All nodes give a shared event the same name instead, with a digest of its words."""
+        A shared event has the same name on all nodes: a digest of its contents takes the place of the time."""
         if happened.shared:
             words = f"{happened.kind} {happened.uid} {happened.reason} {happened.message}"
             stamp = sha256(words.encode()).hexdigest()[:16]

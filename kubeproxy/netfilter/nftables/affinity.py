@@ -117,7 +117,8 @@ def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:
 
 
 def clients_map(name: str, port: int) -> str:
-    """Return the map of a service port's clients, for its endpoints at one port."""
+    """Return the name of the map from a client to its endpoint. A service port has one map for each port that its
+    endpoints use."""
     return f"clients{name}-{port}"
 
 
