@@ -55,6 +55,8 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     columns: tuple[int, ...] = ()
     """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves it
     empty."""
+    staying: tuple[Target, ...] = ()
+    """Other endpoints, at which existing UDP sessions stay."""
 
 
 class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):

@@ -113,6 +113,9 @@ class Frontend:
     """When the Service was created (see `Service.created`)."""
     endpoints: tuple[Target, ...] = ()
     """The endpoints, sorted and without duplicates, so that equal sets are equal values."""
+    staying: tuple[Target, ...] = ()
+    """Other endpoints that serve, sorted, at which existing flows stay. Only UDP needs it: it has no connections that
+    would go on by themselves."""
     neighbors: tuple[Target, ...] = ()
     """The endpoints that may be on this node, and so may be clients of the frontend themselves."""
     preserve: frozenset[Target] = frozenset()

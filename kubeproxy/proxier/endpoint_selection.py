@@ -89,6 +89,13 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
     )
 
 
+def staying(all_candidates: Sequence[Candidate], endpoints: tuple[Target, ...]) -> tuple[Target, ...]:
+    """Return the endpoints that serve but are not selected, sorted. As in kube-proxy (pkg/proxy/conntrack), policies,
+    topology and termination decide about new flows only."""
+    serving = {target for target, endpoint in all_candidates if endpoint.ready or endpoint.serving}
+    return tuple(sorted(serving.difference(endpoints)))
+
+
 def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
     """Return those `MOST` of these targets that a node uses, sorted. Different nodes use different targets, so that
     each endpoint is used by about as many nodes as any other. When one target comes or goes, at most one other target

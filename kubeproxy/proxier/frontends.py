@@ -28,6 +28,7 @@ from kubeproxy.model import (
     Frontend,
     FrontendName,
     Origin,
+    Protocol,
     Scheduler,
     Scope,
     Service,
@@ -39,7 +40,7 @@ from kubeproxy.model import (
     family_of,
     seed_of,
 )
-from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_local
+from kubeproxy.proxier.endpoint_selection import Choice, candidates, choose, is_local, staying
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts, Preserve
 
 
@@ -132,6 +133,7 @@ def _frontends(
             source_ranges=ranges if ranged else _NONE,
             ranged=ranged if ranges else _NONE,
             endpoints=endpoints,
+            staying=staying(all_candidates, endpoints) if port.protocol is Protocol.UDP else (),
             claims={d: claim for d, claim in claims.items() if d in destinations},
             created=service.created,
             neighbors=_neighbors(endpoints, choice),

@@ -144,6 +144,7 @@ def endpoints_of(frontend: Frontend) -> SetEndpoints:
         frontend.affinity_timeout_s,
         preserve=frontend.preserve,
         balancing=frontend.balancing,
+        staying=frontend.staying,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -162,6 +163,7 @@ class Resolver:
             number = len(frontend.endpoints)
             if number > MOST:
                 remarks.append(f"{frontend.name}: this node uses {MOST} of its {number} endpoints")
+            if max(number, len(frontend.staying)) > MOST:
                 frontend = self._thinned(frontend)
             frontends.append(frontend)
         _set_or_drop(self.remarks, name, tuple(remarks))
@@ -184,8 +186,10 @@ class Resolver:
         return admitted._replace(slices=slices)
 
     def _thinned(self, frontend: Frontend) -> Frontend:
-        """Return a frontend with at most `MOST` endpoints."""
-        return frontend.keeping(frozenset(subset(frontend.endpoints, self._settings.facts.name)))
+        """Return a frontend with at most `MOST` endpoints, and at most as many others at which flows stay."""
+        node = self._settings.facts.name
+        thinned = frontend.keeping(frozenset(subset(frontend.endpoints, node)))
+        return replace(thinned, staying=subset(frontend.staying, node))
 
     def _unserved(self, service: Service, unreachable: Iterable[Address]) -> Iterator[str]:
         for port in service.ports:

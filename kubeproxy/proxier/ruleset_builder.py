@@ -157,6 +157,7 @@ class RuleSetBuilder:
             now = replace(
                 entry.frontend,
                 endpoints=frontend.endpoints,
+                staying=frontend.staying,
                 neighbors=frontend.neighbors,
                 balancing=frontend.balancing,
             )
@@ -343,7 +344,7 @@ class RuleSetBuilder:
         spread = Spread(
             str(name.service_port),
             targets,
-            frontend.endpoints,
+            frontend.endpoints + frontend.staying,
             frontend.affinity_timeout_s,
             name.scope,
             slots_of(frontend, targets),

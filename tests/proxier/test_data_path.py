@@ -287,6 +287,16 @@ def test_an_ejected_endpoint_costs_no_new_rules() -> None:
     assert made.data_path(web)[0] is DataPath.KERNEL
 
 
+def test_an_endpoint_that_only_serves_flows_that_exist_is_an_endpoint_of_the_spread() -> None:
+    web = frontend(VIP)
+    made = rules(web)
+    in_force = made.ruleset()
+    made.lead(replace(web, endpoints=THREE[1:], staying=THREE[:1]))
+    spread = made.take_unbalanced(in_force).spreads[Traffic(VIP)]
+    assert spread is not None
+    assert (spread.targets, set(spread.endpoints)) == (THREE[1:], set(THREE))
+
+
 def test_silence_alone_never_leads_to_user_space() -> None:
     """Silent endpoints are left out while there are others. Without others they stay, and those that refuse go."""
     web = frontend(VIP)

@@ -289,6 +289,30 @@ def test_ranges_need_no_load_balancer_address() -> None:
 # Health check node ports.
 
 
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+def test_udp_flows_stay_at_each_endpoint_that_serves(protocol: Protocol) -> None:
+    in_our_zone = frozenset({"z1"})
+    conditions = (
+        Endpoint(Address("10.0.0.1"), node="us", zone_hints=in_our_zone),
+        Endpoint(Address("10.0.0.2"), node="them", zone_hints=frozenset({"z2"})),
+        Endpoint(Address("10.0.0.3"), node="them", zone_hints=in_our_zone),
+        Endpoint(Address("10.0.0.4"), ready=False, terminating=True, node="us"),
+        Endpoint(Address("10.0.0.5"), ready=False, serving=False, terminating=True, node="us"),
+        Endpoint(Address("10.0.0.6"), ready=False, serving=False, node="us"),
+    )
+    of = service(external_policy=LOCAL, protocol=protocol, **FULL)  # type: ignore[arg-type]
+    ports = f"http:8080/{protocol}"
+    found = {it.name.scope: it for it in resolve(of, [endpoint_slice("web", conditions, ports)], FACTS).frontends}
+    assert found[Scope.CLUSTER].endpoints == targets("10.0.0.1:8080 10.0.0.3:8080")
+    assert found[Scope.EXTERNAL].endpoints == targets("10.0.0.1:8080")
+    stay = {scope: it.staying for scope, it in found.items()}
+    if protocol is Protocol.UDP:
+        assert stay[Scope.CLUSTER] == targets("10.0.0.2:8080 10.0.0.4:8080")
+        assert stay[Scope.EXTERNAL] == targets("10.0.0.2:8080 10.0.0.3:8080 10.0.0.4:8080")
+    else:
+        assert set(stay.values()) == {()}, "TCP connections go on by themselves"
+
+
 def test_health_counts_ready_addresses_here() -> None:
     of = service(external_policy=LOCAL, balancer="203.0.113.1", health_check_node_port=32000)
     leaving = Endpoint(Address("10.0.0.3"), ready=False, terminating=True, node="us")

@@ -9,7 +9,7 @@ it on a host with several addresses. Answers are sent after requests, at the end
 still awake from the last datagram need not be woken again.
 
 A session ends when it is idle for too long, when it is the idlest one and another session needs its place, or with its
-frontend. When its endpoint refuses (ICMP) or leaves the Service, the session's next datagram goes to another endpoint.
+frontend. When its endpoint refuses (ICMP) or no longer serves, the session's next datagram goes to another endpoint.
 
 A session moves to another process with its socket (`FrozenSession`). There the client's datagrams arrive at another
 listener. Until the first of them the endpoint's answers wait in the socket.
@@ -335,9 +335,8 @@ class Session:
         return self._target
 
     def leave(self) -> None:
-        """Disconnect if the session's endpoint has left the frontend. The next datagram then goes to another
-        endpoint."""
-        if self._target is not None and self._target not in self.listener.members:
+        """Disconnect if the session's endpoint no longer serves. The next datagram then goes to another endpoint."""
+        if self._target is not None and self._target not in self.listener.keeping:
             self._disconnect()
 
     def wake(self) -> None:
@@ -440,7 +439,8 @@ class DatagramListener:
         self.balancer = Balancer(rng=rng, shared=context.shared_rows, failing=context.failing)
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
-        self.members: frozenset[Target] = frozenset()
+        self.keeping: frozenset[Target] = frozenset()
+        """The endpoints at which sessions stay."""
         self.family = sock.family
         self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock
@@ -453,11 +453,11 @@ class DatagramListener:
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """Replace the endpoints. Sessions of a removed endpoint get another one."""
+        """Replace the endpoints. Sessions of an endpoint that no longer serves get another one."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
-        self.members = frozenset(message.endpoints)
+        self.keeping = frozenset(message.endpoints + message.staying)
         for session in self.sessions.of(self):
             session.leave()
 

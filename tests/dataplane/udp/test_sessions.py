@@ -150,11 +150,13 @@ async def test_an_endpoint_that_refuses_is_left_with_the_next_datagram(bench: Be
                     pytest.fail("no answer after the endpoint had refused")
 
 
-async def test_a_removed_endpoint_gets_no_more_datagrams(bench: Bench) -> None:
+async def test_a_session_stays_until_its_endpoint_no_longer_serves(bench: Bench) -> None:
     async with endpoint(sends(b"old")) as old, endpoint(sends(b"new")) as new:
         address = await bench.serve(old, protocol=Protocol.UDP)
-        with client(address) as sock:
+        with client(address) as sock, client(address) as late:
             assert await ask(sock, b"?") == b"old"
+            await bench.plane.send([SetEndpoints(frontend(), (new,), staying=(old,))])
+            assert [await ask(sock, b"?"), await ask(late, b"?")] == [b"old", b"new"]
             await bench.plane.send([SetEndpoints(frontend(), (new,))])
             assert await ask(sock, b"?") == b"new"
 

@@ -264,7 +264,7 @@ def test_sighup_moves_new_connections_only(stage: Stage, config: Path) -> None:
     clean(daemon)
 
 
-def test_udp_flows_stay_with_a_change_of_the_path_and_go_with_their_endpoint(stage: Stage, config: Path) -> None:
+def test_udp_flows_stay_at_an_endpoint_that_serves_on_either_path(stage: Stage, config: Path) -> None:
     start_mirrors(stage)
     configure(config, "kernel")
     stage.write(WHOLE.name, *WHOLE.objects(0, 1))
@@ -276,17 +276,23 @@ def test_udp_flows_stay_with_a_change_of_the_path_and_go_with_their_endpoint(sta
         return sock.recv(1000).decode().split()[0]
 
     with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(udp(host, WHOLE.address("cluster IP", family)))
-            for host in stage.asking
-            for family in (V4, V6)
-            for _ in range(4)
-        ]
+
+        def some() -> list[socket.socket]:
+            places = [(host, WHOLE.address("cluster IP", family)) for host in stage.asking for family in (V4, V6)]
+            return [stack.enter_context(udp(*place)) for place in places for _ in range(4)]
+
+        sockets = some()
         before = [turn(sock) for sock in sockets]
         assert set(before) == {"pod-0", "pod-1"}
         configure(config, "userspace")
         reload(daemon)
         until(lambda: slots(stage.node) == {}, "no slots left")
+        sockets += (in_user_space := some())
+        before += (sessions := [turn(sock) for sock in in_user_space])
+        assert set(sessions) == {"pod-0", "pod-1"}
+        leaving = pod(0, ready=False, serving=True, terminating=True)
+        stage.write(WHOLE.name, *WHOLE.objects(leaving, 1))
+        until(lambda: {turn(sock) for sock in some()} == {"pod-1"}, "new clients go to the endpoint that stays")
         assert [turn(sock) for sock in sockets] == before
         stage.write(WHOLE.name, *WHOLE.objects(1))
         until(lambda: "conntrack flows deleted" in daemon.log(), "flows to the removed endpoint are deleted")
