@@ -253,9 +253,12 @@ class Traffic:
             more = now
         else:
             more = tuple(map(sub, now, before))
-            # A gauge may fall. A sum falls if the frontend restarted and counts from 0 again.
-            if min(more) < 0 and any(it < 0 for it, is_sum in zip(more, _IS_SUM, strict=True) if is_sum):
-                more = tuple(value if is_sum else it for it, value, is_sum in zip(more, now, _IS_SUM, strict=True))
+            if min(more) < 0:
+                # A gauge may fall. A sum that falls counts from 0 again, as that of a listener that was opened again.
+                # Its frontend's other sums may go on: the kernel's do not begin again with a listener.
+                more = tuple(
+                    value if is_sum and it < 0 else it for it, value, is_sum in zip(more, now, _IS_SUM, strict=True)
+                )
         row.sums = tuple(map(add, row.sums, more))
         self._seen[name] = now
         self._stale[name.service_port] = None

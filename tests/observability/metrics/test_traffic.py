@@ -35,8 +35,12 @@ def scrape(traffic: Traffic, counters: Mapping[FrontendName, Counters]) -> Sampl
 
 
 def accepted(found: Samples, port: ServicePortName = WEB) -> float:
+    return of_port(found, "kubeproxy_connections_accepted_total", port)
+
+
+def of_port(found: Samples, metric: str, port: ServicePortName = WEB) -> float:
     labels = (("namespace", port.namespace), ("port", port.port), ("service", port.name))
-    return found["kubeproxy_connections_accepted_total", labels]
+    return found[metric, labels]
 
 
 LABELS = (("namespace", "default"), ("port", "http"), ("service", "web"))
@@ -182,8 +186,10 @@ def test_the_sum_does_not_fall_when_a_frontend_is_removed() -> None:
 
 def test_a_restarted_frontend_continues_the_sum() -> None:
     traffic = Traffic()
-    scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=50)})
-    assert accepted(scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=1)})) == 151
+    scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=50, by_kernel=1000)})
+    found = scrape(traffic, {V4: Counters(accepted=100), V6: Counters(accepted=1, by_kernel=1002)})
+    assert accepted(found) == 151
+    assert of_port(found, "kubeproxy_kernel_connections_total") == 1002, "the kernel's count did not begin again"
 
 
 def test_a_removed_service_port_starts_from_zero() -> None:
