@@ -52,9 +52,10 @@ class Link:
     """A session that closes after it is retired and its last request has ended."""
 
     def __init__(self, configuration: ClientConfig) -> None:
-        """Raise `ConfigError` if the certificates are unusable."""
+        """Raise `ConfigError` if the certificates or the proxy are unusable."""
         self.configuration = configuration
         self.base: str = configuration.host.rstrip("/")
+        self._proxy, self._proxy_headers = _proxy(self.base, configuration.proxy)
         try:
             tls = _tls(configuration)
         except (OSError, ValueError) as error:
@@ -65,7 +66,6 @@ class Link:
             headers={"User-Agent": f"kubeproxy/{__version__}", "Accept": "application/json"},
             auto_decompress=False,
         )
-        self._proxy, self._proxy_headers = _proxy(self.base, configuration.proxy)
         self._users = 0
         self._retired = False
 
@@ -255,11 +255,15 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str]]:
     """Return the proxy that the configuration names, or else that of the environment, and the header with the
-    credentials in its URL."""
+    credentials in its URL. Raise `ConfigError` if it is no HTTP proxy."""
     found = environment_proxy(base) if configured is None else configured
     if not found:
         return None, {}
     parts = urlsplit(found if "://" in found else f"http://{found}")
+    if parts.scheme not in ("http", "https"):
+        named_by = "the environment's proxy" if configured is None else "proxy-url"
+        where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        raise ConfigError(f"{named_by}: found {where}; allowed: the URL of an HTTP proxy, with http or https")
     if parts.username is None:
         return parts.geturl(), {}
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

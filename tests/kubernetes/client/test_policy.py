@@ -212,6 +212,19 @@ async def test_warnings_of_answers_are_handed_on(server: WebServer) -> None:
     assert said == ["one", "two"]
 
 
+@pytest.mark.parametrize("named_by", ["proxy-url", "the environment's proxy"])
+async def test_a_proxy_that_does_not_speak_http_is_refused(named_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "socks5://me:secret@127.0.0.1:1080"
+    monkeypatch.setenv("http_proxy", url)
+    configured = url if named_by == "proxy-url" else None
+    async with client_of(ClientConfig(host="http://api.example.com", proxy=configured)) as client:
+        with pytest.raises(ConfigError) as raised:
+            await client.get("/x")
+    assert str(raised.value) == (
+        f"{named_by}: found socks5://127.0.0.1:1080; allowed: the URL of an HTTP proxy, with http or https"
+    )
+
+
 async def test_a_proxy_of_the_environment_is_used(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.handlers = [answer(200, {})]
     monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:se%63ret@"))
