@@ -106,7 +106,7 @@ async def watching(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def kubeconfig(directory: Path, url: str, user: Mapping[str, Any] | None = None, **cluster: str) -> str:
+def kubeconfig(directory: Path, url: str, user: Mapping[str, Any] | None = None, **cluster: Any) -> str:
     """A kubeconfig file for the server at `url`; its path."""
     path = directory / "kubeconfig"
     path.write_text(

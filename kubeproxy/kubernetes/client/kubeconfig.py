@@ -26,6 +26,8 @@ from kubeproxy.model.errors import ConfigError
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NO_SERVER: Final = "http://localhost:8080"
 """The server that kubectl uses if nothing is configured."""
+EXEC_EXTENSION: Final = "client.authentication.k8s.io/exec"
+"""The name of a cluster's extension that is meant for exec plugins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class ClientConfig:
     impersonate: Mapping[str, Any] = field(default_factory=dict)
     """The user to impersonate: ``user`` and ``uid`` are texts, ``groups`` is a list, and ``extra`` has lists by key."""
     plugin: Mapping[str, Any] | None = None
-    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials."""
+    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials. Beside
+    ``exec`` there may be ``cluster``: what the program is to know of the cluster (provideClusterInfo)."""
 
 
 def load(overrides: Overrides, environment: Mapping[str, str] | None = None) -> ClientConfig:
@@ -238,9 +241,25 @@ class _Assembly:
         if flags.username:
             return
         if user.exec is not None:
-            config.plugin = {"exec": msgspec.to_builtins(self._located(user.exec))}
+            told = {"cluster": self._cluster_info(config)} if user.exec.provide_cluster_info else {}
+            config.plugin = {"exec": msgspec.to_builtins(self._located(user.exec)), **told}
         elif user.auth_provider is not None:
             config.plugin = {"auth-provider": msgspec.to_builtins(user.auth_provider)}
+
+    def _cluster_info(self, config: ClientConfig) -> dict[str, Any]:
+        """Return what a plugin is told of the cluster, as client.authentication.k8s.io has it, without empty fields."""
+        extensions = {it.name: it.extension for it in self._cluster.extensions or ()}
+        authority = Path(config.ssl_ca_cert).read_bytes() if config.ssl_ca_cert else b""
+        told = {
+            "server": config.host,
+            "tls-server-name": config.tls_server_name,
+            "insecure-skip-tls-verify": not config.verify_ssl,
+            "certificate-authority-data": base64.b64encode(authority).decode(),
+            "proxy-url": config.proxy,
+            "disable-compression": self._cluster.disable_compression,
+            "config": extensions.get(EXEC_EXTENSION),
+        }
+        return {field: value for field, value in told.items() if value}
 
     def _file(self, *given: tuple[_Place, str | None, str | None], key: str) -> str | None:
         """Return the path of the first file that is given, by its path or inline (``KEY-data``). Return None if none is

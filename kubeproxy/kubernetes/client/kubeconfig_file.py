@@ -25,6 +25,13 @@ Text = str | None
 Texts = list[str] | None
 
 
+class NamedExtension(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `extensions`."""
+
+    name: Text = None
+    extension: Any = None
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """A server, and how its identity is verified."""
 
@@ -35,6 +42,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     certificate_authority_data: Text = None
     proxy_url: Text = None
     disable_compression: bool | None = None
+    extensions: list[NamedExtension] | None = None
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,14 @@ from kubernetes_asyncio.config.kube_config import ConfigNode
 from kubeproxy.kubernetes.client.plugins import PluginAnswer, PluginRequest
 
 
+class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
+    """What a program answers."""
+
+    api_version: str
+    kind: str
+    status: dict[str, Any]
+
+
 def main(file: int) -> None:
     """Answer the request in the file."""
     request = msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=PluginRequest)
@@ -45,14 +53,14 @@ async def _answer(request: PluginRequest) -> PluginAnswer:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if "exec" in request.user:
-        return await _run_program(request.user["exec"])
+        return await _credentials(request.user["exec"], request.user.get("cluster"))
     return await _renew_token(request)
 
 
-async def _run_program(settings: Mapping[str, Any]) -> PluginAnswer:
-    """Run an exec plugin. `ExecProvider` returns the certificate itself. The library's loader would write the
-    certificate and its key to files."""
-    status = await ExecProvider(ConfigNode("exec", settings)).run()
+async def _credentials(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> PluginAnswer:
+    """Return the credentials of an exec plugin. The library's loader would write the certificate and its key to
+    files."""
+    status = await _run_program(settings, cluster)
     token, certificate, key = (
         str(status.get(name) or "") for name in ("token", "clientCertificateData", "clientKeyData")
     )
@@ -67,6 +75,44 @@ async def _run_program(settings: Mapping[str, Any]) -> PluginAnswer:
         key=key,
         expires_at=datetime.fromisoformat(str(expiry)).timestamp() if expiry and token else None,
     )
+
+
+async def _run_program(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Run the program of an exec plugin, and return the status of its ExecCredential.
+
+    `ExecProvider.run` would keep the program's messages from the user, tell it nothing of the cluster, and let it read
+    the standard input in any case.
+    """
+    provider, interactive = ExecProvider(ConfigNode("exec", settings)), _is_interactive(settings)
+    told = {"interactive": interactive, **({"cluster": cluster} if cluster else {})}
+    asked = {"apiVersion": provider.api_version, "kind": "ExecCredential", "spec": told}
+    process = await asyncio.create_subprocess_exec(
+        *provider.args,
+        env={**provider.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+        stdin=None if interactive else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise ValueError(f"exec: {provider.args[0]} ended with status {process.returncode}; it says why on stderr")
+    try:
+        answer = msgspec.json.decode(output, type=_ExecCredential)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"exec: the plugin answered no ExecCredential: {error}") from None
+    if (answer.api_version, answer.kind) != (provider.api_version, "ExecCredential"):
+        found = f"{answer.api_version} {answer.kind}"
+        raise ValueError(f"exec: the plugin answered {found}; allowed: {provider.api_version} ExecCredential")
+    return answer.status
+
+
+def _is_interactive(settings: Mapping[str, Any]) -> bool:
+    """Return whether the program may ask the user, by interactiveMode."""
+    mode, has_terminal = settings.get("interactiveMode") or "IfAvailable", os.isatty(0)
+    if mode not in ("Never", "IfAvailable", "Always"):
+        raise ValueError(f"exec: interactiveMode: found {mode!r}; allowed: Never, IfAvailable or Always")
+    if mode == "Always" and not has_terminal:
+        raise ValueError("exec: interactiveMode is Always, but standard input is no terminal")
+    return has_terminal and mode != "Never"
 
 
 async def _renew_token(request: PluginRequest) -> PluginAnswer:

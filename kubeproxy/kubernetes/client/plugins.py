@@ -23,7 +23,9 @@ from kubeproxy.kubernetes.client.memory_files import path_of
 from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S: Final = 60.0
-"""How long a plugin may run."""
+"""How long a plugin may run that cannot ask anybody."""
+INTERACTIVE_S: Final = 900.0
+"""How long a plugin may run that may ask the user. Most codes that a user types into a browser are valid that long."""
 EARLY_S: Final = 300.0
 """A token counts as expired this long before its time, because clocks differ. kubernetes_asyncio does the same."""
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -35,7 +37,7 @@ class PluginRequest(msgspec.Struct, frozen=True):
 
     server: str
     user: dict[str, Any]
-    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user."""
+    """See `ClientConfig.plugin`."""
 
 
 class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ class Plugin:
     """A plugin of a kubeconfig's user, and its last answer."""
 
     def __init__(self, user: Mapping[str, Any]) -> None:
-        """`user` is the ``exec`` or ``auth-provider`` entry of a kubeconfig's user, as `ClientConfig.plugin` has it."""
+        """`user` is the value of `ClientConfig.plugin`."""
         self._user = dict(user)
         self._last = PluginAnswer()
 
@@ -105,14 +107,15 @@ async def _run(request: PluginRequest) -> PluginAnswer:
 
 
 async def _wait_for_process(file: int) -> None:
+    limit_s = INTERACTIVE_S if os.isatty(0) else PLUGIN_S
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "kubeproxy.kubernetes.client.plugin_process", str(file)), pass_fds=(file,)
     )
     try:
-        async with asyncio.timeout(PLUGIN_S):
+        async with asyncio.timeout(limit_s):
             code = await process.wait()
     except TimeoutError:
-        raise ConfigError(f"getting credentials: the plugin did not answer within {PLUGIN_S:.0f} s") from None
+        raise ConfigError(f"getting credentials: the plugin did not answer within {limit_s:.0f} s") from None
     finally:
         if process.returncode is None:
             process.terminate()  # This ends the plugin, and then the process itself.

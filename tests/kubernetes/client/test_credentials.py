@@ -21,6 +21,13 @@ from tests.kubernetes.harness import kubeconfig, until
 from tests.support.apiserver import ApiServer, Cluster
 from tests.support.apiserver.recordings import TLS, server_tls
 
+TOKEN_OF = (
+    "import asyncio, sys\n"
+    "from kubeproxy.kubernetes.client.credentials import Access, ClientSettings\n"
+    "print(asyncio.run(Access(ClientSettings(kubeconfig=sys.argv[1]).read).configuration()).token, end='')\n"
+)
+"""Prints the token of a kubeconfig."""
+
 
 def data(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
@@ -97,6 +104,7 @@ def test_files_in_memory_are_bounded_and_the_same_content_is_one() -> None:
 
 async def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "PLUGIN_S", 5.0)
+    monkeypatch.setattr(plugins, "INTERACTIVE_S", 5.0)
     script = f"echo $$ >{tmp_path}/pid; exec sleep 1000"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path, "http://127.0.0.1:1", {"exec": plugin | {"interactiveMode": "Never"}})
@@ -104,6 +112,60 @@ async def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.
         await credentials.Access(ClientSettings(kubeconfig=path).read).configuration()
     pid = int((tmp_path / "pid").read_text())
     await until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_plugin_speaks_to_the_user_and_knows_the_cluster(tmp_path: Path) -> None:
+    """More than fits in a pipe comes on stderr first. The standard input is the command's own, not the program's."""
+    script = (
+        "head -c 200000 /dev/zero | tr '\\0' . >&2; echo open the browser >&2; cat;"
+        ' printf \'{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}\''
+        ' "$(printf %s "$KUBERNETES_EXEC_INFO" | base64 -w0)"'
+    )
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", script],
+        "interactiveMode": "IfAvailable",
+        "provideClusterInfo": True,
+    }
+    extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}]
+    authority = data(TLS / "ca.crt")
+    path = kubeconfig(
+        tmp_path,
+        "https://127.0.0.1:1",
+        {"exec": plugin},
+        certificate_authority_data=authority,
+        tls_server_name="api",
+        extensions=extensions,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", TOKEN_OF, path], input=b"a manifest", capture_output=True, check=True, timeout=60
+    )
+    assert ended.stderr.endswith(b"..open the browser\n")
+    assert len(ended.stderr) > 200_000
+    asked = json.loads(base64.b64decode(ended.stdout))
+    assert asked["spec"] == {
+        "interactive": False,
+        "cluster": {
+            "server": "https://127.0.0.1:1",
+            "tls-server-name": "api",
+            "certificate-authority-data": authority,
+            "config": {"audience": "a"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [("Always", "standard input is no terminal"), ("Sometimes", "found 'Sometimes'; allowed: Never, IfAvailable")],
+)
+def test_a_plugin_that_must_ask_needs_a_terminal(tmp_path: Path, mode: str, why: str) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "true", "interactiveMode": mode}
+    path = kubeconfig(tmp_path, "http://127.0.0.1:1", {"exec": plugin})
+    ended = subprocess.run(
+        [sys.executable, "-c", TOKEN_OF, path], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert why in ended.stderr
 
 
 async def test_no_process_of_ours_imports_the_library_s_modules(tmp_path: Path) -> None:
