@@ -11,7 +11,8 @@ control_plane    tracker, `sources`, proxier (`proxier_events`), drain reports (
 kernel_path      the rescue of failed connections (`rescue_control`) and its accounts
                  (`flow_accounting`, `kernel_traffic`)
 operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
-                 `http_pages`) with their data (`status_collector`, `connection_trace`, `kernel_path_trace`)
+                 `http_pages`) with their data (`status_collector`, and `connection_trace` with `trace_client`,
+                 `trace_explanation` and `kernel_path_trace`)
 
 Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
 `data_plane` (`own_ports`: how many listeners it may have); `parts` holds them all for what shows them. Of the process

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubeproxy.daemon.connection_trace import Tracer, client_of
+from kubeproxy.daemon.connection_trace import Tracer
+from kubeproxy.daemon.trace_client import client_of
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.model import (
     Address,
