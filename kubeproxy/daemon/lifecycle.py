@@ -356,8 +356,8 @@ class Daemon(Owner):
             reexec.renew(command)
 
     async def _let_workers_serve_on(self) -> None:
-        """Leave all in such a state that the workers, and the kernel, serve until another control process relieves
-        them."""
+        """Prepare for the end of this process, so that the workers and the kernel serve until another control process
+        relieves them."""
         await self._control_plane.state_keeper.write()
         await self._drain_hook.end()
         self._kernel_path.rescue.bridge()
@@ -365,8 +365,8 @@ class Daemon(Owner):
     # Drain and stop.
 
     async def end(self) -> None:
-        """Wait for a takeover or for the request to stop, and shut down. A takeover may come while it drains, too. For
-        an instance of another protocol version end at once, and leave the workers to it.
+        """Wait for a takeover or for the request to stop, and shut down. A takeover may come during the drain, too. If
+        an instance of another protocol version waits for the node, end at once and leave the workers to it.
 
         Raise TakeoverRefusedError if this instance would serve much less than its predecessor.
         """

@@ -86,7 +86,7 @@ class Context:
         """The counters that may have changed since they were last read. A listener adds its own when it accepts or
         drops a client; `Engine` removes those that are unchanged and without clients."""
         self.failing: set[Balancer] = set()
-        """Those that may have ejected endpoints. `Engine` removes those that have none."""
+        """The balancers that may have ejected endpoints. `Engine` removes those that have none."""
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
         """The probes in progress."""

@@ -56,7 +56,7 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves it
     empty."""
     staying: tuple[Target, ...] = ()
-    """Other endpoints, at which existing UDP sessions stay."""
+    """Endpoints that get no new clients, but keep their UDP sessions."""
 
 
 class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):

@@ -114,8 +114,8 @@ class Frontend:
     endpoints: tuple[Target, ...] = ()
     """The endpoints, sorted and without duplicates, so that equal sets are equal values."""
     staying: tuple[Target, ...] = ()
-    """Other endpoints that serve, sorted, at which existing flows stay. Only UDP needs it: it has no connections that
-    would go on by themselves."""
+    """Endpoints that get no new clients, but keep their flows; sorted. Only UDP needs them, because it has no
+    connections that continue by themselves."""
     neighbors: tuple[Target, ...] = ()
     """The endpoints that may be on this node, and so may be clients of the frontend themselves."""
     preserve: frozenset[Target] = frozenset()

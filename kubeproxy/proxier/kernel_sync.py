@@ -60,7 +60,7 @@ class Handover(Interface):
 
 
 class NoHandover:
-    """Used if no other instance hands rules over."""
+    """The handover if no other instance hands rules over: it is complete at once."""
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
         """Return a context that does nothing."""

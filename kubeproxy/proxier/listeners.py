@@ -61,7 +61,7 @@ class Listeners:
         self._own: Counter[Protocol] = Counter()
         """The listeners that have a port of their own."""
         self._announced: set[Protocol] = set()
-        """The protocols of which it has been logged that listeners are no longer enough."""
+        """The protocols for which the lack of listeners has been logged."""
         self._without_own: set[FrontendName] = set()
         """The frontends that the data plane could not serve at a port of their own."""
         self._availability = availability

@@ -114,8 +114,8 @@ class SharedPorts:
     def _reserve(
         self, protocol: Protocol, address: Address, *, serves: bool = False, pinned: bool = False
     ) -> list[SharedPort]:
-        """Reserve the ports that refuse and drop, unless that is done, and with `serves` one that serves: all or
-        none."""
+        """Reserve the ports that refuse and drop clients, unless they exist. With `serves`, also reserve a port that
+        serves. Either all are reserved, or none."""
         first = (protocol, address) not in self._refusing
         got: list[SharedPort] = []
         try:

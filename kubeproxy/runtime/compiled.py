@@ -2,7 +2,7 @@
 
 A build that has a compiler also makes extension modules of the byte path's busiest modules (`deploy/compile.py`), in
 `kubeproxy/compiled/`, each under the full name of its module. Where that directory has one for this Python, it is
-imported in the place of the source beside it, which means the same.
+imported instead of the source. Both do the same.
 """
 
 from __future__ import annotations

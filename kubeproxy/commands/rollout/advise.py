@@ -126,7 +126,7 @@ def _has_gate(pod: Mapping[str, Any]) -> bool:
 
 
 def _gate(pod: Mapping[str, Any]) -> _Part:
-    """A gate beside those that a pod has: a patch replaces the whole list."""
+    """Add the gate to those that a pod has already. The whole list is given, because a patch replaces it."""
     if _has_gate(pod):
         return {}, []
     return _in_pod({"readinessGates": [*(pod.get("readinessGates") or []), {"conditionType": GATE}]}), [

@@ -206,8 +206,8 @@ class Rollout:
         return [each for each in found if (owner := controller_of(each)) and owner.uid == deployment.metadata.uid]
 
     async def _patch(self, change: dict[str, object]) -> None:
-        """Change the Deployment as it is by then. A resourceVersion would make a conflict of each status that the
-        controller writes meanwhile."""
+        """Change the Deployment, whatever its version is now. With a resourceVersion, the patch would fail whenever the
+        controller has written the status in between."""
         await deployment_client(self.client).patch(self.namespace, self.name, change)
 
     async def _proxies(

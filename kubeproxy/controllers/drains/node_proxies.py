@@ -31,7 +31,7 @@ _REFUSALS: Final = frozenset({400, 403, 413, 422})
 """Answers that the same request gets every time, as when a right is missing, a webhook refuses, or a Service has too
 many annotations."""
 SOON_S: Final = 0.25
-"""How long reports are collected before what waits for them is synced again."""
+"""How long reports are collected before the objects that wait for them are synced again."""
 
 
 class NotAskedError(ClusterError):

@@ -37,13 +37,13 @@ LOOK_S: Final = 1.0
 RETRY_S: Final = 10.0
 """The longest back-off after an error."""
 SHARE: Final = 4.0
-"""A look that takes long is followed by a pause of so many times its length."""
+"""The pause after a look at a namespace, as a multiple of the time that the look took."""
 MOST_ASKED: Final = 200
 """How many pods of one Service are asked about at once. Each has a request in an annotation, whose size is limited."""
 MOST_WRITTEN: Final = 50
 """How many conditions are written before the namespace is looked at again."""
 _OF_THIS_POD: Final = frozenset({400, 403, 409, 422})
-"""Answers that say nothing about the next pod."""
+"""Status codes of errors that concern only the pod whose condition was written."""
 
 
 class ReadinessController:
@@ -164,8 +164,8 @@ class ReadinessController:
         return troubles, failed
 
     def _settled(self, namespace: str) -> set[str]:
-        """Return the names of pods that were asked about and need that no longer, and look again when the next one
-        does not."""
+        """Return the names of pods whose requests have served their purpose. Look at the namespace again when the next
+        request has."""
         now, names = self._clock(), set()
         own = (
             request

@@ -150,8 +150,8 @@ def fault_of(pod: Pod) -> str:
 
 
 def worth_writing(pod: Pod, found: Verdict, now: float) -> bool:
-    """Return whether the condition has to be written: it opens the gate, or names other nodes than before, which is
-    not written too often."""
+    """Return whether the condition has to be written, because it opens the gate, has another reason, or names other
+    nodes than before. A change of the names alone is written every `REWRITE_S` at most."""
     current = condition_of(pod, GATE)
     if found.opens or current is None or current.reason != found.reason:
         return True

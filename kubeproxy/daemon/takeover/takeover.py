@@ -12,9 +12,9 @@ alone) and `Take` (the owner stops accepting, releases the HTTP ports and its na
 dies before, the connection ends and the owner goes on. `rule_transfer` makes these steps, `server` is the owner's side,
 and `protocol` has the messages.
 
-With another protocol version nothing of that works. The new instance asks the owner to stop and waits until its name is
-gone. The owner's workers serve on as after a crash, and move their connections if the two versions have a version of
-`takeover_messages.MOVES` in common.
+Two instances of different protocol versions cannot do that. The new instance asks the owner to stop and waits until the
+owner's name is gone. The owner's workers serve on as after a crash, and move their connections if the two versions have
+a version of `takeover_messages.MOVES` in common.
 
 Two instances that cannot communicate at all find out by the rules: the older one yields when the kernel's redirects
 lead to other ports and a younger control process lives (`TakeoverServer.rival_lives`, `yield_to_rival`).

@@ -41,11 +41,11 @@ class Balancer:
         shared: SharedRows | None = None,
         failing: set[Balancer] | None = None,
     ) -> None:
-        """`Ejections` explains `probes_beside`. In `shared` workers together count what is open; it is None if there is
-        only one process. The balancer of a served frontend enters itself in `failing` when it ejects an
-        endpoint."""
+        """`Ejections` explains `probes_beside`. `shared` holds the number of open connections over all workers. It is
+        None if there is only one process. The balancer of a served frontend adds itself to `failing` when it ejects
+        an endpoint."""
         self.frontend: FrontendName | None = None
-        """The frontend whose endpoints these are, as long as it is served."""
+        """The frontend of these endpoints while it is served, and None otherwise."""
         self._failing = failing
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)

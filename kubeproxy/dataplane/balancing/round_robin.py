@@ -20,7 +20,7 @@ from typing import Final
 from kubeproxy.model import Balancing, Target
 
 _EMPTY: Final[deque[Target]] = deque()
-"""The queue of all that have none. It is shared, because an empty deque takes 600 bytes."""
+"""The empty queue, which all frontends without a queue share, because an empty deque takes 600 bytes."""
 STRIDE = 1 << 32
 """The stride of weight 1. It is an integer, so that rounding never loses anything."""
 
@@ -33,7 +33,7 @@ class RoundRobin:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._undrawn: tuple[Sequence[Target], Balancing] | None = None
-        """The endpoints as long as their first order is not drawn, and then None."""
+        """The endpoints until their first order is drawn, and then None."""
         self._strides: dict[Target, int] = {}
         self._queue = _EMPTY
         """The endpoints, the next one first, if all have the same weight. The queue is four times as fast as the

@@ -15,9 +15,9 @@ AT_ONCE = 64
 
 
 def sweep(context: Context, each: Callable[[Connection], None], then: Callable[[], None]) -> None:
-    """Call `each` for the connections that are open now, but not for those that end in the meantime, and then `then`.
+    """Call `each` for every connection that is open now, unless it ends before its turn. Call `then` at the end.
 
-    The first of them are handled at once."""
+    The first connections are handled before this returns."""
     left = list(context.live)
 
     def handle_some() -> None:

@@ -22,7 +22,7 @@ MOVES: Final = 2
 them, `ConnectionState` or `SessionState` changes its meaning. A field with a default may be added at the end without
 that: both sides ignore fields that they do not know."""
 MOVES_SINCE: Final = MOVES
-"""The oldest version of the same that this program speaks, too. Two workers use the newest version that both speak.
+"""The oldest version of `MOVES` that this program still speaks. Two workers use the newest version that both speak.
 Without one in common nothing moves, and the connections drain. So a program that raises `MOVES` goes on speaking the
 version before."""
 LINE_BYTES: Final = 4096

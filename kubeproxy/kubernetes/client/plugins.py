@@ -23,9 +23,9 @@ from kubeproxy.kubernetes.client.memory_files import path_of
 from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S: Final = 60.0
-"""How long a plugin may run that cannot ask anybody."""
+"""How long a plugin may run if it cannot ask the user."""
 INTERACTIVE_S: Final = 900.0
-"""How long a plugin may run that may ask the user. Most codes that a user types into a browser are valid that long."""
+"""How long a plugin may run if it may ask the user. Most codes that a user types into a browser are valid that long."""
 EARLY_S: Final = 300.0
 """A token counts as expired this long before its time, because clocks differ. kubernetes_asyncio does the same."""
 MAX_ANSWER_BYTES: Final = 1 << 20

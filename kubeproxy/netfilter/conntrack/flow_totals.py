@@ -39,7 +39,7 @@ class FlowTotals:
     """
 
     open: Mapping[FrontendName, Counter[Endpoint]] = field(default_factory=dict)
-    """Without zeros."""
+    """The number of open flows. Endpoints without any are left out."""
     bytes_in: Counter[FrontendName] = field(default_factory=Counter)
     bytes_out: Counter[FrontendName] = field(default_factory=Counter)
     _last: dict[bytes, int] = field(default_factory=dict)

@@ -74,5 +74,5 @@ def is_dynamic(chain: str) -> bool:
 
 
 def draws_slots(chain: str) -> bool:
-    """Return whether a chain is a dynamic one that draws slots."""
+    """Return whether a chain is one of those that choose a slot for each connection."""
     return is_dynamic(chain) and not chain.startswith(("sticky", "learn"))
