@@ -11,7 +11,6 @@ from functools import partial
 
 from kubeproxy.config.address_types import MetricsAddress
 from kubeproxy.config.dump import go_data
-from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.status_collector import StatusCollector
 from kubeproxy.model import Address, Protocol
@@ -27,12 +26,10 @@ HolderOf = Callable[[str, int], str]
 """A function that names the process that has a host's port, for messages."""
 
 
-def http_servers(
-    parts: Parts, status_collector: StatusCollector, kernel_traffic: KernelTraffic
-) -> Sequence[HttpServer]:
+def http_servers(parts: Parts, status_collector: StatusCollector) -> Sequence[HttpServer]:
     """Return the configured servers, not started yet."""
     holder_of = partial(_holder_of, parts.process.find_holders)
-    return [*_health_server(parts, holder_of), *_metrics_servers(parts, status_collector, kernel_traffic, holder_of)]
+    return [*_health_server(parts, holder_of), *_metrics_servers(parts, status_collector, holder_of)]
 
 
 def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
@@ -58,13 +55,14 @@ def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
         yield HttpServer(listening, health_routes(reporting.health, reporting.metrics), protection)
 
 
-def _metrics_servers(
-    parts: Parts, status_collector: StatusCollector, kernel_traffic: KernelTraffic, holder_of: HolderOf
-) -> Iterator[HttpServer]:
+def _metrics_servers(parts: Parts, status_collector: StatusCollector, holder_of: HolderOf) -> Iterator[HttpServer]:
     current, configuration = parts.configuration, parts.configuration.value
     health, metrics = parts.reporting.health, parts.reporting.metrics
     exposition = Exposition(
-        metrics, data_plane=parts.data_plane, picture=parts.picture, with_kernel_traffic=kernel_traffic.added_to
+        metrics,
+        data_plane=parts.data_plane,
+        picture=parts.picture,
+        with_kernel_traffic=parts.kernel_path.traffic.added_to,
     )
     pages = [
         *metrics_routes(exposition, metrics, lambda: go_data(current.value)),

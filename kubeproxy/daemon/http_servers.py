@@ -36,15 +36,12 @@ class HttpServers:
         bindAddressHardFail is set."""
         await imported("kubeproxy.daemon.http_pages", "kubeproxy.daemon.status_collector")
         from kubeproxy.daemon.http_pages import http_servers
-        from kubeproxy.daemon.kernel_traffic import KernelTraffic
         from kubeproxy.daemon.status_collector import StatusCollector
 
         parts, tasks = self._parts, self._parts.process.tasks
-        proxier = parts.control_plane.proxier
-        kernel_traffic = KernelTraffic(lambda: proxier.view.snapshot().frontends, parts.kernel_path.flows)
-        status_collector = StatusCollector(parts, self._recent_warnings, kernel_traffic)
+        status_collector = StatusCollector(parts, self._recent_warnings)
         tasks.start(kept_running("status", status_collector.run), name="status")
-        self._servers = http_servers(parts, status_collector, kernel_traffic)
+        self._servers = http_servers(parts, status_collector)
         follows = parts.ownership.has_predecessor()
         for server in self._servers:
             parts.process.closing.push_async_callback(server.close)

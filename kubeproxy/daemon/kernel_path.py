@@ -9,6 +9,7 @@ from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.data_plane import AnyDataPlane
 from kubeproxy.daemon.flow_accounting import FlowAccounting
 from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process import Process, on_crash
 from kubeproxy.daemon.reporting import Reporting
@@ -20,7 +21,7 @@ from kubeproxy.runtime.tasks import TaskSet
 
 
 class KernelPath:
-    """The rescue and the flows. Both follow the policy of data paths."""
+    """The rescue, the flows and the traffic. The first two follow the policy of data paths."""
 
     def __init__(
         self,
@@ -50,6 +51,8 @@ class KernelPath:
             has_predecessor=ownership.has_predecessor,
             on_skipped=reporting.metrics.workers.skip_log,
         )
+        self.traffic = KernelTraffic(lambda: proxier.view.snapshot().frontends, self.flows)
+        self._ownership = ownership
         process.closing.callback(self.flows.close)
         kernel.data_paths.notify(self._policy_changed)
         self._expect_flows(kernel.data_paths.policy)
@@ -58,6 +61,13 @@ class KernelPath:
         """Start the tasks of the kernel path."""
         tasks.start(kept_running("rescue", self.rescue.run), name="rescue")
         tasks.start(kept_running("kernel flows", self.flows.run), name="kernel flows")
+        tasks.start(self._begin_to_count(), name="kernel traffic")
+
+    async def _begin_to_count(self) -> None:
+        """Count from now on, or once a predecessor has handed the rules over, which counts until then."""
+        if self._ownership.has_predecessor():
+            await self._ownership.taken.wait()
+        await self.traffic.begin()
 
     def _policy_changed(self, policy: DataPathPolicy) -> None:
         """Follow a new policy: another data path is wanted, or has become possible."""

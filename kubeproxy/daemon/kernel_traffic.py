@@ -39,10 +39,10 @@ class Flows(Protocol):
 
 
 class KernelTraffic:
-    """The sums of frontends since this process began to read them.
+    """The sums of frontends since `begin`.
 
-    The counters are read only when a status or a scrape asks. The kernel's counter of a destination begins again when
-    its number of endpoints changes. Then what it has counted since the last reading is lost.
+    After it, the counters are read only when a status or a scrape asks. The kernel's counter of a destination begins
+    again when its number of endpoints changes. Then what it has counted since the last reading is lost.
     """
 
     def __init__(
@@ -50,17 +50,27 @@ class KernelTraffic:
         frontends: Callable[[], Collection[FrontendState]],
         flows: Flows,
         *,
-        read: Callable[[Collection[Traffic]], Awaitable[Mapping[Traffic, int]]] = new_connections,
+        read: Callable[[Collection[Traffic] | None], Awaitable[Mapping[Traffic, int]]] = new_connections,
     ) -> None:
         self._frontends = frontends
         self._flows = flows
         self._read = read
         self._before: Mapping[Traffic, int] = {}
+        self._older: dict[Traffic, int] | None = None
+        """What the kernel had counted before `begin`, of traffic that has not been read since. None before `begin`."""
         self._sums: dict[FrontendName, int] = {}
         self._flow_counts: Mapping[FrontendName, FlowCounts] = {}
         self._next_at = float("-inf")
         self._one_at_a_time = asyncio.Lock()
         self._log = RateLimitedLog(log)
+
+    async def begin(self) -> None:
+        """Count from now on. The kernel's counters outlive processes, so those that there are have counted for others,
+        or while none ran."""
+        try:
+            self._older = dict(await self._read(None))
+        except KernelError:  # There is no table yet.
+            self._older = {}
 
     async def added_to(self, counters: Mapping[FrontendName, Counters]) -> Mapping[FrontendName, Counters]:
         """Return the counters with `by_kernel` added, or the same object while there is no kernel path."""
@@ -88,6 +98,8 @@ class KernelTraffic:
         await self._flows.refresh()
         self._flow_counts = self._flows.counts(known)
         self._sums = {name: count for name, count in self._sums.items() if name in known}
+        if self._older is None:
+            return
         if not belongs:
             self._before = {}
             return
@@ -97,7 +109,8 @@ class KernelTraffic:
             self._log.warning("kernel path not counted", reason=str(error))
             return
         for traffic, count in now.items():
-            before = self._before.get(traffic, 0)
+            older = self._older.pop(traffic, 0)
+            before = self._before.get(traffic, older)
             grown = count - before if count >= before else count
             if grown:
                 name = belongs[traffic]

@@ -9,7 +9,6 @@ import time
 from aiohttp import web
 
 from kubeproxy.daemon.connection_trace import Tracer
-from kubeproxy.daemon.kernel_traffic import KernelTraffic
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
@@ -20,9 +19,8 @@ from kubeproxy.observability.status.status_service import StatusService
 class StatusCollector:
     """Reads every part and changes none. Call `run` while the daemon lives. `routes` belong on the metrics port."""
 
-    def __init__(self, parts: Parts, recent_warnings: RecentWarnings, kernel_traffic: KernelTraffic) -> None:
+    def __init__(self, parts: Parts, recent_warnings: RecentWarnings) -> None:
         self._parts = parts
-        self._kernel_traffic = kernel_traffic
         proxier = parts.control_plane.proxier
         self._status_service = StatusService(
             look=self._look, candidates=proxier.view.candidates, recent_warnings=recent_warnings.newest_first
@@ -46,7 +44,7 @@ class StatusCollector:
         parts, data_plane = self._parts, self._parts.data_plane
         counters, ejected = await data_plane.counters(), await data_plane.ejected()
         worker_status, open_by_endpoint = await data_plane.worker_status(), await data_plane.open_by_endpoint()
-        counters = await self._kernel_traffic.added_to(counters)
+        counters = await parts.kernel_path.traffic.added_to(counters)
         now, picture = asyncio.get_running_loop().time(), parts.picture()
         return Observation(
             now=now,

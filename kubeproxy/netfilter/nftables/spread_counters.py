@@ -16,19 +16,18 @@ from kubeproxy.netfilter.nftables.listing import traffic_of
 from kubeproxy.netfilter.nftables.reading import TableReader
 
 
-async def new_connections(asked: Collection[Traffic]) -> Mapping[Traffic, int]:
-    """Return the counters of this traffic that exist. Raise KernelError when the kernel refuses.
+async def new_connections(asked: Collection[Traffic] | None = None) -> Mapping[Traffic, int]:
+    """Return the counters of this traffic that exist, or all that exist. Raise KernelError when the kernel refuses.
 
     A counter begins again when the number of endpoints changes, because its element is replaced.
     """
-    names = [
-        name
-        for kind in ("spreads", "affinities")
-        for name in sorted({place(destination, kind, origin) for destination, origin in asked})
-    ]
+    names = [name for name, kind in KINDS.items() if kind.counted]  # The maps of spreads come before those of affinity.
+    if asked is not None:
+        needed = {place(it.destination, kind, it.origin) for kind in ("spreads", "affinities") for it in asked}
+        names = [name for name in names if name in needed]
 
     def read(reader: TableReader) -> dict[Traffic, int]:
         return {traffic_of(KINDS[name], key): count for name in names for key, count in reader.counts(name)}
 
     counts = await NftCommands().read(read)
-    return {traffic: count for traffic, count in counts.items() if traffic in asked}
+    return {traffic: count for traffic, count in counts.items() if asked is None or traffic in asked}
