@@ -4,6 +4,7 @@ tasks             background tasks, none of which is lost silently
 threads           runs blocking work in threads
 output            standard output and standard error of the commands
 child_process     a child process with a channel
+compiled          imports modules in their compiled form, where a build has made it
 keep_running      restarts a part that fails by an internal error
 backoff           delays between tries
 few_by_name       logs the first events of an interval by name, and counts the others

@@ -1,7 +1,7 @@
 """Imports the compiled form of some modules.
 
-A build that has a compiler also makes extension modules of the byte path's busiest modules (`deploy/compile.py`), in
-`kubeproxy/compiled/`, each under the full name of its module. Where that directory has one for this Python, it is
+A build that has a compiler also makes extension modules of the byte path's busiest modules (``deploy/compile.py``), in
+``kubeproxy/compiled/``, each under the full name of its module. Where that directory has one for this Python, it is
 imported instead of the source. Both do the same.
 """
 
