@@ -192,6 +192,24 @@ def test_a_request_ends_with_the_wait_of_its_pod(ends: str) -> None:
     play(scenario)
 
 
+def test_a_pod_that_begins_to_wait_while_requests_are_withdrawn_is_seen() -> None:
+    async def scenario(cluster: Cluster, proxies: Proxies) -> None:
+        start(cluster)
+        await cluster.until(lambda: is_ready(cluster))
+        cluster.kubelet.is_broken = lambda pod: True
+        start(cluster, "web-1")
+        await asyncio.sleep(CONTAINERS_S + 1)
+
+        def begin(verb: str, resource: str, body: Json) -> None:
+            if resource == "services":
+                cluster.kubelet.set_ready("web-1", True)
+
+        cluster.api.refuse = begin
+        await cluster.until(lambda: is_ready(cluster, "web-1"), within_s=SETTLE_S + 10)
+
+    play(scenario)
+
+
 def test_nodes_without_a_live_report_are_not_waited_for() -> None:
     async def scenario(cluster: Cluster, proxies: Proxies) -> None:
         proxies.gone.add("node-1")

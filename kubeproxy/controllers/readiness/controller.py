@@ -124,7 +124,7 @@ class ReadinessController:
             self.controller.enqueue(namespace)
         elif waiting:
             self.controller.enqueue_after(namespace, max(LOOK_S, self._pauses[namespace]))
-        else:
+        elif not self._waiting.get(namespace):  # Another pod may have begun to wait during the writes.
             self._waiting.pop(namespace, None)
             self._pauses.pop(namespace, None)
         if failed is not None:
