@@ -186,7 +186,7 @@ class ReadinessController:
     ) -> list[tuple[Pod, Verdict]]:
         """Return the conditions that have to be written, those that open a gate first."""
         now, ready = self._clock(), self.proxies.ready
-        unread = "" if ready else "Services or drain reports cannot be read: bind the roles of deploy/readiness"
+        unread = "" if ready else "Services or drain reports cannot be read: bind the roles of the component readiness"
         reports = self.proxies.reports() if ready else Reports({})
         asked = self.proxies.asked_in(namespace)
         requests = {name_of(service): requests_of(service) for service in asked}
