@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -29,7 +29,7 @@ from tests.system.e2e.api import ApiHost
 from tests.system.e2e.stage import TARGET, Object, until
 from tests.system.soak import backend, hostile
 from tests.system.soak.event_record import Chronicle, Kill, Retired, Span
-from tests.system.soak.schedule import BY_NAME, PLACES, PODS, Act, Event, Place
+from tests.system.soak.schedule import BY_NAME, PLACES, PODS, SOUND, Act, Balance, Event, Place
 
 TRACKS = ("services", "pods", "api", "netfilter", "rescue")
 """Tracks with a thread of their own. The processes are this thread's."""
@@ -90,33 +90,38 @@ last message of a rescue process that stops may be half a second old, so the sec
 second."""
 
 
-def objects_of(place: Place, pods: Iterable[int]) -> tuple[Object, ...]:
-    """A service and its EndpointSlices, one for each family, as the API has them."""
+def objects_of(place: Place, pods: Collection[int], balance: Balance) -> tuple[Object, ...]:
+    """A service and its EndpointSlices, two for each family, as the API has them.
+
+    Slices with a sound pod come first. So a service that always has such a pod has it between two changes, too."""
     port: Object = {"name": "p", "port": place.port, "targetPort": TARGET, "protocol": place.protocol}
     if place.node_port:
         port["nodePort"] = place.node_port
     addresses = list(place.addresses)
+    annotations = {"kubeproxy/scheduler": str(balance.scheduler), "kubeproxy/slow-start": f"{balance.slow_start_s}s"}
     spec = {"clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"], "ports": [port]}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": place.name, "namespace": "default"},
+        "metadata": {"name": place.name, "namespace": "default", "annotations": annotations},
         "spec": spec | place.spec,
     }
-    pods = tuple(pods)
+    halves = [(weight, [pod for pod in pods if pod % 2 == half]) for half, weight in enumerate(balance.weights)]
     slices = [
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {
-                "name": f"{place.name}-{family.lower()}",
+                "name": f"{place.name}-{family.lower()}-{half}",
                 "namespace": "default",
                 "labels": {"kubernetes.io/service-name": place.name},
+                "annotations": {"kubeproxy/weight": str(weight)},
             },
             "addressType": family,
             "ports": [{"name": "p", "port": TARGET, "protocol": place.protocol}],
-            "endpoints": [{"addresses": [address_of(pod)], "conditions": {"ready": True}} for pod in pods],
+            "endpoints": [{"addresses": [address_of(pod)], "conditions": {"ready": True}} for pod in those],
         }
+        for half, (weight, those) in sorted(enumerate(halves), key=lambda it: not set(it[1][1]) & set(SOUND))
         for family, address_of in (("IPv4", Network.pod_v4), ("IPv6", Network.pod_v6))
     ]
     return service, *slices
@@ -142,7 +147,15 @@ class World:
     """The hosts, the API server, the pods, and the daemon that serves."""
 
     def __init__(
-        self, network: Network, api: ApiHost, chronicle: Chronicle, *, netfilter: str, data_path: str, config: Path
+        self,
+        network: Network,
+        api: ApiHost,
+        chronicle: Chronicle,
+        *,
+        netfilter: str,
+        data_path: str,
+        balances: Mapping[str, Balance],
+        config: Path,
     ) -> None:
         self.network, self.api, self.chronicle, self.netfilter = network, api, chronicle, netfilter
         self.data_path = data_path
@@ -163,8 +176,9 @@ class World:
         self._watching = threading.Thread(target=self._watch_ends)
         for pod in range(PODS):
             self._tracks["pods"].submit(self._start_backend, pod).result()
-        for place in PLACES:
-            self._put(place.name, place.pods)
+        self.balances: dict[str, Balance] = {}
+        """How each service is to spread its clients."""
+        self._put_all(balances)
         for loop in hostile.LOOPS:
             self.api.put(*hostile.objects_of(loop))
         self._watching.start()
@@ -201,10 +215,9 @@ class World:
             for each in playing:
                 each.result()
 
-    def heal(self, data_path: str) -> None:
-        """Restore the state of the beginning, with this data path."""
-        for place in PLACES:
-            self._put(place.name, place.pods)
+    def heal(self, data_path: str, balances: Mapping[str, Balance]) -> None:
+        """Restore the state of the beginning, with this data path, and with clients spread like this."""
+        self._put_all(balances)
         self.daemon.wait_ready(PATIENCE_S)
         if data_path != self.data_path:
             self._choose_path(data_path)
@@ -251,14 +264,19 @@ class World:
     def _service(self, event: Event) -> None:
         if event.kind == "vanishes":
             self.chronicle.state(event.target, None)
-            for item in objects_of(BY_NAME[event.target], ()):
+            for item in objects_of(BY_NAME[event.target], (), event.balance):
                 self.api.delete(item)
         else:
-            self._put(event.target, event.pods)
+            self._put(event.target, event.pods, event.balance)
 
-    def _put(self, name: str, pods: tuple[int, ...]) -> None:
-        self.chronicle.state(name, pods)
-        self.api.put(*objects_of(BY_NAME[name], pods))
+    def _put(self, name: str, pods: tuple[int, ...], balance: Balance) -> None:
+        self.chronicle.state(name, pods, balance.scheduler)
+        self.balances[name] = balance
+        self.api.put(*objects_of(BY_NAME[name], pods, balance))
+
+    def _put_all(self, balances: Mapping[str, Balance]) -> None:
+        for place in PLACES:
+            self._put(place.name, place.pods, balances[place.name])
 
     # Pods.
 
@@ -353,9 +371,11 @@ class World:
         if self.data_path != "kernel":
             return True
         time.sleep(LOOK_S)
-        web = f"{PLACES[0].address} . "
         listings = (["nft", "list", "map", "inet", "kubeproxy", name] for name in ("spreads4", "tcp_slots4"))
-        return all(web in self.network.node.run(listing, check=False).stdout for listing in listings)
+        found = [self.network.node.run(listing, check=False).stdout for listing in listings]
+        # Workers serve the others, which have no slots.
+        led = [it for it in PLACES if it.steady and it.protocol == "TCP" and not self.balances[it.name].by_workers]
+        return all(f"{place.address} . " in text for place in led for text in found)
 
     def _forward(self, value: int) -> None:
         for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
@@ -624,7 +644,9 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def make_world(chronicle: Chronicle, *, netfilter: str, data_path: str, links: PodLinks) -> Iterator[World]:
+def make_world(
+    chronicle: Chronicle, *, netfilter: str, data_path: str, balances: Mapping[str, Balance], links: PodLinks
+) -> Iterator[World]:
     """The hosts and programs, until the end of the context."""
     with ExitStack() as stack:
         network = stack.enter_context(make_network(pods=PODS, links=links))
@@ -633,6 +655,8 @@ def make_world(chronicle: Chronicle, *, netfilter: str, data_path: str, links: P
         api = stack.enter_context(ApiHost(network.client))
         api.server.keep_requests = False
         config = Path(stack.enter_context(TemporaryDirectory())) / "configuration.yaml"
-        world = World(network, api, chronicle, netfilter=netfilter, data_path=data_path, config=config)
+        world = World(
+            network, api, chronicle, netfilter=netfilter, data_path=data_path, balances=balances, config=config
+        )
         stack.callback(world.close)
         yield world

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from math import gcd
 from pathlib import Path
 from typing import Any
 
+from kubeproxy.model import Balancing, Scheduler, Target, parse_address, seed_of
+from kubeproxy.model.maglev import place_of, table_of
 from tests.support.lab import Host, Network
 from tests.support.lab.daemon import HEALTHZ, METRICS
+from tests.support.lab.node import CLIENT_V4, CLIENT_V6
 from tests.system.e2e import kernel_state
 from tests.system.e2e.stage import TARGET, until
 from tests.system.soak import hostile
 from tests.system.soak.actions import PATIENCE_S, WORKERS, World, alive, all_children
-from tests.system.soak.schedule import PLACES, Place
+from tests.system.soak.schedule import PLACES, Balance, Place
 
 PIPES_MAX = 2 * 32 + 16
 """A worker's pool, and pipes to children and of the run time."""
@@ -86,7 +90,7 @@ def look(world: World, faults: list[str]) -> Measure:
             for address in place.asked:
                 # An endpoint that was dead may be ejected for another half minute.
                 demand(
-                    lambda: _pods(host, place, address) == expected(place),  # noqa: B023
+                    lambda: _answer(world, host, place, address),  # noqa: B023
                     f"{place.name} answers on {host.name} at {address} as it should",
                 )
     demand(lambda: not world.leaving(), "processes with the order to end have ended")
@@ -96,7 +100,7 @@ def look(world: World, faults: list[str]) -> Measure:
     mine = {daemon.process.pid, *world.workers(daemon), *world.rescuers(daemon)}
     demand(lambda: processes(node) - world.observers == mine, f"on the node only {sorted(mine)} run")
     if world.netfilter == "nftables":
-        agree(lambda: differences(wanted_slots(world), slots(node)), "the kernel leads to exactly the endpoints")
+        agree(lambda: differences(wanted_slots(world), slots(world)), "the kernel leads to exactly the endpoints")
         demand(world.rescued, "the rules of the rescue work")
         rebuilt(world, agree, demand)
     demand(lambda: all(map(alive, all_children(daemon))), "no child is a zombie")
@@ -133,16 +137,36 @@ class _Settled:
         return time.monotonic() - self._since > 4.0
 
 
-def expected(place: Place) -> set[str]:
-    """The answers when all endpoints are well."""
-    return {"one of them"} if "sessionAffinity" in place.spec else {f"pod-{pod}" for pod in place.pods}
-
-
-def _pods(host: Host, place: Place, address: tuple[str, int]) -> set[str]:
+def _answer(world: World, host: Host, place: Place, address: tuple[str, int]) -> bool:
+    """Whether those pods answer a host that the service's scheduler has for it, when all are well."""
+    balance = world.balances[place.name]
     said = {ask(host, place, address) for _ in range(TRIES * len(place.pods))}
-    if "sessionAffinity" in place.spec and len(said) == 1 and said <= {f"pod-{pod}" for pod in place.pods}:
-        return {"one of them"}
-    return said
+    pods = {f"pod-{pod}" for pod in place.pods}
+    if "sessionAffinity" not in place.spec:
+        if balance.scheduler is not Scheduler.SOURCE_HASH:
+            return said == pods
+        # The kernel chooses the address of the node's own clients, perhaps another one for each data path.
+        if host is world.network.client:
+            return said == {_hashed(place, balance, 6 if ":" in address[0] else 4)}
+    return len(said) == 1 and said <= pods
+
+
+def _hashed(place: Place, balance: Balance, family: int) -> str:
+    """The pod that the other host's address stands for."""
+    table = _table(place, balance, family)
+    client = ip_address(CLIENT_V6 if family == 6 else CLIENT_V4).packed
+    target = table[place_of(client, None, seed=seed_of("default", place.name), size=len(table))]
+    return f"pod-{place.pods[_targets(place, family).index(target)]}"
+
+
+def _table(place: Place, balance: Balance, family: int) -> tuple[Target, ...]:
+    weights = tuple(map(balance.weight_of, place.pods))
+    return table_of(_targets(place, family), Balancing(balance.scheduler, weights))
+
+
+def _targets(place: Place, family: int) -> list[Target]:
+    address_of = Network.pod_v6 if family == 6 else Network.pod_v4
+    return [Target(parse_address(address_of(pod)), TARGET) for pod in place.pods]
 
 
 def ask(host: Host, place: Place, address: tuple[str, int]) -> str:
@@ -222,30 +246,51 @@ def wanted_slots(world: World) -> Iterator[str]:
     if world.data_path == "userspace":
         return
     for place in PLACES:
-        protocol = place.protocol.lower()
-        for family, address, pod in ((4, place.address, Network.pod_v4), (6, place.address6, Network.pod_v6)):
-            for number in place.pods:
-                endpoint = f"{ip_address(pod(number))} {TARGET}"
-                yield f"{protocol} {address} {place.port} to {endpoint}"
-                if place.node_port:
-                    yield f"{protocol} IPv{family} node port {place.node_port} to {endpoint}"
+        balance = world.balances[place.name]
+        if balance.by_workers:
+            continue
+        for family in (4, 6):
+            for number, target in _slots_of(place, balance, family):
+                for where in _wheres(place, family):
+                    yield f"{place.protocol.lower()} {where}{number} to {target.address} {target.port}"
     # Nothing is served there: it is no loop.
     yield f"udp {hostile.LOOPS[-1].address} {hostile.PORT + 1} to {PLACES[0].address} {hostile.PORT + 1}"
+
+
+def _wheres(place: Place, family: int) -> list[str]:
+    """The destinations of a service in one family."""
+    found = [f"{place.address6 if family == 6 else place.address} {place.port}"]
+    return found + [f"IPv{family} node port {place.node_port}"] * bool(place.node_port)
+
+
+def _slots_of(place: Place, balance: Balance, family: int) -> Iterator[tuple[str, Target]]:
+    """The endpoints in the slots of an address. A hash leads to numbers of slots, so these matter."""
+    if balance.scheduler.hashes:
+        for number, target in enumerate(_table(place, balance, family)):
+            yield f" slot {number}", target
+        return
+    unit = gcd(*map(balance.weight_of, place.pods))
+    for pod, target in zip(place.pods, _targets(place, family), strict=True):
+        for _ in range(balance.weight_of(pod) // unit):
+            yield "", target
 
 
 _SLOTS = re.compile(r"(node_port_)?(tcp|udp)_slots([46])")
 
 
-def slots(node: Host) -> Iterator[str]:
+def slots(world: World) -> Iterator[str]:
     """The destinations and endpoints to which the kernel leads clients."""
-    for item in table(node):
+    hashed = [place for place in PLACES if world.balances[place.name].scheduler.hashes]
+    numbered = {where for place in hashed for family in (4, 6) for where in _wheres(place, family)}
+    for item in table(world.network.node):
         name = _SLOTS.fullmatch((item.get("map") or {}).get("name", ""))
         if name is None:
             continue
         for key, value in item["map"].get("elem", ()):
-            *place, _ = key["concat"]
+            *place, number = key["concat"]
             where = f"IPv{name[3]} node port {place[0]}" if name[1] else f"{place[0]} {place[1]}"
-            yield "{} {} to {} {}".format(name[2], where, *value["concat"])
+            slot = f" slot {number}" if where in numbered else ""
+            yield "{} {}{} to {} {}".format(name[2], where, slot, *value["concat"])
 
 
 def table(node: Host) -> list[dict[str, Any]]:
@@ -281,7 +326,7 @@ def rules(node: Host) -> list[str]:
     return sorted(found)
 
 
-_SPREAD_CHAIN = re.compile(r"(own_)?(node_port_)?(tcp|udp)_spread[46]_[0-9]+")
+_SPREAD_CHAIN = re.compile(r"(own_)?(node_port_)?(tcp|udp)_spread[46](_(port|address)[0-9a-f]{8})?_[0-9]+")
 """Chains that `rules` leaves out: one that is no longer needed may stay until the next full update."""
 
 
@@ -307,5 +352,6 @@ def rebuilt(world: World, agree: Callable[..., None], demand: Callable[..., None
 
 def differences(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
     """The lines that are missing, with a minus, and those that are too many, with a plus."""
-    lines = difflib.unified_diff(sorted(wanted), sorted(found), n=0, lineterm="")
-    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    wanted, found = Counter(wanted), Counter(found)
+    missing, many = sorted((wanted - found).elements()), sorted((found - wanted).elements())
+    return [f"-{line}" for line in missing] + [f"+{line}" for line in many]

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kubeproxy.model import Scheduler
+
 
 @dataclass(slots=True)
 class Span:
@@ -32,6 +34,7 @@ class State(NamedTuple):
 
     since: float
     pods: tuple[int, ...] | None
+    scheduler: Scheduler = Scheduler.ROUND_ROBIN
 
 
 class Policy(NamedTuple):
@@ -99,10 +102,10 @@ class Chronicle:
         with self.lock:
             self.notes.append((time.monotonic(), what))
 
-    def state(self, service: str, pods: tuple[int, ...] | None) -> None:
-        """Record the endpoints of a service from now on."""
+    def state(self, service: str, pods: tuple[int, ...] | None, scheduler: Scheduler = Scheduler.ROUND_ROBIN) -> None:
+        """Record the endpoints and the scheduler of a service from now on."""
         with self.lock:
-            self.services.setdefault(service, []).append(State(time.monotonic(), pods))
+            self.services.setdefault(service, []).append(State(time.monotonic(), pods, scheduler))
 
     def policy(self, data_path: str) -> None:
         """Record the setting dataPath from now on."""

@@ -20,7 +20,7 @@ from tests.system.soak.actions import GRACE_S, ROOT, World, make_world
 from tests.system.soak.audit import Measure
 from tests.system.soak.clients import Outcome, outcome
 from tests.system.soak.event_record import Chronicle
-from tests.system.soak.schedule import acts, first_path, links
+from tests.system.soak.schedule import acts, balances_of, first_path, links
 from tests.system.soak.verdict import Tally, Verdict, slow_repairs, spans_text, tally
 
 EXPECTED = re.compile(
@@ -117,7 +117,13 @@ def soak(
     report = Report(seed, seconds, netfilter, both_paths, links(seed))
     data_path = first_path(seed) if both_paths else "userspace"
     with (
-        make_world(report.chronicle, netfilter=netfilter, data_path=data_path, links=report.links) as world,
+        make_world(
+            report.chronicle,
+            netfilter=netfilter,
+            data_path=data_path,
+            balances=balances_of(f"{seed} first"),
+            links=report.links,
+        ) as world,
         tempfile.TemporaryDirectory() as directory,
         _capture(world, logs),
     ):
@@ -129,7 +135,7 @@ def soak(
                     _clients(world, seed, Path(directory), report.outcomes),
                 ):
                     world.play(act)
-                    world.heal(act.data_path)
+                    world.heal(act.data_path, act.balances)
                 with report.chronicle.during(report.chronicle.quiet, "quiet"):
                     report.measures[act.name] = audit.look(world, report.faults)
             finally:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from kubeproxy.model import Scheduler
 from tests.support.lab.node import NODE_V4, NODE_V6, PodLinks
 
 PODS = 6
@@ -71,6 +72,31 @@ PLACES = (
 BY_NAME = {place.name: place for place in PLACES}
 
 
+class Balance(NamedTuple):
+    """How a service asks for its clients to be spread."""
+
+    scheduler: Scheduler = Scheduler.ROUND_ROBIN
+    weights: tuple[int, int] = (1, 1)
+    """Of pods with an even number, and of the others. Each have EndpointSlices of their own."""
+    slow_start_s: int = 0
+
+    @property
+    def by_workers(self) -> bool:
+        """Return whether workers serve such a service on every data path."""
+        return self.scheduler is Scheduler.LEAST_CONNECTIONS
+
+    def weight_of(self, pod: int) -> int:
+        """Return the weight of a pod."""
+        return self.weights[pod % 2]
+
+
+EVEN = Balance()
+WEIGHTS = (1, 1, 2, 4)
+SLOW_STARTS_S = (0, 0, 2)
+REBALANCED = 0.3
+"""The share of the changes of a service that change how it spreads its clients, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event. `at_s` counts from the begin of the act; the event starts then, or as soon as its track is free."""
@@ -82,6 +108,8 @@ class Event:
     """The service or pod."""
     pods: tuple[int, ...] = ()
     """The service's endpoints from now on."""
+    balance: Balance = EVEN
+    """How the service spreads its clients from now on."""
     wait_s: float = 0.0
     """Within the event: until the next process starts, the new instance is killed, or what was stopped goes on."""
 
@@ -95,6 +123,8 @@ class Act:
     events: tuple[Event, ...]
     data_path: str = "userspace"
     """The data path at its end."""
+    balances: Mapping[str, Balance] = field(default_factory=dict)
+    """How each service spreads its clients at its end."""
 
 
 PROCESS = ("kill worker", "kill control", "execute anew", "stop and start", "successor", "kill successor", "reload")
@@ -125,10 +155,27 @@ def acts(seed: int, seconds: float, *, both_paths: bool = True) -> tuple[Act, ..
     path = {name: rng.choice(PATHS) for name, _ in shares}
     # Memory is compared, so these two end alike.
     path["warming up"] = path["endurance"] = rng.choice(("kernel", "auto"))
+    balances = {name: balances_of(f"{seed} {name}") for name, _ in shares}
+    balances["endurance"] = balances["warming up"]
     return tuple(
-        _act(f"{seed} {name}", name, seconds * share, path[name] if both_paths else "userspace", both_paths=both_paths)
+        replace(
+            _act(f"{seed} {name}", name, seconds * share, both_paths=both_paths),
+            data_path=path[name] if both_paths else "userspace",
+            balances=balances[name],
+        )
         for name, share in shares
     )
+
+
+def balances_of(seed: str) -> dict[str, Balance]:
+    """How each service spreads its clients at some moment without events."""
+    rng = random.Random(f"{seed} balances")
+    draw = _deck(rng, tuple(Scheduler))
+    return {place.name: _balance(rng, Scheduler(draw())) for place in PLACES}
+
+
+def _balance(rng: random.Random, scheduler: Scheduler) -> Balance:
+    return Balance(scheduler, (rng.choice(WEIGHTS), rng.choice(WEIGHTS)), rng.choice(SLOW_STARTS_S))
 
 
 def first_path(seed: int) -> str:
@@ -141,7 +188,7 @@ def links(seed: int) -> PodLinks:
     return random.Random(f"{seed} links").choice(list(PodLinks))
 
 
-def _act(seed: str, name: str, seconds: float, data_path: str, *, both_paths: bool) -> Act:
+def _act(seed: str, name: str, seconds: float, *, both_paths: bool) -> Act:
     """The schedule of one act. Each track has a seed of its own, so that a shorter run is the beginning of a longer
     one."""
     tracks = [track(random.Random(f"{seed} {track.__name__}")) for track in (_services, _api)]
@@ -154,7 +201,7 @@ def _act(seed: str, name: str, seconds: float, data_path: str, *, both_paths: bo
     if both_paths:
         tracks.append(_rescue(random.Random(f"{seed} rescue")))
     events = (event for track in tracks for event in _before(track, seconds))
-    return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)), data_path)
+    return Act(name, seconds, tuple(sorted(events, key=lambda event: event.at_s)))
 
 
 def _before(track: Iterator[Event], seconds: float) -> Iterator[Event]:
@@ -225,19 +272,23 @@ def _netfilter(rng: random.Random, kinds: Sequence[str]) -> Iterator[Event]:
 
 
 def _services(rng: random.Random) -> Iterator[Event]:
-    at_s = 0.0
+    at_s, draw = 0.0, _deck(rng, tuple(Scheduler))
     there = {place.name for place in PLACES}
+    balances: dict[str, Balance] = {}
     while True:
         at_s += rng.uniform(0.2, 1.5)
         place = rng.choice(PLACES)
         fate = 0.0 if place.steady else rng.random()
+        if place.name not in balances or rng.random() < REBALANCED:
+            balances[place.name] = _balance(rng, Scheduler(draw()))
+        balance = balances[place.name]
         if place.name not in there:
             there.add(place.name)
-            yield Event(round(at_s, 3), "services", "appears", place.name, pods=_some(rng, place))
+            yield Event(round(at_s, 3), "services", "appears", place.name, _some(rng, place), balance)
         elif fate < 0.6:
-            yield Event(round(at_s, 3), "services", "endpoints", place.name, pods=_some(rng, place))
+            yield Event(round(at_s, 3), "services", "endpoints", place.name, _some(rng, place), balance)
         elif fate < 0.8:
-            yield Event(round(at_s, 3), "services", "endpoints", place.name)
+            yield Event(round(at_s, 3), "services", "endpoints", place.name, balance=balance)
         else:
             there.remove(place.name)
             yield Event(round(at_s, 3), "services", "vanishes", place.name)

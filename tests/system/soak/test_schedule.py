@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kubeproxy.model import Scheduler
 from tests.system.soak.actions import ROOT
 from tests.system.soak.schedule import (
     API,
@@ -109,6 +110,17 @@ def test_the_seed_chooses_the_data_paths() -> None:
     for seed in range(20):
         _, warming_up, endurance = acts(seed, 60.0)
         assert warming_up.data_path == endurance.data_path != "userspace", "memory is compared"
+
+
+def test_services_spread_their_clients_in_every_way() -> None:
+    *upheavals, warming_up, endurance = acts(1, 600.0)
+    events = [event for act in upheavals for event in act.events if event.track == "services"]
+    assert {event.balance.scheduler for event in events} == set(Scheduler)
+    assert {event.balance.slow_start_s > 1 for event in events} == {True, False}
+    assert {event.balance.weights[0] == event.balance.weights[1] for event in events} == {True, False}
+    for act in upheavals:
+        assert {balance.scheduler for balance in act.balances.values()} == set(Scheduler), "each is looked at"
+    assert warming_up.balances == endurance.balances, "memory is compared"
 
 
 def test_a_run_with_the_userspace_path_alone_has_nothing_of_the_kernel_path() -> None:

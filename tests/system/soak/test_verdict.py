@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from kubeproxy.model import Scheduler
 from tests.system.soak.clients import Outcome
 from tests.system.soak.event_record import Chronicle, Kill, Policy, Retired, Span, State
 from tests.system.soak.verdict import BACK_S, LATE_S, LIVE_S, Verdict, slow_repairs, tally
@@ -262,6 +263,16 @@ def test_a_client_takes_the_path_that_is_set(kernel: Chronicle) -> None:
     assert verdict(kernel, astray._replace(path="kernel", began=late, ended=late)) is None
     kernel.policies = [Policy(0.0, "auto")]
     assert verdict(kernel, astray) == verdict(kernel, astray._replace(path="kernel")) == ""
+
+
+def test_a_service_whose_connections_are_counted_is_served_by_workers(kernel: Chronicle) -> None:
+    kernel.services["web"] = [State(0.0, (0, 2)), State(100.0, (0, 2), Scheduler.LEAST_CONNECTIONS)]
+    by_kernel, by_worker = (answered(0)._replace(path=path) for path in ("kernel", "userspace"))
+    assert verdict(kernel, by_kernel) == verdict(kernel, by_worker) == "", "it is being changed"
+    assert verdict(kernel, by_worker._replace(began=90.0, ended=90.1)) is None
+    late = 100.0 + LIVE_S + 1
+    assert verdict(kernel, by_worker._replace(began=late, ended=late)) == ""
+    assert verdict(kernel, by_kernel._replace(began=late, ended=late)) is None
 
 
 def test_a_client_waits_where_nothing_notices_that_an_endpoint_is_silent(kernel: Chronicle) -> None:

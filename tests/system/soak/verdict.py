@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kubeproxy.model import Scheduler
 from tests.system.soak.clients import IMPATIENT, PATIENCE_S, Outcome
 from tests.system.soak.event_record import Chronicle, Kill, Span, State
 from tests.system.soak.schedule import BY_NAME
@@ -154,8 +155,12 @@ class Verdict:
         }
         # By the kernel, when failed connections are rescued, or are not yet known not to be.
         paths = found | {"kernel", "userspace"} if "auto" in found else found
+        counting = {state.scheduler is Scheduler.LEAST_CONNECTIONS for state in self._states(seen)}
+        if counting == {True}:
+            return {"userspace"}
         elsewhere = (
             not BY_NAME[seen.place].steady
+            or True in counting
             or any(span.meets(seen.began - LIVE_S, until) for span in (*self._chronicle.robbed, *self._chronicle.unled))
             or any(
                 span.begin <= until and seen.began <= self._known_after(span.end)
