@@ -75,6 +75,7 @@ class Informer(Generic[T]):
         self._decode = decode
         self._handlers: list[Handler[T]] = []
         self._list_handlers: list[Callable[[], None]] = []
+        self._restore_handlers: list[Callable[[], None]] = []
         self._version = 0
         """The newest resourceVersion that was reported here. It is 0 if there was none that is a number."""
 
@@ -87,6 +88,12 @@ class Informer(Generic[T]):
     def add_list_handler(self, handler: Callable[[], None]) -> None:
         """Call `handler` after every whole list. An object that came and went before the list is never reported."""
         self._list_handlers.append(handler)
+
+    def add_restore_handler(self, handler: Callable[[], None]) -> None:
+        """Call `handler` after a whole list that is older than what was reported before, because the server's storage
+        came from a backup. Objects that were written since the backup may exist no more, and no deletion is reported
+        of those that were not reported before."""
+        self._restore_handlers.append(handler)
 
     def includes(self, version: str) -> bool:
         """Return whether the store has a write that got this resourceVersion, or what came after it.
@@ -156,8 +163,8 @@ class Informer(Generic[T]):
     def listed(self, version: str) -> None:
         """Note that the store has the state of this version. The version is lower than before if storage came from a
         backup."""
-        self._version = _number(version)
-        for handler in self._list_handlers:
+        is_older, self._version = _number(version) < self._version, _number(version)
+        for handler in (*(self._restore_handlers if is_older else ()), *self._list_handlers):
             handler()
 
     def put(self, item: T) -> None:

@@ -2,7 +2,8 @@
 
 A controller that decides from a cache that lags behind its own writes would take the same step twice, or meet a
 Conflict. The result of a write counts until the informer has reached its version. Then the store counts, even if it has
-no such object, because the object was deleted before it was ever reported.
+no such object, because the object was deleted before it was ever reported. The store alone counts again, too, when the
+server was restored from a backup: then what was written may be lost.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class MutationCache(Generic[T]):
         self._store = informer.store
         self._written: dict[str, T] = {}
         informer.add_handler(self)
+        informer.add_restore_handler(self._written.clear)
 
     def written(self, item: T) -> None:
         """Note that the server has answered a write of this process with `item`."""

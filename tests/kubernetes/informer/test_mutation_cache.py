@@ -83,8 +83,12 @@ def test_an_answer_that_comes_after_the_deletion_was_reported_is_no_object() -> 
 def test_a_server_that_was_restored_from_a_backup_begins_anew() -> None:
     informer, cache = _cache()
     informer.put(_at("100"))
+    cache.written(_at("101"))
+    cache.written(_at("102", "b"))
     informer.replace([_at("50")])
     informer.listed("51")
+    assert cache.get("default/a") == _at("50"), "the write was lost"
+    assert cache.get("default/b") is None
     cache.written(_at("60"))
     assert cache.get("default/a") == _at("60")
 
