@@ -115,7 +115,7 @@ def is_well(host: Host, address: tuple[str, int]) -> bool:
 def re_executed(stage: Stage, daemon: Daemon, adapter: str) -> Daemon:
     """The same process executes its program anew."""
     daemon.process.send_signal(signal.SIGUSR2)
-    until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the old workers have ended")
+    until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the old workers have ended", within_s=100)
     return daemon
 
 
@@ -134,5 +134,5 @@ def killed(stage: Stage, daemon: Daemon, adapter: str) -> Daemon:
 def taken_over(stage: Stage, daemon: Daemon, adapter: str) -> Daemon:
     """A second instance takes over."""
     after = stage.daemon(*OPTIONS, netfilter=adapter)
-    assert daemon.wait(30) == 0
+    assert daemon.wait(100) == 0
     return after
