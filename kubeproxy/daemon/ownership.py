@@ -43,7 +43,7 @@ class Ownership:
         self.taken = self.rule_transfer.taken
         """Set when the rules lead here, and the predecessor has released everything."""
         self._data_plane = data_plane
-        # The name is released last, so that an instance that waits for it finds nothing else of this one.
+        # The name is released last: an instance that waits for it may rely on everything else being released.
         process.closing.push_async_callback(self.takeover.close)
         process.closing.callback(marker.close)
 

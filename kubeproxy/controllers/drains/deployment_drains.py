@@ -1,4 +1,4 @@
-"""What the Deployment controller keeps of its rollouts that ask the node proxies, and the marks of pods that drain."""
+"""Keeps what the Deployment controller knows of rollouts that ask the node proxies, and marks pods that drain."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def _errors(report: str) -> dict[str, Rules]:
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
             # This node's own policies have refused it. If it were sent again, it would bypass them.
             ("ct status & confirmed == 0 accept", "has not left this node"),
-            # A refusal in place of a listener of ours is not an endpoint's.
+            # These come from the rules that refuse clients in place of a listener of ours, not from an endpoint.
             *(
                 (
                     f"oif lo {kind} ct original protocol . ct reply proto-src @guarded accept",
