@@ -267,9 +267,9 @@ def _started(proxy: str, stage: Stage, url: str) -> Iterator[int]:
         process.wait()
 
 
-_NODE_NAME = ["--hostname-override=node-1"]
+_NODE_NAME = ["--hostname-override=bench"]
 _NODE = {
     "kind": "Node",
-    "metadata": {"name": "node-1"},
+    "metadata": {"name": "bench"},
     "status": {"addresses": [{"type": "InternalIP", "address": NODE_V4}]},
 }
