@@ -44,6 +44,8 @@ _PAUSE_S = 1.2
 """Longer than the least time between two netfilter transactions, which is not measured here."""
 _REST_S = 15.0
 _PUT = 500
+_OWN = {2 << 8, 3 << 8}
+"""The first 24 bits of the stage's own networks, as the generator of endpoints counts: 10.2.0.0/24 and 10.3.0.0/24."""
 _MOVED = 5_000
 
 
@@ -88,7 +90,9 @@ class Large:
 
     def __init__(self, size: Size) -> None:
         self._size = size
-        self._numbers = range(size.services)
+        ends = ((number * size.endpoints, (number + 1) * size.endpoints - 1) for number in range(size.services))
+        self._numbers = [number for number, both in enumerate(ends) if not {it >> 8 for it in both} <= _OWN]
+        """The Services that have an endpoint beside the addresses of the stage's own hosts, where nobody answers."""
         self._moved = self._numbers[1::3][:_MOVED] or self._numbers
         """The Services that are made anew."""
         self.name = f"large {size}"
@@ -142,7 +146,7 @@ class Large:
             if time.monotonic() > end:
                 break
         used, additions = cpu_seconds(pid) - used, list[float]()
-        for number in range(len(self._numbers), len(self._numbers) + _ADDITIONS):
+        for number in range(self._size.services, self._size.services + _ADDITIONS):
             time.sleep(_PAUSE_S)
             put(api, "endpointslices", [endpoint_slice(number, [newcomer(number % 250)])])
             begun = time.monotonic()
