@@ -13,7 +13,7 @@ import pytest
 from kubeproxy.dataplane.loop import reactor
 from tests.support.compiled_modules import ARE_THERE, environment
 
-pytestmark = pytest.mark.skipif(not ARE_THERE, reason="nothing is compiled here: make compiled")
+pytestmark = pytest.mark.skipif(not ARE_THERE, reason="nothing is compiled here, or of other sources: make compiled")
 
 SCRIPTS = 40
 

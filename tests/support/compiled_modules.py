@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import kubeproxy
 from kubeproxy.runtime.compiled import DIRECTORY, PURE, form
 
 COMPILED_MODULES = Path(sys.prefix) / "compiled"
-ARE_THERE = (COMPILED_MODULES / "ready").exists()
+_READY = COMPILED_MODULES / "ready"
+_SOURCES = Path(kubeproxy.__file__).parent.rglob("*.py")
+ARE_THERE = _READY.exists() and _READY.stat().st_mtime >= max(path.stat().st_mtime for path in _SOURCES)
+"""Whether they are there, made of the present sources."""
 
 of_sources = pytest.mark.skipif(
     form() == "compiled", reason="replaces a method or a function that compiled modules call without a look-up"
