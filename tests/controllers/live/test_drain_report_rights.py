@@ -1,4 +1,5 @@
 """What deploy/components/drain-reports grants, on a real API server: a node's token writes reports, and nothing else.
+What deploy/components/readiness grants suffices to open a gate.
 
 Skipped unless KUBERNETES_BINARIES names the directory of etcd and kube-apiserver. The admission policy needs 1.30.
 """
@@ -7,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kubeproxy.controllers.drains.timeouts import USE_TIMEOUT
+from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.model.drain_report import REPORT, REPORT_NAMESPACE
+from kubeproxy.model.drain_request import REQUESTS
 from tests.controllers.live.control_plane import BINARIES, ControlPlane, ask, binaries
 from tests.system.deploy.manifests import COMPONENTS, read
 
@@ -43,6 +48,7 @@ COLLECTIONS = {
 USERS = {
     "node": "system:serviceaccount:kube-system:kubeproxy",
     "controllers": "system:serviceaccount:kube-system:kubeproxy-controllers",
+    "readiness": "system:serviceaccount:kube-system:kubeproxy-readiness",
 }
 STOLEN = {"spec": {"holderIdentity": "stolen", "leaseDurationSeconds": 2147483647}}
 
@@ -136,10 +142,52 @@ def test_the_controllers_read_reports_and_write_services(tmp_path: Path) -> None
             await ask(admin, "DELETE", f"{RBAC}/clusterrolebindings/kubeproxy-controllers-drains")
             while await _refused(ask(controllers, "PATCH", service, {"metadata": {"annotations": {"a": "c"}}})) != 403:
                 await asyncio.sleep(0.1)
+            await _open_a_gate(plane, admin, service)
         finally:
             await controllers.close()
 
     _play(tmp_path, scenario)
+
+
+async def _open_a_gate(plane: ControlPlane, admin: Client, service: str) -> None:
+    """Have the controller of readiness gates do all that it ever does: the one node that reports does not answer."""
+    for path in (COMPONENTS / "readiness").glob("*role*.yaml"):
+        item = read(path)
+        namespace = item["metadata"].get("namespace", "")
+        await ask(admin, "POST", COLLECTIONS[item["kind"]].replace(REPORT_NAMESPACE, namespace), item)
+    node = await ask(admin, "POST", "/api/v1/nodes", {"metadata": {"name": "n1"}})
+    lease, now = _lease(), timestamps.seconds(time.time())
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node["metadata"]["uid"]}
+    lease["metadata"]["ownerReferences"] = [owner]
+    lease["spec"]["renewTime"] = timestamps.microseconds(time.time())
+    await ask(admin, "POST", OURS, lease)
+    await ask(admin, "PATCH", service, {"spec": {"selector": {"app": "web"}}})
+    metadata = {"name": "web", "labels": {"app": "web"}, "annotations": {USE_TIMEOUT: "7s"}}
+    gates = [{"conditionType": GATE}]
+    spec = {"nodeName": "n1", "containers": [{"name": "a", "image": "a"}], "readinessGates": gates}
+    pod = "/api/v1/namespaces/default/pods/web"
+    await ask(admin, "POST", pod.rpartition("/")[0], {"metadata": metadata, "spec": spec})
+    condition = {"type": "ContainersReady", "status": "True", "lastTransitionTime": now}
+    address = {"podIP": "10.244.0.7", "podIPs": [{"ip": "10.244.0.7"}]}
+    await ask(admin, "PATCH", f"{pod}/status", {"status": {"phase": "Running", "conditions": [condition], **address}})
+    plane.start_ours("--controllers=readiness", name="readiness", user="readiness")
+
+    async def said() -> str:
+        stated = (await ask(admin, "GET", pod))["status"]["conditions"]
+        return next((each["reason"] for each in stated if each["type"] == GATE and each["status"] == "True"), "")
+
+    async def events() -> list[str]:
+        every = (await ask(admin, "GET", "/api/v1/namespaces/default/events"))["items"]
+        return [each["reason"] for each in every if each["involvedObject"]["kind"] == "Pod"]
+
+    while not await said() or not await events():
+        await asyncio.sleep(0.1)
+    assert await said() == "TimedOut"
+    assert await events() == ["ProxiesNotFollowing"]
+    requests = (await ask(admin, "GET", service))["metadata"]["annotations"][REQUESTS]
+    assert '"want":"ready"' in requests
+    assert await ask(admin, "GET", f"{LEASES.format('kube-system')}/kubeproxy-readiness")
+    assert "forbidden" not in plane.log("readiness"), plane.log("readiness")
 
 
 async def _enforce(admin: Client) -> bool:

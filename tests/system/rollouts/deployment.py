@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +93,16 @@ class Rollouts:
         found = self.cluster.events()
         return [(each["reason"], each["message"]) for each in found if each["involvedObject"]["kind"] == "Deployment"]
 
-    def roll(self, load: Load, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-        """Roll the Deployment under traffic. `meanwhile` is called when the rollout has begun."""
+    def roll(self, load: Load, meanwhile: Callable[[], None] = lambda: None, *, gates: Sequence[str] = ()) -> Outcome:
+        """Roll the Deployment under traffic, to pods with these readiness gates. `meanwhile` is called when the rollout
+        has begun."""
         self.turn += 1
         with load.on(self.network.client) as crowd:
             time.sleep(LEAD_S)
             began = time.monotonic()
-            self._patch({"spec": {"template": {"metadata": {"annotations": {"turn": str(self.turn)}}}}})
+            pod = {"readinessGates": [{"conditionType": each} for each in gates]}
+            template = {"metadata": {"annotations": {"turn": str(self.turn)}}, "spec": pod}
+            self._patch({"spec": {"template": template}})
             until(lambda: not is_complete(self.deployment()), "the rollout has begun")
             meanwhile()
             self.await_rolled_out()

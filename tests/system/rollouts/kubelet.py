@@ -31,7 +31,8 @@ class _Running:
     name: str
     slot: int
     process: subprocess.Popen[Any]
-    is_ready: bool = False
+    stated: tuple[bool, bool] = (False, False)
+    """Whether its containers were reported as ready, and the pod."""
 
 
 class Kubelet:
@@ -86,9 +87,8 @@ class Kubelet:
             elif uid not in self._running:
                 if self._free:
                     self._start(pod, path)
-            elif not self._running[uid].is_ready and self._answers(self._running[uid]):
-                self._report(path, self._running[uid], ready=True)
-                self._running[uid].is_ready = True
+            elif not all(self._running[uid].stated) and self._answers(self._running[uid]):
+                self._report(path, self._running[uid], containers=True, ready=_gates_are_open(pod))
         except Refused as refused:
             if refused.status not in (404, 409):  # the pod has been deleted or replaced since it was listed
                 raise
@@ -102,7 +102,7 @@ class Kubelet:
         command = [sys.executable, "-S", "-E", backend.__file__, name, Network.pod_v4(slot), str(TARGET)]
         running = _Running(name, slot, self._network.pods[slot].popen(command))
         self._running[pod["metadata"]["uid"]] = running
-        self._report(path, running, ready=False)
+        self._report(path, running, containers=False, ready=False)
 
     def _end(self, uid: str) -> None:
         if running := self._running.pop(uid, None):
@@ -117,12 +117,21 @@ class Kubelet:
         except OSError:
             return False
 
-    def _report(self, path: str, running: _Running, *, ready: bool) -> None:
+    def _report(self, path: str, running: _Running, *, containers: bool, ready: bool) -> None:
+        if containers and running.stated == (containers, ready):
+            return
         address, now = Network.pod_v4(running.slot), timestamps.seconds(time.time())
         conditions = [
-            {"type": each, "status": str(ready), "lastTransitionTime": now} for each in ("ContainersReady", "Ready")
+            {"type": type, "status": str(status), "lastTransitionTime": now}
+            for type, status in (("ContainersReady", containers), ("Ready", ready))
         ]
         status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
         self._cluster.ask(
             "PATCH", f"{path}/status", {"status": status}, content_type="application/strategic-merge-patch+json"
         )
+        running.stated = containers, ready
+
+
+def _gates_are_open(pod: Object) -> bool:
+    is_true = {each["type"] for each in pod["status"].get("conditions", []) if each["status"] == "True"}
+    return all(gate["conditionType"] in is_true for gate in pod["spec"].get("readinessGates", []))

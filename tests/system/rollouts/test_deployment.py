@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.controllers.drains.deployment_drains import MARK
+from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.model import Address
 from kubeproxy.model.drain_report import REPORT, REPORT_BYTES
 from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
@@ -44,11 +45,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rollouts]:
         yield it
 
 
-@pytest.mark.parametrize("data_path", ["userspace", "kernel"])
-def test_rolled_deployment_loses_no_connection_and_cuts_none(cluster: Rollouts, data_path: str) -> None:
+@pytest.mark.parametrize(("data_path", "gates"), [("userspace", (GATE,)), ("kernel", ())])
+def test_rolled_deployment_loses_no_connection_and_cuts_none(
+    cluster: Rollouts, data_path: str, gates: tuple[str, ...]
+) -> None:
     cluster.deploy(OPTED_IN)
     with cluster.ours("--drain-reports", f"--data-path={data_path}") as daemon:
-        seen = cluster.roll(Load(100, 12))
+        seen = cluster.roll(Load(100, 12), gates=gates)
         assert "Traceback" not in daemon.log(), daemon.log()
         assert " error " not in daemon.log(), daemon.log()
         assert "kernel path not possible" not in daemon.log(), daemon.log()
@@ -57,6 +60,8 @@ def test_rolled_deployment_loses_no_connection_and_cuts_none(cluster: Rollouts, 
     assert seen.report.long_broken == []
     assert seen.report.answered > 100
     assert seen.report.long_ended > 12
+    conditions = [each for pod in cluster.cluster.ask("GET", PODS)["items"] for each in pod["status"]["conditions"]]
+    assert {each["reason"] for each in conditions if each["type"] == GATE} == ({"InUse"} if gates else set())
     reasons = {reason for reason, _ in cluster.events()}
     assert "DrainingPods" in reasons
     assert not reasons & {"DrainTimedOut", "ProxiesNotFollowing"}
