@@ -2,7 +2,8 @@
 a readiness gate beside the hook.
 
 `KUBERNETES_BINARIES=… python -m tests.system.cluster.rollouts [--times N] [--way WAY]… [MANNER…]`, as root, makes a
-cluster of two nodes, and prints a line for each of `MANNERS` in each of `WAYS`.
+cluster of two nodes, and prints a line for each of `MANNERS` in each of `WAYS`. With `--directory` it uses the cluster
+that `python -m tests.system.cluster up` keeps there, on which no Service proxy is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from tests.support.lab import Host
 from tests.system.cluster import controllers, service_proxies
-from tests.system.cluster.cluster import Cluster
+from tests.system.cluster.cluster import Cluster, joined
 from tests.system.cluster.layout import PODS
 from tests.system.cluster.node import ROOT
 from tests.system.cluster.programs import found
@@ -236,8 +237,13 @@ def main(words: list[str]) -> None:
     parser.add_argument("manners", nargs="*", metavar="MANNER", help=f"of {', '.join(MANNERS)}")
     parser.add_argument("--way", action="append", choices=WAYS)
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--directory", type=Path, help="of a running cluster (default: a new one)")
     options = parser.parse_args(words)
-    with running(Path(tempfile.mkdtemp(prefix="rollouts-")), found(), 2) as cluster:
+    with contextlib.ExitStack() as stack:
+        if options.directory is not None:
+            cluster = joined(options.directory.absolute(), found())
+        else:
+            cluster = stack.enter_context(running(Path(tempfile.mkdtemp(prefix="rollouts-")), found(), 2))
         print(f"the cluster is in {cluster.directory}", flush=True)
         image = next(
             name
