@@ -88,15 +88,17 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A change of nothing but the endpoints to which traffic is led."""
+    """A change of nothing but the endpoints to which traffic is led, and of the pods that have a preStop hook."""
 
     spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
     """The spreads of `RuleSet.spreads` that change, with None for one that goes."""
     hairpins: Mapping[Address, bool] = field(default_factory=dict)
     """The addresses that are added to `RuleSet.hairpins` (true) or removed from it (false)."""
+    hooks: Mapping[Destination, bool] = field(default_factory=dict)
+    """The same for `RuleSet.hooks`. A change from or to no hooks at all takes other rules."""
 
     def __bool__(self) -> bool:
-        return bool(self.spreads or self.hairpins)
+        return bool(self.spreads or self.hairpins or self.hooks)
 
 
 class Masquerade(StrEnum):
@@ -188,7 +190,7 @@ class RuleSet:
     """Endpoints that may be clients on this node. An endpoint that reaches itself is masqueraded, because its answer
     would not leave it otherwise."""
 
-    hooks: frozenset[Destination] = frozenset()
+    hooks: set[Destination] = field(default_factory=set)
     """The ports of this node's pods at which preStop hooks are answered. What this node itself sends there is
     redirected to `hook_port` on loopback. Packets of other hosts and pods are not."""
 
@@ -211,6 +213,8 @@ class RuleSet:
                 self.spreads[traffic] = spread
         for address, is_one in change.hairpins.items():
             (self.hairpins.add if is_one else self.hairpins.discard)(address)
+        for hook, is_one in change.hooks.items():
+            (self.hooks.add if is_one else self.hooks.discard)(hook)
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:

@@ -100,6 +100,8 @@ class RuleSetBuilder:
         """The proxy ports, each with the number of its frontends."""
         self._pods: Mapping[Address, frozenset[int]] = {}
         self._hooks: frozenset[Destination] = frozenset()
+        self._moved_hooks: dict[Destination, None] = {}
+        """The hooks that came or went since the kernel was last given them."""
         self._without_endpoints: dict[Verdict, Counter[ProxyPort]] = {verdict: Counter() for verdict in Verdict}
         # Once true, these stay true, because running connections outlive the settings and frontends with which they
         # began.
@@ -248,23 +250,29 @@ class RuleSetBuilder:
         return self._budget.use
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
-        """Return the spreads and hairpins that changed since the last call, or since the last `ruleset`. It returns
-        only those of destinations that the rules in force redirect to the same ports. All others need new rules
-        anyway."""
+        """Return the spreads, hairpins and hooks that changed since the last call, or since the last `ruleset`. It
+        returns only spreads of destinations that the rules in force redirect to the same ports. All others need new
+        rules anyway, and so do the first and the last hook."""
         spreads = {
             traffic: self._spreads.get(traffic)
             for traffic in self._unbalanced
             if traffic in in_force.redirects and in_force.redirects[traffic] == self._redirects.get(traffic)
         }
         hairpins = self._hairpins.moved(in_force.hairpins)
-        self._unbalanced.clear()
-        self._hairpins.settle()
-        return Rebalance(spreads, hairpins)
+        moved = self._moved_hooks if in_force.hooks and self._hooks else ()
+        hooks = {it: it in self._hooks for it in moved if (it in self._hooks) is not (it in in_force.hooks)}
+        self._note_balanced()
+        return Rebalance(spreads, hairpins, hooks)
 
     @property
     def is_balanced(self) -> bool:
         """Return whether `take_unbalanced` has nothing left to return."""
-        return not (self._unbalanced or self._hairpins.has_moved)
+        return not (self._unbalanced or self._hairpins.has_moved or self._moved_hooks)
+
+    def _note_balanced(self) -> None:
+        self._unbalanced.clear()
+        self._hairpins.settle()
+        self._moved_hooks.clear()
 
     def require_rules(self) -> None:
         """Have the kernel get the complete rules, because it refused what `take_unbalanced` returned."""
@@ -272,8 +280,7 @@ class RuleSetBuilder:
 
     def ruleset(self) -> RuleSet:
         """Return a copy of the present rules."""
-        self._unbalanced.clear()
-        self._hairpins.settle()
+        self._note_balanced()
         return RuleSet(
             redirects=self._redirects.copy(),
             internal_sources=self._settings.facts.internal_sources,
@@ -294,7 +301,7 @@ class RuleSetBuilder:
             hairpins=self._hairpins.addresses,
             rescue=self._settings.rescue_group,
             tcp_timeouts=self._settings.tcp_timeouts,
-            hooks=self._hooks,
+            hooks=set(self._hooks),
             hook_port=self._settings.drain_hook if self._hooks else 0,
         )
 
@@ -309,9 +316,10 @@ class RuleSetBuilder:
         port = self._settings.drain_hook_port if self._settings.drain_hook else 0
         asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
         hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
-        if hooks != self._hooks:
-            self._hooks = hooks
-            self.generation += 1
+        if bool(hooks) is not bool(self._hooks):
+            self.generation += 1  # With the first hook rules come, and with the last one they go.
+        self._moved_hooks.update(dict.fromkeys(hooks ^ self._hooks))
+        self._hooks = hooks
 
     def _transparent(self) -> bool:
         """Return whether a frontend may dial from clients' addresses now, or could at any time before. The data plane

@@ -85,7 +85,7 @@ def from_json(data: dict[str, Any]) -> RuleSet:
         dropped=ports("dropped"),
         landing={Family(int(family)): parse_address(text) for family, text in data["landing"].items()},
         bind={Family(int(family)): parse_address(text) for family, text in data["bind"].items()},
-        hooks=frozenset(destination(*each) for each in data["hooks"]),
+        hooks={destination(*each) for each in data["hooks"]},
         hook_port=data["hook_port"],
         spreads={key: spread(*fields) for key, fields in traffic("spreads").items()},
     )

@@ -24,7 +24,7 @@ def pod_of(family: Family) -> str:
 
 
 def hooks(*addresses: str, port: int = SOCKET) -> RuleSet:
-    return RuleSet(hooks=frozenset(destination(address, Protocol.TCP, HOOK) for address in addresses), hook_port=port)
+    return RuleSet(hooks={destination(address, Protocol.TCP, HOOK) for address in addresses}, hook_port=port)
 
 
 ALL = hooks(*map(pod_of, Family))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from kubeproxy.model import Address, Endpoint, Protocol, ServiceName
 from kubeproxy.proxier.local_pods import Leaving, LocalPods
 from kubeproxy.proxier.node import NodeFacts
+from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
+from kubeproxy.proxier.settings import DEFAULTS
 from tests.proxier.builders import endpoint_slice, name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 
@@ -157,6 +160,22 @@ async def test_hooks_of_this_nodes_pods_are_led_to_the_socket(node: Node) -> Non
     node.use(drain_hook_port=0)
     await node.pass_time(1.0)
     assert (hooks(), node.netfilter.kernel.hook_port) == (set(), 0)
+
+
+def test_other_pods_take_other_elements_and_no_other_rules() -> None:
+    rules, none = RuleSetBuilder(), frozenset[int]()
+    rules.use(replace(DEFAULTS, drain_hook=34567, drain_hook_port=10258))
+    rules.use_pods({A: none})
+    in_force, generation = rules.ruleset(), rules.generation
+    rules.use_pods({B: none, SIX: none})
+    assert rules.generation == generation
+    assert not rules.is_balanced
+    change = rules.take_unbalanced(in_force)
+    assert {it.address: is_one for it, is_one in change.hooks.items()} == {A: False, B: True, SIX: True}
+    in_force.rebalance(change)
+    assert in_force == rules.ruleset()
+    rules.use_pods({})
+    assert rules.generation > generation, "the rules go with the last hook"
 
 
 async def test_a_pod_that_is_an_endpoint_at_the_port_itself_has_no_hook(node: Node) -> None:

@@ -14,7 +14,7 @@ from kubeproxy.model import Destination, Origin, Traffic, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_verdicts, clients_in
 from kubeproxy.netfilter.nftables.declarations import SETS, place
 from kubeproxy.netfilter.nftables.dynamic_chains import spread_rules
-from kubeproxy.netfilter.nftables.elements import Entry, Replacement, by_origin, destination_key
+from kubeproxy.netfilter.nftables.elements import Element, Entry, Replacement, by_origin, destination_key
 from kubeproxy.netfilter.nftables.rules import Rule
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
@@ -114,10 +114,14 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
     verdicts = affinity_verdicts(present)
     before = {it: chain for each in touched for it in _affinity_places(each) if (chain := have.verdicts.get(it))}
     elements += [*verdict_elements(before, verdicts), *translated]
-    for address, is_one in change.hairpins.items():
-        name, pair = f"hairpins{family_of(address).value}", Entry((address, address))
-        if is_one is not (pair.key in have.sets[name]):
-            elements.append(Replacement(name, None, pair) if is_one else Replacement(name, pair, None))
+    members: dict[tuple[str, Element], bool] = {
+        **{(f"hairpins{family_of(it).value}", (it, it)): is_one for it, is_one in change.hairpins.items()},
+        **{(f"hooks{family_of(it.address).value}", it): is_one for it, is_one in change.hooks.items()},
+    }
+    for (name, key), is_one in members.items():
+        if is_one is not (key in have.sets[name]):
+            entry = Entry(key)
+            elements.append(Replacement(name, None, entry) if is_one else Replacement(name, entry, None))
     return Change(
         chains=chains,
         elements=elements,

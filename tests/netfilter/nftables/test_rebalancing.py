@@ -38,6 +38,8 @@ RULES = replace(
     },
     masquerades={WEB: Masquerade.OUTSIDE, NODE_PORT: Masquerade.NODE},
     hairpins={FOUR[0].address, SIX[0].address},
+    hooks={destination("10.0.0.1", Protocol.TCP, 10258)},
+    hook_port=34567,
 )
 
 
@@ -162,6 +164,10 @@ async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(
         assert await nftables.rebalance(Rebalance(hairpins=moved))
         assert await read(nftables) == nftables._believed
         assert await nftables.rebalance(Rebalance(hairpins=dict.fromkeys(moved, False)))
+        hooks = {destination(address, Protocol.TCP, 10258): True for address in ("10.0.0.2", "fd00::2")}
+        assert await nftables.rebalance(Rebalance(hooks={**dict.fromkeys(RULES.hooks, False), **hooks}))
+        assert await read(nftables) == nftables._believed
+        assert set().union(*(nftables._believed.sets[name] for name in ("hooks4", "hooks6"))) == set(hooks)
         gone: dict[Traffic, Spread | None] = dict.fromkeys(spreads)
         assert await nftables.rebalance(Rebalance(gone))
         assert await read(nftables) == nftables._believed

@@ -120,4 +120,4 @@ class FakeNetfilter:
 
 def _copy(rules: RuleSet) -> RuleSet:
     """Rules that stay as they are when the caller rebalances its own."""
-    return replace(rules, spreads=dict(rules.spreads), hairpins=set(rules.hairpins))
+    return replace(rules, spreads=dict(rules.spreads), hairpins=set(rules.hairpins), hooks=set(rules.hooks))
