@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 ADAPTERS = ("nftables", "iptables")
 PATHS = (*ADAPTERS, KERNEL)
 """The adapters with the userspace path, and the kernel path."""
-ADAPTERS_MATTER = ("test_lifecycle.py", "test_matrix.py", "test_policies.py", "test_shared_listeners.py")
+ADAPTERS_MATTER = ("test_lifecycle.py", "test_matrix.py", "test_policies.py")
 """Files that run with both adapters always."""
 
 
