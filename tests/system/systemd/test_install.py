@@ -224,7 +224,7 @@ def test_all_files_of_the_package_are_roots_and_only_root_may_write_them(package
 def test_the_program_of_the_package_runs_from_where_it_is_unpacked(unpacked: Path) -> None:
     python = unpacked / "usr/lib/kubeproxy/bin/python"
     said = run(python, unpacked / "usr/lib/kubeproxy/bin/kubeproxy", "version")
-    assert said == f"kubeproxy {__version__}\n"
+    assert said == f"kubeproxy {__version__}\nbyte path: compiled\n"
 
 
 def test_another_program_of_the_same_name_stays(installed: Target) -> None:
