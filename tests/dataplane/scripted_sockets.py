@@ -118,9 +118,10 @@ class Script:
         self._sizes: tuple[int, ...] = SIZES if limit == 4000 else SIZES[:3]
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget(limit), send=send_backlogs)
         self._context.tune = Tune(access_log=True)
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        family, host = (socket.AF_INET6, "::1") if seed % 2 else (socket.AF_INET, "127.0.0.1")
+        server = stack.enter_context(socket.create_server((host, 0), family=family))
         stack.callback(self._close)
-        self._address = server.getsockname()
+        self._address = server.getsockname()[:2]
         self._listener = Listener(self._context, server, rng=random.Random(seed))
         self._listener.counters.frontend = frontend()
         self._servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]

@@ -107,7 +107,8 @@ class Listener:
         while True:
             try:
                 # The descriptor is enough, so accept() is not needed.
-                return self._sock._accept()  # type: ignore[attr-defined, no-any-return]
+                fd, address = self._sock._accept()  # type: ignore[attr-defined]
+                return fd, address[:2]  # An address of IPv6 has two more parts.
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -124,7 +125,7 @@ class Listener:
                 self.counters,
                 self.balancer,
                 client=fd,
-                client_address=address[:2],
+                client_address=address,
                 hops=hops_left(hops_of(fd)),
                 preserve=self._preserve,
                 entry=self._entry_of(address) if self._context.tune.access_log else None,

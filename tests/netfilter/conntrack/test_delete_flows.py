@@ -579,7 +579,6 @@ import asyncio
 import contextlib
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model import Destination, Protocol, Traffic
-from kubeproxy.netfilter.conntrack.stale_flows import Flow
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.ruleset import RuleSet
 
