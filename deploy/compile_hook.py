@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,9 @@ class CompiledModules(BuildHookInterface[Any]):
         """Compile, and add the result to the wheel."""
         self._directory = tempfile.mkdtemp()
         command = [sys.executable, "deploy/compile.py", self._directory]
-        subprocess.run(command, cwd=self.root, check=True, stdout=sys.stderr)
+        # Neither symbols nor the directory of the builder's Python belong into what others install.
+        linker = {"LDSHARED": "cc -shared -s"}
+        subprocess.run(command, cwd=self.root, check=True, stdout=sys.stderr, env={**os.environ, **linker})
         build_data["pure_python"], build_data["infer_tag"] = False, True
         build_data["force_include"][self._directory] = "kubeproxy/compiled"
 

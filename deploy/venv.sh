@@ -21,7 +21,12 @@ install --use-pep517 --no-build-isolation -r requirements.lock
 
 site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -R kubeproxy "$site/"
-PYTHONHASHSEED=0 "$dir/bin/python" deploy/compile.py "$site/kubeproxy/compiled" >"$dir/log" 2>&1 || { cat "$dir/log" >&2; exit 1; }
+# A compiler that refuses them is no reason to have no kubeproxy.
+PYTHONHASHSEED=0 "$dir/bin/python" deploy/compile.py "$site/kubeproxy/compiled" >"$dir/log" 2>&1 || {
+  rm -rf "$site/kubeproxy/compiled"
+  tail -n 20 "$dir/log" >&2
+  echo "install: the byte path could not be compiled (above), and runs from its sources" >&2
+}
 "$dir/bin/python" -m pip uninstall --quiet --yes \
   mypy ast-serialize librt mypy-extensions pathspec wheel packaging setuptools pip 2>/dev/null
 rm "$dir/log"
@@ -50,7 +55,7 @@ if command -v strip >/dev/null; then
   find "$site" -name '*.so*' -type f -exec strip --strip-unneeded {} +
 fi
 # For packages and images, the same bytes from the same sources: bytecode without times, and sets of constants in one order.
-# Elsewhere an edited source counts at the next start.
+# Elsewhere an edited source counts at the next start, unless it is compiled (KUBEPROXY_PURE=1).
 if [ -n "${SOURCE_DATE_EPOCH:-}" ]; then mode=unchecked-hash; else mode=timestamp; fi
 # Of the generated API objects, which only the process of an exec plugin imports, packages and images have the bytecode alone,
 # without docstrings: 12 MB in the place of 44, and the import takes as long.

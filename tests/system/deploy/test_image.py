@@ -75,7 +75,7 @@ def _start_two(cast: Cast) -> None:
 
 def test_what_is_in_it(tmp_path: Path) -> None:
     with Host("alone") as host:
-        assert say(host, tmp_path, "kubeproxy", "version") == f"kubeproxy {__version__}\n"
+        assert say(host, tmp_path, "kubeproxy", "version") == f"kubeproxy {__version__}\nbyte path: compiled\n"
         assert say(host, tmp_path, "nft", "--version").startswith("nftables v1.0.6"), "not newer than the hosts'"
         for program in ("gcc", "pip", "make", "curl"):
             assert not say(host, tmp_path, "sh", "-c", f"command -v {program} || true"), f"{program} has no place here"
