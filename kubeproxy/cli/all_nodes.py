@@ -75,7 +75,7 @@ class Node:
 
 @dataclass(slots=True)
 class Cluster:
-    """All nodes, the worst first, and the Services that are not ok on all of them."""
+    """All nodes, the worst first, and the Services that are not ok on at least one node."""
 
     nodes: Sequence[Node]
     services: Mapping[str, Mapping[str, list[str]]] = field(init=False)
@@ -94,7 +94,7 @@ class Cluster:
         return all(node.status is not None and node.status.healthy for node in self.nodes)
 
     def lines(self) -> Iterator[str]:
-        """Yield the nodes, then the Services on which nodes disagree or that are not ok anywhere."""
+        """Yield a summary, the nodes, and the Services that are not ok on at least one node."""
         answered = [node.status for node in self.nodes if node.status is not None]
         yield f"{len(self.nodes)} nodes: {len(answered)} answered, {sum(it.healthy for it in answered)} healthy"
         yield ""

@@ -56,8 +56,8 @@ def go_name(name: str) -> str:
 _GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
 _ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
 _AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
-"""Names that Go does not change: gates have their own names, and the logging options have the file's names in Go,
-too."""
+"""The top-level fields whose contents keep the file's names: feature gates have names of their own, and the logging
+options are spelled in /configz as in the file."""
 _LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
 
 

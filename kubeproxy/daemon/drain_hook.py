@@ -210,7 +210,7 @@ def _crashed(task: str, error: BaseException) -> None:
 
 
 def _is_of_root(client: Target, asked: Target) -> bool:
-    """Return whether a client is a process of root, as the kubelet is. Other processes may not make a pod drain."""
+    """Return whether the client's socket belongs to root, as the kubelet's does. Only root may make a pod drain."""
     try:
         return user_of(client, asked) == ROOT
     except OSError as error:
@@ -219,8 +219,8 @@ def _is_of_root(client: Target, asked: Target) -> bool:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return what a client sends first. If it begins as a hook does, that is everything up to the end of its header
-    fields."""
+    """Return what a client sends first. If that begins as a hook's request does, everything up to the end of the header
+    fields is returned."""
     head = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENT_S):
@@ -233,7 +233,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _end_of(reader: asyncio.StreamReader) -> None:
-    """Wait until a client has disconnected. What it still sends is dropped."""
+    """Wait until a client has disconnected. What the client still sends is dropped."""
     while await reader.read(REQUEST_BYTES):
         pass
 

@@ -76,8 +76,8 @@ class ProxierEvents(ProxierObserver):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Send Events of new problems. The node stays healthy, and a scrape reads the number of problems from the
-        snapshot."""
+        """Send Events about new problems. Health does not change, and nothing is counted here: metrics take the number
+        of problems from the snapshot."""
         self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

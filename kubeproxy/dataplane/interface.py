@@ -117,7 +117,7 @@ class EjectedEndpoint(Struct, frozen=True):
     retry_in_s: float
     """Seconds until the next probe. With 0 a probe is in progress, or the next client is the probe."""
     for_s: float = 0.0
-    """Seconds since it was ejected."""
+    """Seconds since the endpoint was ejected."""
 
 
 PREVIEWS_MAX = 64

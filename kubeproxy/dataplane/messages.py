@@ -53,8 +53,8 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     """The endpoints that are dialed from the client's own address."""
     balancing: Balancing = ROUND_ROBIN
     columns: tuple[int, ...] = ()
-    """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves it
-    empty."""
+    """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves
+    this field empty."""
     staying: tuple[Target, ...] = ()
     """Endpoints that get no new clients, but keep their UDP sessions."""
 

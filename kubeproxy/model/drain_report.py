@@ -94,7 +94,7 @@ def encode_report(report: NodeReport) -> str:
 
 
 def decode_report(text: str) -> NodeReport:
-    """Parse the report of an annotation. Raise ValueError, with what is wrong, for anything else."""
+    """Parse the report of an annotation. Raise ValueError, which says what is wrong, for any other text."""
     if len(text) > REPORT_BYTES:
         raise ValueError(f"found {len(text)} characters; allowed are at most {REPORT_BYTES}")
     root = object_in(parsed(text), "")

@@ -117,7 +117,7 @@ def encode_requests(requests: DrainRequests) -> str:
 
 
 def decode_requests(text: str) -> DrainRequests:
-    """Parse the requests of an annotation. Raise ValueError, with what is wrong, for any other text."""
+    """Parse the requests of an annotation. Raise ValueError, which says what is wrong, for any other text."""
     root = object_in(parsed(text), "")
     listed = root.get("requests", [])
     if not isinstance(listed, list):

@@ -37,7 +37,8 @@ class ServiceName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """A service port's identity. Port names are unique within a Service, and empty if it has only one port."""
+    """A service port's identity. Port names are unique within a Service. If the Service has only one port, the
+    name may be empty."""
 
     namespace: str
     name: str
@@ -87,7 +88,7 @@ class Service:
     health_check_node_port: int = 0
     """The health check node port, or 0 if there is none."""
     created: int = 0
-    """The metadata.creationTimestamp in Unix seconds. It is 0 if it is not given, as in most manifests."""
+    """The metadata.creationTimestamp in Unix seconds, or 0 if the object has none, as in most manifests."""
     drain: DrainRequests | None = None
     """The requests of rollouts about the Service's endpoints, or None if there are none."""
     remarks: tuple[str, ...] = ()

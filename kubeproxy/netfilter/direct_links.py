@@ -31,7 +31,7 @@ def bridged_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
 
 
 def direct_links(addresses: Iterable[LocalAddress], bridged: frozenset[Family]) -> frozenset[DirectLink]:
-    """Return the links of this node on which hosts reach one another without it, by its addresses."""
+    """Return the links on which hosts reach one another without this node, as the node's addresses show."""
     found = set()
     for it in addresses:
         if it.network is None or it.address.startswith("fe80:"):

@@ -14,7 +14,7 @@ SETTINGS: Mapping[Family, str] = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "
 
 
 def forwarded_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
-    """Return the families that are forwarded. A kernel without a family does not forward it."""
+    """Return the families whose packets this host forwards. A family that the kernel lacks is not one of them."""
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 

@@ -61,7 +61,7 @@ class VirtualServer(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """What kube-proxy's ipvs mode has left."""
+    """What kube-proxy's ipvs mode has left behind on this node."""
 
     addresses: frozenset[Address]
     """The addresses of the interface."""

@@ -59,7 +59,8 @@ class LocalAddress:
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """Return every address of this network namespace, in the kernel's order. Raise KernelError when it refuses."""
+    """Return every address of this network namespace, in the kernel's order. Raise KernelError when the kernel
+    refuses."""
     try:
         with open_netlink() as netlink:
             links = dict(_parse_links(dump(netlink, _RTM_GETLINK)))

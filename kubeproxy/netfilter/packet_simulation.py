@@ -24,7 +24,7 @@ class Fate(StrEnum):
 
 
 class Why(StrEnum):
-    """The kind of rule that decided."""
+    """The kind of rule that decided the packet's fate."""
 
     NO_RULE = "no rule"
     SOURCE_RANGE = "source range"

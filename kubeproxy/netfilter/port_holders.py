@@ -45,13 +45,13 @@ class Holder(NamedTuple):
     uid: int
     """The user in this process's user namespace. Root of a container with a user namespace of its own is not 0."""
     privileged: bool
-    """Whether it belongs to root or to this daemon's own user, or has a port that only a privileged process can
-    have."""
+    """Whether the process belongs to root or to this daemon's own user, or has a port that only a privileged process
+    can have."""
     pid: int | None = None
     """The process id, or None if it is unknown, as for a process of a hidden process namespace."""
     command: str = ""
     listening: bool = True
-    """Whether it listens. If not it only has the port, as a UDP socket does."""
+    """Whether the process listens at the port. If not, it only has the port, as with a UDP socket."""
 
     def __str__(self) -> str:
         """Return the text in messages."""

@@ -179,8 +179,9 @@ class RuleSet:
     packets. With None nothing is reported, and clients see failures as they are."""
 
     tcp_timeouts: Mapping[str, int] = field(default_factory=dict)
-    """How long the kernel keeps a connection that is reported if it fails, in seconds, by nft's name of the
-    connection's state. For missing states nft sets its own default, whatever the host's settings are."""
+    """The conntrack timeouts, in seconds, of TCP connections whose failures are reported (see `rescue`). The keys are
+    nft's names of connection states. A state that is not listed gets nft's own default, not the host's setting; only
+    ``syn_sent`` gets 1 s."""
 
     direct_links: frozenset[DirectLink] = frozenset()
     """The links on which hosts reach one another without this node. A client on such a link is masqueraded if the route

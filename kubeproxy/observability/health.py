@@ -45,7 +45,8 @@ class Reason(StrEnum):
     OPERATOR = "operator"
     """A person has taken endpoints out by hand."""
     STALE = "stale"
-    """The state of an earlier run is served, because the sources are not listed."""
+    """The saved state of an earlier run is still served, because some source has not delivered a complete list since
+    the start."""
     KUBERNETES = "kubernetes"
     """Changes of the API server's objects are not known, or not all objects are kept."""
     CONFIGURATION = "configuration"

@@ -22,7 +22,7 @@ class Place(NamedTuple):
     claim: Claim
     created: int
     service: tuple[str, str]
-    """The Service's namespace and name. Both are empty if it has no creation time."""
+    """The Service's namespace and name. Both are empty if the Service has no creation time."""
 
     @classmethod
     def of(cls, frontend: Frontend, destination: Destination) -> Place:

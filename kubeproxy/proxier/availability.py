@@ -46,7 +46,8 @@ class Availability:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether endpoints have begun or ceased to lead back since the last `leave_out`."""
+        """Return whether `leave_out` has frontends to decide about again, because an endpoint of theirs may have begun
+        or ceased to lead back to this proxy."""
         return bool(self._loops.affected)
 
     def put(self, resolution: Resolution) -> None:

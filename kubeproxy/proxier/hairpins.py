@@ -12,7 +12,7 @@ _NONE: frozenset[Address] = frozenset()
 
 
 class Hairpins:
-    """The addresses of these endpoints, by the frontends that have any."""
+    """The addresses of these endpoints, by frontend. A frontend without such an endpoint has no entry."""
 
     def __init__(self) -> None:
         self._of: dict[FrontendName, frozenset[Address]] = {}

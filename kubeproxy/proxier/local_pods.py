@@ -72,7 +72,7 @@ class LocalPods:
         return {address: none.union(*(ports.get(it, none) for it in names)) for address, names in self._at.items()}
 
     def at(self, address: Address) -> Collection[Endpoint]:
-        """Return the endpoints at an address, one for each Service that has any."""
+        """Return the endpoints at an address, one for each Service with an endpoint there."""
         return self._at.get(address, {}).values()
 
     def services_at(self, addresses: Iterable[Address]) -> set[ServiceName]:

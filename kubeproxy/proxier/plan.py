@@ -63,7 +63,7 @@ class ListenerState:
     address: Address
     reservation: Reservation
     confirmed: bool = False
-    """Whether the data plane has confirmed that it listens."""
+    """Whether the data plane has confirmed that the listener is open."""
     sent: SetEndpoints | None = None
     """The endpoints that the data plane has confirmed."""
     in_rules: Frontend | None = None
@@ -73,7 +73,7 @@ class ListenerState:
     shared: SharedPort | None = None
     """The shared port, or None if the listener has a port of its own."""
     joined: Set[Destination] = frozenset()
-    """The destinations that its shared listener knows, or that were sent to it."""
+    """The destinations that the shared port's listener knows, or that were sent to that listener."""
 
     def suits(self, wanted: Frontend, address: Address) -> bool:
         """Return whether this listener can serve a frontend at this address."""

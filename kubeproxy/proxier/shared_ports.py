@@ -47,7 +47,7 @@ class SharedPort:
     serves: bool = True
     """Whether workers serve its clients. If not, the rules refuse or drop them."""
     listens: bool = False
-    """Whether the data plane has confirmed that it listens."""
+    """Whether the data plane has confirmed that the port's listener is open."""
     _holders: dict[Destination, FrontendName] = field(default_factory=dict)
     _addresses: Counter[int] = field(default_factory=Counter)
     """At how many addresses each port number is held, apart from node ports."""

@@ -1,8 +1,9 @@
 """Decides how many slots of the kernel path each namespace may have.
 
 A Service has at least one slot for each endpoint of each of its addresses. One object can have millions of slots: 40
-external addresses, 20 ports and 1,000 endpoints need 800,000. They take the kernel's memory, and time at each start.
-Frontends for which their namespace has no slots left stay in user space, where they cost one element for each address.
+external addresses, 20 ports and 1,000 endpoints need 800,000. Slots take kernel memory, and time at each start. A
+frontend whose slots would exceed its namespace's share stays in user space. There it needs only one element of an
+nftables map or set for each address.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ SLOT_BYTES: Final = 128
 """The kernel's memory for one slot, measured for IPv6: an element of 96 bytes, and its part of the map's hash table.
 With IPv4 the element has 64 bytes."""
 SLOTS_MAX: Final = (128 << 20) // SLOT_BYTES
-"""The number of slots of all namespaces by default. A namespace may have half of what the others have left, so that
-some are always left. Alone it may have 524,288, enough for 5,000 Services with 50 endpoints in both families."""
+"""The number of slots of all namespaces by default. A namespace may have half of those that the others do not have,
+so that some are always left. Alone it may have 524,288, enough for 5,000 Services with 50 endpoints in both
+families."""
 
 _LOOKED_AT = 16
 

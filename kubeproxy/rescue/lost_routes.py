@@ -67,7 +67,7 @@ class LostRoutes:
 
 
 def _taken(some: dict[Endpoint, None], at_most: int) -> list[Endpoint]:
-    """Return the first endpoints, and remove them from the rest."""
+    """Remove the first `at_most` endpoints from `some`, and return them."""
     found = list(islice(some, at_most))
     for endpoint in found:
         del some[endpoint]

@@ -37,8 +37,9 @@ class Started(Struct, frozen=True, tag=True, array_like=True):
     unfiltered: str | None = None
     """Why its system calls are not filtered, or None if they are."""
     shut_out: str | None = None
-    """Why clients' packets cannot enter this node again, so that only this node's own packets are sent again. It is
-    None if they can."""
+    """Why the process could not open the socket that puts a client's packet back in at the interface it came by
+    (`netfilter.reentry`), or None if it could. Without that socket, first packets are sent again only for clients on
+    this host itself, not for other hosts or pods."""
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):

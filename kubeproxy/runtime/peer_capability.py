@@ -80,8 +80,8 @@ class Challenge:
 
 
 def answer(challenge: int, purpose: Purpose, control: str) -> bool:
-    """Answer on a received descriptor, and close it. Return whether it is for that purpose, and the kernel has allowed
-    the answer.
+    """Answer on a received descriptor, and close the descriptor. Return whether the challenge is for that purpose, and
+    the kernel has allowed the answer.
 
     `control` is the control socket over which the descriptor came.
     """
@@ -106,8 +106,8 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
 
 
 def sign(sock: socket.socket) -> bool:
-    """Certify the name of a socket of ours for as long as the socket exists. Return whether the kernel has allowed it,
-    which takes CAP_NET_ADMIN."""
+    """Certify the name of a socket of ours for as long as the socket exists. Return whether the kernel has allowed
+    that, which takes CAP_NET_ADMIN."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))
     except OSError:

@@ -120,6 +120,7 @@ def _pods(number: int) -> str:
 
 
 def _within_grace(pod: Pod, now: float) -> bool:
-    """Return whether a pod's grace period is not over. deletionTimestamp is the moment at which it is over."""
+    """Return whether a pod's grace period is still running. It ends at deletionTimestamp; if that is absent or cannot
+    be read, it counts as running."""
     end = timestamps.parse(pod.metadata.deletion_timestamp)
     return end is None or now <= end

@@ -46,8 +46,8 @@ class DrainOptions:
 
 
 def options_of(deployment: Deployment) -> DrainOptions | None:
-    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError for options that cannot be
-    used, with what is wrong."""
+    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError, which says what is wrong,
+    if the options are invalid."""
     annotations = deployment.metadata.annotations
     opted = annotations.get(OPT_IN, "false")
     if opted not in ("true", "false"):

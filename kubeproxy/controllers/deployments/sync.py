@@ -44,7 +44,7 @@ class Surroundings:
     cached: Callable[[str, str], ReplicaSet | None]
     """A function that returns a ReplicaSet of the cache by namespace and name."""
     enqueue_after: Callable[[float], None]
-    """A function that syncs this Deployment again after a number of seconds. With 0 it is synced after its backoff."""
+    """A function that syncs this Deployment again after a number of seconds. 0 stands for the Deployment's backoff."""
     drains: DeploymentDrains
     """The node proxies, for Deployments that wait for them."""
 

@@ -32,7 +32,8 @@ renewal."""
 
 
 OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
-"""The pages of the plain port that other hosts may read. The status is not among them, as it names every Deployment."""
+"""The pages of the plain HTTP port that other hosts may read. The status page is not one of them, because it names
+every Deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,8 +75,8 @@ def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float
 
 
 def patch(replica_set: ReplicaSet, status: ReplicaSetStatus) -> dict[str, Any]:
-    """Return the merge patch of the subresource ``status``. It fails with a Conflict if the object has changed since it
-    was read."""
+    """Return the merge patch of the subresource ``status``. The patch fails with a Conflict if the object was changed
+    after it was read."""
     body = to_wire(status)
     if status.terminating_replicas is None:
         del body["terminatingReplicas"]

@@ -62,9 +62,10 @@ class ControlSocket:
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
 
     def prove(self, challenge: int, purpose: peer_capability.Purpose) -> bool:
-        """Answer a challenge that came over this socket, and close it (see `peer_capability.answer`).
+        """Answer a challenge that came over this socket, and close the challenge's descriptor. Return whether it was
+        answered (see `peer_capability.answer`).
 
-        A released name may belong to another process by now, so no challenge for it is answered any more.
+        After `close` every challenge is refused, because another process may have bound the name.
         """
         if not self.open:
             os.close(challenge)

@@ -129,7 +129,7 @@ class Balancer:
         self._counts.opened(target)
 
     def closed(self, target: Target) -> None:
-        """Count a connection or session no more. Its endpoint may have left in the meantime."""
+        """Count a connection or session no more. Its endpoint may have left the Service meanwhile."""
         self._counts.closed(target)
 
     @property

@@ -44,7 +44,7 @@ class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
     Clients get the first three quarters of the clients' descriptors in the order in which they come. The last quarter
-    is shared, and never used up: of what others have left of it, a frontend may hold half, and so may a tenant. So
+    is shared, and never used up: a frontend may hold half of the part that others do not hold, and so may a tenant. So
     other frontends are served beside one flooded frontend, beside many, and beside all those of one tenant. A frontend
     that holds more than an equal part of the whole gets nothing of the last quarter. A frontend without clients gets
     its first client, as long as its tenant has left a quarter of the last quarter to others.

@@ -237,8 +237,8 @@ class FrozenConnection:
         state: ConnectionState,
         descriptors: Sequence[int],
     ) -> FrozenConnection | None:
-        """Claim the descriptors of another process's connection. Return None if the budget has no room for them. What
-        is fair among new connections is no limit for one that exists."""
+        """Claim the descriptors of another process's connection. Return None if the budget has no room for them. The
+        frontend's share limits only new connections, so it does not matter for this one."""
         budget = context.budget
         if len(descriptors) != state.descriptors or len(descriptors) > budget.spare:
             return None

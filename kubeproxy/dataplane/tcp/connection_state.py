@@ -59,8 +59,8 @@ class ConnectionState(Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def descriptors(self) -> int:
-        """Return the number of descriptors that come with it: client, endpoint, and both ends of each pipe that holds
-        bytes."""
+        """Return how many descriptors are sent along with this state: the client's, the endpoint's, and both ends of
+        each pipe that holds bytes."""
         return 2 + 2 * bool(self.up.piped) + 2 * bool(self.down.piped)
 
     @property

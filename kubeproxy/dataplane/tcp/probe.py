@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class EndpointProbe:
-    """The probe of a `due` endpoint. It owns its socket and the claim on that descriptor."""
+    """The probe of an endpoint whose ejection is over (`Balancer.due`). It owns its socket, and returns the socket's
+    descriptor to the budget at its end."""
 
     __slots__ = ("_balancer", "_context", "_fd", "_target")
 

@@ -55,7 +55,8 @@ class Sessions:
         self._context = context
         self._count = 0
         self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
-        """The sessions of each listener that has any."""
+        """The sessions of each listener, the idlest first, except for listeners in `_disordered`. A listener without
+        sessions has no entry."""
         self._disordered: set[DatagramListener] = set()
         """The listeners with sessions that have moved here, and were idle for longer than those before them."""
         self._timer: Timer | None = None
@@ -382,7 +383,7 @@ class Session:
 
 
 class FrozenSession:
-    """The state of a session with its socket, and the claim on it."""
+    """A session that does not move datagrams: its state, its socket's descriptor, and the claim on that descriptor."""
 
     __slots__ = ("_asleep", "_listener", "descriptors", "state")
 

@@ -243,7 +243,7 @@ class Worker:
             self._report_moved(0, self._open)
 
     def _move_to(self, request: Move, descriptors: Sequence[int]) -> None:
-        """Move to the workers of the owner, whose sockets these are."""
+        """Move the connections to the owner's workers. `descriptors` are sockets to these workers, one to each."""
         if len(descriptors) != len(request.workers):
             for descriptor in descriptors:
                 os.close(descriptor)

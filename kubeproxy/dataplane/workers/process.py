@@ -91,8 +91,8 @@ class WorkerProcess:
     def request(
         self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
     ) -> asyncio.Future[Reply | None]:
-        """Send a request with sockets, and return the reply, or None if the worker stops. `make` makes the request of
-        its number. The caller may close the sockets when this returns."""
+        """Send a request with sockets, and return the reply, or None if the worker stops. `make` gets the request's
+        number and returns the request. The caller may close the sockets when this returns."""
         future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)

@@ -46,7 +46,7 @@ class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"
     moves: int = 0
     """The newest version of `Move` that the worker understands."""
     moves_since: int = 0
-    """The oldest one; 0 means that it is `moves`."""
+    """The oldest version of `Move` that the worker understands. 0 stands for `moves`."""
 
     @property
     def common_moves(self) -> int | None:

@@ -24,7 +24,7 @@ class MemoryBound:
 
     A kept object stays. An object that is new or grows is kept while all objects together stay within the bound, or
     else while its namespace has no more than a fair share. That share is the bound divided by the number of namespaces
-    that have any object. So a namespace that fills the bound only loses its own objects.
+    with at least one object. So a namespace that fills the bound only loses its own objects.
     """
 
     def __init__(self, limit: int | None = None) -> None:

@@ -6,6 +6,7 @@ delete_endpoint_flows  deletes flows to a failed endpoint
 flow_table             reads all translated flows; `flow_records` decodes them (pure)
 flow_owners            finds the frontend of a flow (pure)
 flow_totals            sums bytes and open connections by frontend (pure)
+connections_to         counts open connections to some addresses, and tells whether there was traffic a moment ago
 flow_ends              receives reports of ends of flows; `flow_outcomes` finds out how each has ended (pure)
 sysctls                sets size and timeouts of the kernel's table; `usage` reads how full it is
 """

@@ -55,7 +55,7 @@ def dump(
 
 
 def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> None:
-    """Have the kernel make or remove an object. Raise OSError when it refuses."""
+    """Have the kernel make or remove an object. Raise OSError when the kernel refuses."""
     netlink.send(frame(kind, payload, flags=NLM_F_ACK | flags, sequence=kind))
     for _ in answers(netlink, kind):
         pass

@@ -70,7 +70,8 @@ def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target,
 
 
 def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> dict[Traffic, Slots]:
-    """Return the slots of all traffic that has any."""
+    """Return the wanted slots by traffic, with as few changes to `have` as possible. Traffic without targets is left
+    out."""
     slots = ((traffic, arranged(have.get(traffic, NO_SLOTS), spread)) for traffic, spread in wanted.items())
     return {traffic: some for traffic, some in slots if some.targets}
 

@@ -82,7 +82,8 @@ def remove() -> bool:
 
 
 def probe() -> None:
-    """Have the kernel check that we may change routing rules, without making one. Raise KernelError if it refuses.
+    """Have the kernel check that we may change routing rules, without making one. Raise KernelError if the kernel
+    refuses.
 
     The kernel is asked to remove a rule that does not exist. A rule that was added and removed would leave a trace: a
     network namespace that has ever had a rule of its own looks up every route by its rules from then on, which takes

@@ -313,7 +313,7 @@ class HttpServer:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, client, ssl=self._protection.tls(), ssl_handshake_timeout=HANDSHAKE_S
                 )
-        except OSError:  # The client has already disconnected, or speaks no TLS.
+        except OSError:  # The client has already disconnected, or does not speak TLS.
             connection.abort()
             client.close()
         except BaseException:

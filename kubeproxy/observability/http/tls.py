@@ -28,10 +28,10 @@ class TlsFiles:
     """The paths of PEM files, which may be empty."""
 
     certificate: str = ""
-    """The server's certificate followed by its chain. If it is empty, a certificate is made in memory."""
+    """The server's certificate followed by its chain. If the path is empty, a certificate is made in memory."""
     key: str = ""
     client_ca: str = ""
-    """The authorities of client certificates. If it is empty, clients are not asked for certificates."""
+    """The authorities of client certificates. If the path is empty, clients are not asked for certificates."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):

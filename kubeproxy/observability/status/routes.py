@@ -97,7 +97,8 @@ _MEDIA: Final[Mapping[Format, str]] = {"json": "application/json", "html": "text
 
 
 def query_of(query: Mapping[str, str]) -> Query:
-    """Read the query of a request. Raise ValueError with what is wrong and what is allowed."""
+    """Read the query of a request. For an invalid query raise ValueError, which says what is wrong and
+    what is allowed."""
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")

@@ -74,11 +74,11 @@ class Outcome(StrEnum):
 
     PROXIED = "proxied"
     FORWARDED = "forwarded"
-    """The kernel leads it straight to an endpoint."""
+    """The kernel leads the connection straight to an endpoint."""
     REFUSED = "refused"
     DROPPED = "dropped"
     PASSED = "not ours"
-    """No rule matches; the kernel routes it without the proxy."""
+    """No rule matches; the kernel routes the connection without the proxy."""
 
 
 @dataclass(frozen=True, slots=True)

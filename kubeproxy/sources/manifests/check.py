@@ -47,7 +47,7 @@ def check(
     recursive: bool = False,
     terms: Terms = Terms(),  # noqa: B008 - frozen
 ) -> Survey:
-    """Read the named manifests. Do not call it from a running event loop."""
+    """Read the named manifests. Do not call this function from a running event loop."""
     faults: list[str] = []
     hints: list[str] = []
     listings = {

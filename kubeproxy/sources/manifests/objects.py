@@ -105,7 +105,7 @@ class _Headed(api_types.Wire, frozen=True):
 
 
 class RefusedObjectError(Exception):
-    """Raised if an object, or a list as a whole, is refused, with the reason."""
+    """Raised, with the reason, if an object or a list as a whole is refused."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)

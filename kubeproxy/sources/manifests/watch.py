@@ -22,7 +22,7 @@ RETRY_S = 60.0
 """After this delay a failed watch is tried again."""
 
 Directories = frozenset[tuple[str, Identity]]
-"""Paths with identities, so that a new directory at the same path is watched again."""
+"""Paths, each with its device and inode, so that a new directory at an old path counts as a change."""
 
 
 def directories(paths: list[str]) -> Directories:
