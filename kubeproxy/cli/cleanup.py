@@ -50,9 +50,11 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
             f"a kubeproxy runs on this host ({', '.join(map(str, instances))}) and would restore its rules; nothing was"
             " removed. Stop it first (systemctl stop kubeproxy), or use --force"
         )
-    found = asyncio.run(cleanup_all(dry_run=dry_run, force=force))
     state = StateFile(default_directory(), "")
-    if state.is_of_here() if dry_run else state.remove():
+    # First, because what has to stay in the kernel is an error.
+    gone = state.is_of_here() if dry_run else state.remove()
+    found = asyncio.run(cleanup_all(dry_run=dry_run, force=force))
+    if gone:
         found.append(f"{state}, the last state of the sources")
     return _print(found, dry_run=dry_run)
 

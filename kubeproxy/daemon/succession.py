@@ -118,8 +118,9 @@ class Succession:
                 await control_plane.state_keeper.recall()
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
-        forget_at, open_before = clock(), -1
-        while (live := others()) or open_before:
+        # Everything of before has been deleted when the rules were taken.
+        forget_at, open_before = clock() + FORGET_S, -1
+        while (live := others()) or open_before or await self._open_from_others():
             if clock() >= forget_at:
                 began, open_now = clock(), await self._open_from_others()
                 if live or open_now != open_before:

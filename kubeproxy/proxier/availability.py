@@ -59,7 +59,7 @@ class Availability:
                 affected |= self._remove(name)
         for frontend in resolution.frontends:
             before = self._resolved.get(frontend.name)
-            self._loops.endpoints_changed(frontend.name, before.endpoints if before else (), frontend.endpoints)
+            self._loops.endpoints_changed(frontend.name, _targets(before) if before else (), _targets(frontend))
             self._resolved[frontend.name] = frontend
             claimed = frozenset(d for d in frontend.destinations if d.address in resolution.host_addresses)
             external = {d for d in claimed if frontend.claims.get(d) is Claim.EXTERNAL}
@@ -76,7 +76,7 @@ class Availability:
         """Remove a frontend, and return the frontends to which its ports may be available now."""
         resolved, wanted = self._resolved.pop(name), self.wanted.pop(name)
         self.left_out.pop(name, None)
-        self._loops.endpoints_changed(name, resolved.endpoints, ())
+        self._loops.endpoints_changed(name, _targets(resolved), ())
         self._loops.destinations_changed(_allocated(wanted), frozenset())
         self.changed[name] = None
         return self.claims.claim(name, frozenset())
@@ -135,6 +135,11 @@ class Availability:
         if before != frontend:
             self.wanted[name] = frontend
             self.changed[name] = None
+
+
+def _targets(frontend: Frontend) -> tuple[Target, ...]:
+    """Return the endpoints whose failures concern a frontend: flows lead to them, whether or not new ones do."""
+    return frontend.endpoints + frontend.staying
 
 
 def _allocated(frontend: Frontend) -> Set[Destination]:

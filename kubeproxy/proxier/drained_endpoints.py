@@ -23,13 +23,23 @@ from kubeproxy.proxier.local_pods import Leaving
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
     """Return the slices with the endpoints that are to drain marked as draining, and those of pods whose readiness
     gate waits for the proxies as ready. `now` is in Unix seconds."""
+    slices = tuple(slices)
     drains, gated = _pods_to(Want.DRAIN, requests, now), _pods_to(Want.READY, requests, now)
+    # Hints count only if all ready endpoints have some, and an endpoint gets its own when it is ready.
+    by_zone = bool(gated) and any(each.zone_hints for it in slices for each in it.endpoints)
+    by_node = bool(gated) and any(each.node_hints for it in slices for each in it.endpoints)
 
     def after(endpoint: Endpoint) -> Endpoint:
         if _is_meant(endpoint, drains):
             return _drained(endpoint)
         if _is_meant(endpoint, gated) and not endpoint.terminating and not endpoint.ready:
-            return replace(endpoint, ready=True, serving=True)
+            return replace(
+                endpoint,
+                ready=True,
+                serving=True,
+                zone_hints=endpoint.zone_hints or frozenset({endpoint.zone} if by_zone and endpoint.zone else ()),
+                node_hints=endpoint.node_hints or frozenset({endpoint.node} if by_node and endpoint.node else ()),
+            )
         return endpoint
 
     found = []

@@ -373,3 +373,15 @@ async def test_a_pod_whose_gate_waits_is_used_before_its_slice_has_it_as_ready(n
     await node.rest()
     assert node.answers(WEB) == targets("10.0.0.2:8080")
     assert report(node).unused == {A}
+
+
+def test_a_pod_whose_gate_waits_has_the_hints_that_it_gets_when_it_is_ready() -> None:
+    waits = Endpoint(A, ready=False, pod="uid-of-a", node="n1", zone="z1")
+    hinted = Endpoint(B, node="n2", zone="z2", zone_hints=frozenset({"z2"}))
+    asked = asking_about((Want.READY, "a")).drain
+    assert asked is not None
+    ((used, _),) = (it.endpoints for it in drained([endpoint_slice("web", (waits, hinted))], asked, now=1200.0))
+    assert (used.ready, used.zone_hints, used.node_hints) == (True, frozenset({"z1"}), frozenset())
+    without = replace(hinted, zone_hints=frozenset())
+    ((used, _),) = (it.endpoints for it in drained([endpoint_slice("web", (waits, without))], asked, now=1200.0))
+    assert (used.ready, used.zone_hints) == (True, frozenset()), "a Service without hints stays without"

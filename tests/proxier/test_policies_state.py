@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, Service, ServicePort, Traffic
+from kubeproxy.model import NODE_PORTS, Address, Endpoint, Family, Protocol, Service, ServicePort, Traffic
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
-from tests.proxier.builders import destination, frontend_name, name
+from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, targets
 from tests.support.doubles.data_plane import FakePortReserver
 
 OWN = Address("192.0.2.1")
@@ -95,6 +95,19 @@ def test_a_cluster_ip_that_this_host_has_is_not_claimed(state: ProxierState, res
     settle(state)
     assert Traffic(destination("10.96.0.1:80")) in state.rules.ruleset().redirects
     assert not state.problems()
+
+
+def test_an_endpoint_at_which_udp_flows_stay_is_known_to_the_rescue(state: ProxierState) -> None:
+    """Its failure concerns the frontend, although new flows go elsewhere."""
+    state.use(replace(SETTINGS, protocols=frozenset({Protocol.UDP})))
+    service = replace(WEB, ports=(ServicePort("http", Protocol.UDP, 80),))
+    leaving = Endpoint(Address("10.0.0.2"), ready=False, terminating=True)
+    both = endpoint_slice("web", (Endpoint(Address("10.0.0.1")), leaving), "http:8080/UDP")
+    for slices, known in (((both,), True), ((), False)):
+        state.absorb([Change(service.name, NOTHING, View(service, slices, "kubernetes"))])
+        settle(state)
+        for target in targets("10.0.0.1:8080 10.0.0.2:8080"):
+            assert bool(state.frontends_with(Protocol.UDP, target)) is known
 
 
 def test_only_what_facts_concern_is_resolved_again(state: ProxierState) -> None:
