@@ -44,8 +44,8 @@ class Netfilter(Protocol):
         """
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """Make this change at once, in the rules last applied. Only targets and endpoints of spreads may differ. The
-        cost grows with the change, not with the rules.
+        """Make this change at once, in the rules last applied. Nothing but what it names
+        differs. The cost grows with the change, not with the rules.
 
         Return False if nothing was changed, because the rules in the kernel are unknown or because the change takes an
         `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`);
