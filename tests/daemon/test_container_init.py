@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not can_make_hosts(), reason="needs root, for a PID namespace of its own"),
 ]
 
-UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+# A shell cannot trap what was ignored when it began, as in the background of a script.
+UNSHARE = ("env", "--default-signal=HUP,INT", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 LOG_START = 'echo "start $$ $KUBEPROXY_PREVIOUS_END" >> "$0"'
 ORPHAN = "sleep 100 < /dev/null > /dev/null 2>&1 &"
 
