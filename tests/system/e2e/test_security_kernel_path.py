@@ -178,7 +178,7 @@ def test_a_forged_error_ends_no_sessions_and_sends_nothing_in_a_clients_name(mir
     until(lambda: alive(stage.node), "the rescue works")
     address = WHOLE.address("cluster IP", family)
     with ExitStack() as stack:
-        sessions = [stack.enter_context(udp(stage.node, address)) for _ in range(8)]
+        sessions = [stack.enter_context(udp(stage.node, address)) for _ in range(20)]
         before = [turn(session) for session in sessions]
         assert set(before) == {"pod-0", "pod-1"}
         attacker = stack.enter_context(udp(stage.client, address))
