@@ -254,7 +254,7 @@ def test_the_page_of_the_controller_manager() -> None:
     rollout |= dict.fromkeys(("revision", "updated", "wanted", "available"), 1)  # type: ignore[arg-type]
     watch = {"resource": EVIL, "behindSeconds": 1.0, "lastError": EVIL}
     queue = {"name": EVIL} | dict.fromkeys(("waiting", "processing", "errors", "givenUp"), 0)
-    document = {"leading": False, "leader": EVIL, "working": True, "rival": EVIL, "rolloutsTotal": 1}
+    document = {"leading": False, "leader": EVIL, "working": True, "rival": EVIL, "rolloutsTotal": 1, "gatesWaiting": 1}
     harmless(status_text(document | {"rollouts": [rollout], "queues": [queue], "watches": [watch]}))
 
 

@@ -219,7 +219,7 @@ def test_a_thousand_nodes_do_not_return_together() -> None:
             ("soon", None),
             ("1e400", None),
         ),
-        ("9" * 5000, 999_999_999.0),
+        ("9" * 5000, 86_400.0),
         ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
         ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
     ],

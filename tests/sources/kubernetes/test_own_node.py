@@ -35,7 +35,7 @@ class NodeMemory:
         self.uids: list[str] = []
 
     def set_node(self, node: Node | None) -> None:
-        self.nodes.append(None if node is None else replace(node, uid=""))
+        self.nodes.append(None if node is None else replace(node, uid="", pod_cidrs=()))
         if node is not None:
             self.uids.append(node.uid)
 
