@@ -53,7 +53,7 @@ class Target:
             capture_output=True,
             text=True,
             check=False,
-            timeout=220,
+            timeout=400,
         )
 
     @property
@@ -121,7 +121,7 @@ FILES = {
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_what_is_installed(installed: Target) -> None:
     man = {"usr/share/man/man8/kubeproxy.8"} if (ROOT / "docs/kubeproxy.8").exists() else set()
     assert installed.files() == FILES | man
