@@ -323,8 +323,8 @@ def original_destination(client: socket.socket) -> Target:
 
 
 def timeout_of(request_target: str) -> float | None:
-    """Return the seconds that a request gives as `timeout`, such as 25, 25s or 1m30s. Return the default if it gives
-    none, and None if the text is not a time."""
+    """Return the request's parameter `timeout` in seconds; it is written like 25, 25s or 1m30s. Return the default if
+    the request has no such parameter, and None if its value is not a time."""
     try:
         given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
     except ValueError:

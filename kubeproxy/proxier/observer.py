@@ -1,5 +1,5 @@
-"""The events of the proxier, for metrics, health, and parts that depend on what is in effect. State is not an event:
-metrics and the status read it from `ProxierView.snapshot`."""
+"""The interface by which the proxier reports events to metrics, to health, and to the parts of the daemon that act once
+a change is in force. State is not reported: metrics and the status read it from `ProxierView.snapshot`."""
 
 from __future__ import annotations
 

@@ -161,8 +161,8 @@ class NodePortClaims:
     def claim(
         self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
     ) -> set[FrontendName]:
-        """Have a frontend claim these destinations and no others. `external` has those that it claims by
-        spec.externalIPs."""
+        """Claim these destinations for a frontend, and release all others that it has claimed. `external` has the
+        destinations whose addresses come from spec.externalIPs."""
         before = self._claimed.get(name, frozenset())
         external_before = self._external.get(name, frozenset())
         by_externals = destinations & external

@@ -28,7 +28,7 @@ _LOOKED_AT = 16
 
 
 class _Refused(NamedTuple):
-    """The slots that a frontend has asked for and not got, and the reason."""
+    """The number of slots that a frontend was refused, and the reason."""
 
     wanted: int
     reason: str

@@ -72,8 +72,8 @@ class FreedFlow(NamedTuple):
 
 
 class Freed(Struct, frozen=True, tag=True, array_like=True):
-    """Tells that the flows to a failed endpoint are deleted, so that packets that it did not answer can be sent
-    again."""
+    """Says that the conntrack entries of flows to a failed endpoint have been deleted. The rescue process may then send
+    again the packets that the endpoint has not answered."""
 
     protocol: Protocol
     endpoint: Target

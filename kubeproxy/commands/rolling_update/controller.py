@@ -23,8 +23,8 @@ _DIGITS: Final = 10
 
 _PREFIX: Final = "kubectl.kubernetes.io"
 NEXT: Final = f"{_PREFIX}/next-controller-id"
-"""The name of the new controller, on the old one. This mark and the next three are kubectl's, so that kubectl can
-continue our update, and we can continue kubectl's."""
+"""The annotation of the old controller that holds the new controller's name. This annotation and the next three are
+kubectl's, so that kubectl can continue an update that kubeproxy has begun, and the other way round."""
 ORIGINAL_REPLICAS: Final = f"{_PREFIX}/original-replicas"
 """The size that the old controller had before the update, on the old controller."""
 SOURCE: Final = f"{_PREFIX}/update-source-id"

@@ -74,7 +74,8 @@ class ReplicaSetController:
         self.enqueue(replica_set)
 
     def _look_again(self) -> None:
-        """Drop expectations after a list of all pods, because expected pods that are not in it came and went unseen."""
+        """Sync every controller that still expects pods, after a list of all pods. An expected pod that is not in the
+        list was created and deleted while no watch ran."""
         for key in self.expectations.unfulfilled():
             self.controller.enqueue(key)
 

@@ -32,7 +32,7 @@ PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5),
 300 s."""
 
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""The buckets reach from the usual lag of a busy loop to a lag that an operator notices."""
+"""The upper bounds of the buckets, in seconds: from a busy loop's usual lag to one that an operator notices."""
 
 # kube-proxy has no ``_created`` series, and dashboards do not use them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
