@@ -15,7 +15,9 @@ from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.readiness.controller import ReadinessController
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER
 from kubeproxy.controllers.replicasets.controller import ReplicaSetController
+from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
+from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
@@ -133,6 +135,17 @@ class Cluster:
         self.api = Api(unix_time, seed=seed)
         self.kubelet = Kubelet(self.api)
         self.recorded = Recorded()
+
+    def forbid_reports(self) -> None:
+        """Let no one read the Leases that hold the proxies' reports."""
+        listed = self.api.get_json
+
+        async def forbidding(path: str, query: Any = None, **more: Any) -> bytearray:
+            if "leases" in path:
+                raise status_error(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
+            return await listed(path, query, **more)
+
+        self.api.get_json = forbidding  # type: ignore[method-assign]
 
     def deploy(self, name: str = "web", *, image: str = "web:1", **spec: Any) -> Json:
         """Create a Deployment, with the server's defaults."""

@@ -263,14 +263,7 @@ def test_without_any_report_no_pod_waits_and_its_owner_is_told() -> None:
 def test_reports_that_cannot_be_read_are_waited_for_half_a_minute() -> None:
     async def scenario() -> None:
         cluster = Cluster()
-        listed = cluster.api.get_json
-
-        async def forbidding(path: str, query: Any = None, **more: Any) -> bytearray:
-            if "leases" in path:
-                raise status_error(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
-            return await listed(path, query, **more)
-
-        cluster.api.get_json = forbidding  # type: ignore[method-assign]
+        cluster.forbid_reports()
         expose(cluster.api)
         async with running(cluster.api, cluster.recorded, wait_for_reports=False):
             start(cluster)

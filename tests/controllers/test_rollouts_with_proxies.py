@@ -332,14 +332,7 @@ def test_unusable_options_are_reported_and_ignored() -> None:
 def test_controllers_that_may_not_read_reports_go_on_without_proxies_and_report_that() -> None:
     async def scenario() -> None:
         cluster = Cluster()
-        listed = cluster.api.get_json
-
-        async def forbidding(path: str, query: Any = None, **more: Any) -> bytearray:
-            if "leases" in path:
-                raise status_error(Status(reason="Forbidden", message="no"), code=403, seen="the server answered")
-            return await listed(path, query, **more)
-
-        cluster.api.get_json = forbidding  # type: ignore[method-assign]
+        cluster.forbid_reports()
         expose(cluster.api)
         async with running(cluster.api, cluster.recorded, wait_for_reports=False):
             cluster.deploy(replicas=2)
