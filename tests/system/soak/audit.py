@@ -73,15 +73,16 @@ def look(world: World, faults: list[str]) -> Measure:
     """Wait until the node is as it should be, and measure. What is not so in time is a fault."""
     node, daemon = world.network.node, world.daemon
 
-    def demand(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+    def demand(condition: Callable[[], object], what: str) -> None:
         try:
-            until(condition, what, within_s=within_s)
+            # What has failed once is reported soon, instead of after all the other demands have waited as long.
+            until(condition, what, within_s=5.0 if faults else PATIENCE_S)
         except AssertionError as error:
             faults.append(str(error))
 
     def agree(differ: Callable[[], list[str]], what: str) -> None:
         try:
-            until(lambda: not differ(), what, within_s=PATIENCE_S)
+            until(lambda: not differ(), what, within_s=5.0 if faults else PATIENCE_S)
         except AssertionError as error:
             faults.append(f"{error}: {'; '.join(differ())[:4000]}")
 
