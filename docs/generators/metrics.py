@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.model import Address, Family, Target
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.slis import PROXY

@@ -6,7 +6,7 @@ manager          clients, informers, leader election and the controllers in one 
 deployments      the Deployment controller: rollouts, step by step
 replicasets      the controller of ReplicaSets and ReplicationControllers: as many pods as are wanted
 readiness        the controller of the readiness gate: a pod is ready when the proxies of all nodes use it
-drains           the requests of rollouts and gates to the node proxies, and their answers
+proxy_requests   the requests of rollouts and gates to the node proxies, and their answers
 
 api_types        the objects that controllers read; `informers` has their clients and caches
 replicaset_kind  what differs between ReplicaSets and ReplicationControllers

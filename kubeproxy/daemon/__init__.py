@@ -3,19 +3,20 @@
 Begin with `lifecycle`: it makes the parts and tells start, ready, reload, drain, stop. The parts, in the order of their
 making, each from those before it:
 
-kernel_side      the packet filter's adapter, and what this host supports (`host_facts`, `node_facts`, `data_paths`)
-ownership        which instance owns the node (`takeover`: hot restart; `succession`: a start beside another instance)
-reporting        metrics, health, Events (`service_events`), answers to `load_balancers`
-control_plane    tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`, `report_schedule`,
-                 `report_room`, `report_lease`, `cluster_size`), the last state (`state_keeper`, `saved_state`)
-kernel_path      the rescue of failed connections (`rescue_control`) and its accounts
-                 (`flow_accounting`, `kernel_traffic`)
-operator_view    the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
-                 `http_pages`) with their data (`status_collector`, and `connection_trace` with `trace_client`,
-                 `trace_explanation` and `kernel_path_trace`)
+kernel_interfaces    the packet filter's adapter, and what this host supports (`host_state`, `node_facts`)
+ownership            which instance owns the node (`takeover`: hot restart; `succession`: a start beside another one)
+reporting            metrics, health, Events (`service_events`), answers to `load_balancers`
+control_plane        tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`,
+                     `report_schedule`, `report_room`, `report_lease`, `cluster_size`), the last state
+                     (`state_keeper`, `saved_state`)
+kernel_path_runtime  the rescue of failed connections (`rescue_control`) and its accounts
+                     (`flow_accounting`, `kernel_path_counters`)
+operator_view        the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
+                     `http_pages`) with their data (`status_collector`, and `connection_trace` with
+                     `trace_client`, `trace_explanation` and `kernel_path_trace`)
 
-Made before all of them are `process`, `current_configuration` (`reload` replaces it, `settings` translates it) and
-`data_plane` (`own_ports`: how many listeners it may have); `parts` holds them all for what shows them. Of the process
-itself: `signals`, `sd_notify`, `process_limits`, `check_files`, `startup_progress`, `shutdown`; `container_init` is the
-first process of a container.
+Made before all of them are `process_start`, `current_configuration` (`reload` replaces it, `settings` translates it),
+`data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `parts` holds them all for what
+shows them. Of the process itself: `signals`, `sd_notify`, `process_limits`, `check_files`, `startup_progress`,
+`shutdown`; `container_init` is the first process of a container.
 """

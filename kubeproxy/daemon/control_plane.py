@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.drain_reporter import DrainReporter
-from kubeproxy.daemon.host_facts import HostFacts
-from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.host_state import HostFacts
+from kubeproxy.daemon.kernel_interfaces import KernelSide
 from kubeproxy.daemon.own_ports import own_ports
 from kubeproxy.daemon.ownership import Ownership
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.proxier_events import ProxierEvents
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.settings import proxier_settings

@@ -23,17 +23,17 @@ from kubeproxy.daemon import startup_progress
 from kubeproxy.daemon.container_init import PREVIOUS_END
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
-from kubeproxy.daemon.data_plane import AnyDataPlane, make_data_plane
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane, make_data_plane
 from kubeproxy.daemon.drain_hook import DrainHook
-from kubeproxy.daemon.host_facts import node_name_of
-from kubeproxy.daemon.kernel_path import KernelPath
-from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.host_state import node_name_of
+from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_path_runtime import KernelPath
 from kubeproxy.daemon.operator_view import OperatorView
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.pod_drains import PodDrains
-from kubeproxy.daemon.process import Process, look_at_own_ports, on_crash
 from kubeproxy.daemon.process_limits import end_if_hung, reap_adopted, restrict_process, settle_memory
+from kubeproxy.daemon.process_start import Process, look_at_own_ports, on_crash
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.sd_notify import own_notifier

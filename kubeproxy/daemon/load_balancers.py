@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from kubeproxy.daemon.host_facts import HostFacts
+from kubeproxy.daemon.host_state import HostFacts
 from kubeproxy.daemon.service_events import Events
 from kubeproxy.model import ServiceName
 from kubeproxy.observability.health import ProxyHealth

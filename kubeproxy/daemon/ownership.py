@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.data_plane import AnyDataPlane
-from kubeproxy.daemon.kernel_side import KernelSide
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
+from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.owner import Owner
 from kubeproxy.daemon.takeover.predecessor import Predecessor

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
-from kubeproxy.daemon.data_plane import AnyDataPlane
-from kubeproxy.daemon.kernel_path import KernelPath
-from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
+from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_path_runtime import KernelPath
 from kubeproxy.daemon.ownership import Ownership
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.observability.picture import Picture
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
-from kubeproxy.daemon.kernel_side import KernelSide
+from kubeproxy.daemon.kernel_interfaces import KernelSide
 from kubeproxy.daemon.load_balancers import LoadBalancers
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.service_events import Events

@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 import structlog
 
-from kubeproxy.daemon.data_paths import DataPaths
+from kubeproxy.daemon.data_path_policy import DataPaths
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Target
 from kubeproxy.model.rescue import RescueCounts, RescueState
 from kubeproxy.netfilter.conntrack.sysctls import ConntrackLimits, tcp_timeouts
 from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.nftables.rescue import BRIDGE_S
-from kubeproxy.proxier.data_path import Wanted
+from kubeproxy.proxier.data_path_choice import Wanted
 from kubeproxy.proxier.proxier import Proxier
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.guardian import Guardian

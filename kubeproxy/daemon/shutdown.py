@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.takeover.server import TakeoverServer
 from kubeproxy.model.errors import KernelError

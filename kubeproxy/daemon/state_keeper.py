@@ -20,7 +20,7 @@ import structlog
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.config.validate import uses_kubernetes
-from kubeproxy.daemon.host_facts import node_name_of
+from kubeproxy.daemon.host_state import node_name_of
 from kubeproxy.daemon.saved_state import SavedState, SourceState, StateFile, UnusableStateError
 from kubeproxy.daemon.sources import source_texts
 from kubeproxy.model.errors import ConfigError

@@ -9,9 +9,9 @@ import structlog
 
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
-from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.ownership import Ownership
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.takeover.instances import of_other_users
 from kubeproxy.daemon.takeover.serves_enough import TakeoverRefusedError
 from kubeproxy.model.errors import KernelError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model import Address
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.rescue import RescueState
 from kubeproxy.model.snapshot import Snapshot

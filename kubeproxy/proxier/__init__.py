@@ -12,12 +12,12 @@ kernel_sync         netfilter transactions and the conntrack entries that contra
 proxier             the rounds: takes changes, sends messages, has the kernel synced
 
 What the resolver uses: `frontends`, `endpoint_selection` (ready or terminating, on this node or on any, by topology),
-`restrictions` with `cidr_set`, `drained_endpoints` and `drain_requests` with `expiries`, and the facts about this
-`node`. What availability uses: `port_claims`, which hold node ports against other processes, and `loops`, which finds
-endpoints that lead back to this proxy. What listeners use: `plan`, the table of moves, `port_allocator`, and
-`shared_ports` for frontends beyond the number that have a port of their own. What the rules use:
-`data_path` (which frontends the kernel leads), `slot_budget`, `address_claims` (which service port has a destination
-that several claim) and `hairpins`.
+`restrictions` with `cidr_set`, `drained_endpoints` and `drain_requests` with `resolution_times`, and the facts about
+this `node`. What availability uses: `port_claims`, which hold node ports against other processes, and `loops`, which
+finds endpoints that lead back to this proxy. What listeners use: `plan`, the table of moves, `port_allocator`, and
+`shared_ports` for frontends beyond the number that have a port of their own. What the rules use: `data_path_choice`
+(which frontends the kernel leads), `slot_budget`, `address_claims` (which service port has a destination that several
+claim) and `hairpins`.
 
 Around them: `settings` is what may change while the proxier runs, as one value; `sync_schedule` says when the next
 transaction is due; `problems` has the texts about Services; `reports` calls the `observer` when something has changed;

@@ -14,7 +14,7 @@ from kubeproxy.model import EndpointSlice, Frontend, Service, ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.drain_request import DrainRequests
 from kubeproxy.proxier.drained_endpoints import drain_state, drained
-from kubeproxy.proxier.expiries import Expiries
+from kubeproxy.proxier.resolution_times import Expiries
 
 EXPIRY_STEP_S: Final = 10.0
 """Requests expire at multiples of this time, so that a thousand requests that end one after the other do not resolve

@@ -17,7 +17,7 @@ import structlog
 from kubeproxy.dataplane.messages import Join, Listen, Message, Retire
 from kubeproxy.model import Address, Frontend, FrontendName, Protocol
 from kubeproxy.proxier.availability import Availability
-from kubeproxy.proxier.data_path import Wanted
+from kubeproxy.proxier.data_path_choice import Wanted
 from kubeproxy.proxier.plan import ListenerState, Move, bind_address, endpoints_of, plan
 from kubeproxy.proxier.port_allocator import NoPortError, Ports
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder

@@ -24,7 +24,7 @@ from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Destination, FrontendName
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.proxier.clock import Clock, LoopClock
-from kubeproxy.proxier.data_path import Ejected
+from kubeproxy.proxier.data_path_choice import Ejected
 from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
 from kubeproxy.proxier.listeners import Step
 from kubeproxy.proxier.observer import ProxierObserver

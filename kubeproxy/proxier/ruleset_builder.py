@@ -28,7 +28,7 @@ from kubeproxy.model import (
 from kubeproxy.model.snapshot import DataPath, SlotUse
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
-from kubeproxy.proxier.data_path import Ejected, Wanted, why_userspace
+from kubeproxy.proxier.data_path_choice import Ejected, Wanted, why_userspace
 from kubeproxy.proxier.hairpins import Hairpins
 from kubeproxy.proxier.kernel_slots import client_hash, slots_of
 from kubeproxy.proxier.node import Preserve

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kubeproxy.model import Address, Family, Protocol, Scheduler, Target
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy
+from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy
 from kubeproxy.proxier.local_pods import Leaving
 from kubeproxy.proxier.node import UNKNOWN_NODE, NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from kubeproxy.model import Frontend, FrontendName, ServiceName, Target
-from kubeproxy.proxier.expiries import Expiries
+from kubeproxy.proxier.resolution_times import Expiries
 
 STEPS: Final = 10
 """The number of steps until an endpoint has its whole share. The first step is made at once."""

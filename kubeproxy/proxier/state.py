@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from kubeproxy.model import NODE_PORTS, Destination, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.proxier.availability import Availability
-from kubeproxy.proxier.data_path import Ejected
+from kubeproxy.proxier.data_path_choice import Ejected
 from kubeproxy.proxier.listeners import Listeners, Step
 from kubeproxy.proxier.port_allocator import Ports
 from kubeproxy.proxier.port_claims import NodePortClaims

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.cli import daemon_client
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.observability.status.document import State

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kubeproxy.controllers.drains.timeouts import USE_TIMEOUT
+from kubeproxy.controllers.proxy_requests.timeouts import USE_TIMEOUT
 from kubeproxy.controllers.readiness import controller
 from kubeproxy.controllers.readiness.gates import GATE, SETTLE_S
 from kubeproxy.kubernetes import timestamps

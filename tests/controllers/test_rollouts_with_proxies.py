@@ -12,9 +12,9 @@ import pytest
 
 from kubeproxy.commands.rollout.command import Rollout
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
-from kubeproxy.controllers.drains.deployment_drains import COST, MARK, REST_S
-from kubeproxy.controllers.drains.requests import LIFETIME_S
-from kubeproxy.controllers.drains.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
+from kubeproxy.controllers.proxy_requests.deployment_drains import COST, MARK, REST_S
+from kubeproxy.controllers.proxy_requests.requests import LIFETIME_S
+from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Unreachable

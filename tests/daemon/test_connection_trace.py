@@ -34,7 +34,7 @@ from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus, FrontendStatus, NamedCounters, Standing
 from kubeproxy.observability.status.trace_report import Outcome, TraceReport, TraceRequest, WorkerPreview, lines
 from kubeproxy.proxier import NodeFacts
-from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from tests.observability.status.observation import rescue_state
 from tests.proxier.builders import endpoint_slice, service
 from tests.proxier.fake_node import SOURCE, Node

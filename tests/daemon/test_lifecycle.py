@@ -14,7 +14,7 @@ import pytest
 
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.lifecycle import Daemon
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.signals import Signals

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kubeproxy.model import Balancing, Endpoint, EndpointSlice, Frontend, Scheduler, Service, parse_address, seed_of
-from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from kubeproxy.proxier.frontends import resolve
 from kubeproxy.proxier.plan import endpoints_of
 from kubeproxy.proxier.resolver import Resolver

@@ -18,7 +18,7 @@ from kubeproxy.model import (
     Verdict,
 )
 from kubeproxy.netfilter.ruleset import DirectLink, ProxyPort, RuleSet
-from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts, Preserve
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import ProxierSettings

@@ -11,7 +11,7 @@ import pytest
 from kubeproxy.dataplane.messages import Join, Listen, Message, Tune
 from kubeproxy.model import Address, Family, FrontendName, Protocol, Service, ServicePort, ServicePortName
 from kubeproxy.netfilter.packet_simulation import Fate, trace
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, Wanted
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.port_allocator import PortRange
 from kubeproxy.proxier.port_system_calls import PortSystemCalls

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kubeproxy.model import Address, Destination, Frontend, FrontendName, Origin, Protocol, Target
 from kubeproxy.proxier.slot_budget import SLOTS_MAX, SlotBudget
 from tests.proxier.builders import frontend_name
-from tests.proxier.test_data_path import frontend
+from tests.proxier.test_data_path_choice import frontend
 
 
 def large(name: str, addresses: int, endpoints: int, *, namespace: str = "default") -> Frontend:

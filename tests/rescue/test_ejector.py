@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from kubeproxy.dataplane.messages import MarkEndpoint
 from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePortName, Target
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.data_path import Ejected
+from kubeproxy.proxier.data_path_choice import Ejected
 from kubeproxy.rescue import ejector as ejector_module
 from kubeproxy.rescue.ejector import NAMED_MAX, NAMED_S, Ejector
 from kubeproxy.rescue.kernel_path_ejections import Endpoint

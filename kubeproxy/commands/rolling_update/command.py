@@ -15,7 +15,7 @@ from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.commands.rolling_update.update import Planned, RollingUpdate
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
+from kubeproxy.controllers.proxy_requests.proxy_drain import ProxyDrain
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import Access
 from kubeproxy.kubernetes.client.errors import ApiError

@@ -19,10 +19,10 @@ from kubeproxy.commands.rolling_update.progress_output import ProgressOutput
 from kubeproxy.commands.rolling_update.requests import ControllerRequests
 from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
-from kubeproxy.controllers.drains.reports import PodDrain
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_ready
+from kubeproxy.controllers.proxy_requests.proxy_drain import ProxyDrain
+from kubeproxy.controllers.proxy_requests.reports import PodDrain
 from kubeproxy.kubernetes.client.errors import ApiError
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"

@@ -19,9 +19,9 @@ from kubeproxy.controllers.deployments.drain_plan import options_of
 from kubeproxy.controllers.deployments.explain import explain
 from kubeproxy.controllers.deployments.explain_proxies import ProxyWait, proxy_wait
 from kubeproxy.controllers.deployments.rollout_status import DeadlineExceededError, status_line
-from kubeproxy.controllers.drains.deployment_drains import owner_of
-from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
 from kubeproxy.controllers.informers import deployment_client, deployment_informer, pod_client, replica_set_client
+from kubeproxy.controllers.proxy_requests.deployment_drains import owner_of
+from kubeproxy.controllers.proxy_requests.proxy_drain import ProxyDrain
 from kubeproxy.controllers.template import without_hash
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client

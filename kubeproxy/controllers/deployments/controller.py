@@ -15,9 +15,9 @@ from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.controllers.deployments.drain_sync import LOOK_S
 from kubeproxy.controllers.deployments.sync import DeploymentSync, Surroundings
 from kubeproxy.controllers.deployments.writes import API_VERSION, KIND, DeploymentWrites
-from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains
 from kubeproxy.controllers.event_sink import EventSink
 from kubeproxy.controllers.informers import Informers, deployment_client, pod_client, replica_set_client
+from kubeproxy.controllers.proxy_requests.deployment_drains import DeploymentDrains
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference

@@ -21,10 +21,10 @@ import msgspec
 from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import rolling_update
 from kubeproxy.controllers.deployments.rolling_update import Scale
-from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.drains.timeouts import DRAIN_S, DRAIN_TIMEOUT, USE_S, USE_TIMEOUT, seconds_in
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_available, is_ready, ready_since
+from kubeproxy.controllers.proxy_requests.reports import PodDrain
+from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_S, DRAIN_TIMEOUT, USE_S, USE_TIMEOUT, seconds_in
 
 OPT_IN: Final = "kubeproxy/drain"
 """The annotation of a Deployment whose rollouts wait for the node proxies. Its value is ``true``."""

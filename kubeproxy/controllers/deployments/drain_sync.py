@@ -27,9 +27,9 @@ from kubeproxy.controllers.deployments.drain_plan import (
 from kubeproxy.controllers.deployments.revisions import active
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites
-from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains, owner_of
-from kubeproxy.controllers.drains.reports import PodDrain, Reports, number_and_names
 from kubeproxy.controllers.pod_state import is_active
+from kubeproxy.controllers.proxy_requests.deployment_drains import DeploymentDrains, owner_of
+from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, number_and_names
 from kubeproxy.kubernetes import timestamps
 
 FOLLOWED: Final = "ProxiesFollowed"

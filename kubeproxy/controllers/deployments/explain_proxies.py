@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.deployments.drain_plan import DrainOptions, is_marked
 from kubeproxy.controllers.deployments.rollout_status import Waiting
-from kubeproxy.controllers.drains.reports import PodDrain, number_and_names
-from kubeproxy.controllers.drains.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
+from kubeproxy.controllers.proxy_requests.reports import PodDrain, number_and_names
+from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)

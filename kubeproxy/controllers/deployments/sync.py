@@ -19,9 +19,9 @@ from kubeproxy.controllers.deployments import status as deployment_status
 from kubeproxy.controllers.deployments.drain_sync import DrainStep, marked_pods, with_proxies
 from kubeproxy.controllers.deployments.rolling_update import Scale
 from kubeproxy.controllers.deployments.writes import DeploymentWrites, replica_set_name
-from kubeproxy.controllers.drains.deployment_drains import DeploymentDrains, owner_of
-from kubeproxy.controllers.drains.node_proxies import NotAskedError
 from kubeproxy.controllers.pod_state import TERMINAL
+from kubeproxy.controllers.proxy_requests.deployment_drains import DeploymentDrains, owner_of
+from kubeproxy.controllers.proxy_requests.node_proxies import NotAskedError
 from kubeproxy.controllers.surge import new_replica_set_size
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
 from kubeproxy.kubernetes.metadata import controller_of, key_of

@@ -14,11 +14,11 @@ import structlog
 
 from kubeproxy.controllers import event_sink
 from kubeproxy.controllers.api_types import Pod, Service
-from kubeproxy.controllers.drains.node_proxies import SOON_S, NodeProxies, NotAskedError
-from kubeproxy.controllers.drains.reports import NOTHING, Reports
-from kubeproxy.controllers.drains.requests import Wish, addresses_for, is_node_local, name_of, requests_of
 from kubeproxy.controllers.event_sink import EventSink, EventType, Involved
 from kubeproxy.controllers.informers import Informers, pod_client
+from kubeproxy.controllers.proxy_requests.node_proxies import SOON_S, NodeProxies, NotAskedError
+from kubeproxy.controllers.proxy_requests.reports import NOTHING, Reports
+from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, is_node_local, name_of, requests_of
 from kubeproxy.controllers.readiness import gates
 from kubeproxy.controllers.readiness.gates import Answers, Verdict
 from kubeproxy.kubernetes.client.errors import ApiError

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from kubeproxy.controllers import event_sink
 from kubeproxy.controllers.api_types import Pod, PodCondition
-from kubeproxy.controllers.drains.reports import PodDrain, Reports, number_and_names
-from kubeproxy.controllers.drains.timeouts import USE_S, USE_TIMEOUT, seconds_in
 from kubeproxy.controllers.pod_state import condition_of, is_active, is_ready, ready_since
+from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, number_and_names
+from kubeproxy.controllers.proxy_requests.timeouts import USE_S, USE_TIMEOUT, seconds_in
 from kubeproxy.kubernetes import timestamps
 
 GATE: Final = "kubeproxy/in-use"

@@ -23,7 +23,7 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.messages import Binding, Join, Listen, RestoreBindings, SetEndpoints
 from kubeproxy.dataplane.sockets.fd_calls import BACKLOG
 from kubeproxy.dataplane.sockets.port_reservation import ReservedPort, stop_listening
-from kubeproxy.dataplane.sockets.reuseport import attach, place, program
+from kubeproxy.dataplane.sockets.reuseport_program import attach, place, program
 from kubeproxy.model import Protocol, family_of
 
 _Begin = TypeVar("_Begin", bound=Listen | Join)

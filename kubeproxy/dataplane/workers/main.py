@@ -27,9 +27,9 @@ from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.messages import Listen, Message, Tune
 from kubeproxy.dataplane.tcp.flow import send_backlogs
-from kubeproxy.dataplane.workers.adopter import Adopter
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.mover import Mover
+from kubeproxy.dataplane.workers.move_receiver import Adopter
+from kubeproxy.dataplane.workers.move_sender import Mover
 from kubeproxy.dataplane.workers.orphan import Marker, Orphan
 from kubeproxy.dataplane.workers.protocol import (
     Adopt,

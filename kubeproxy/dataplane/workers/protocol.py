@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kubeproxy.dataplane.interface import BalancePreview, Counters, EjectedEndpoint, Ended, WorkerStatus
 from kubeproxy.dataplane.messages import Message, RestoreBindings
-from kubeproxy.dataplane.workers.moving import Load, Receipt
+from kubeproxy.dataplane.workers.move_protocol import Load, Receipt
 from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.model.errors import KubeproxyError
 

@@ -18,8 +18,8 @@ PROTOCOL: Final = 2
 """The version. Raise it when a message that is not frozen changes its meaning or its fields, or when the order of
 messages changes. `RestoreBindings` and its fields are part of a message."""
 MOVES: Final = 2
-"""The version of everything that moves with a connection (`moving`), and of `Show` and `Move`. Raise it when one of
-them, `ConnectionState` or `SessionState` changes its meaning. A field with a default may be added at the end without
+"""The version of everything that moves with a connection (`move_protocol`), and of `Show` and `Move`. Raise it when one
+of them, `ConnectionState` or `SessionState` changes its meaning. A field with a default may be added at the end without
 that: both sides ignore fields that they do not know."""
 MOVES_SINCE: Final = MOVES
 """The oldest version of `MOVES` that this program still speaks. Two workers use the newest version that both speak.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 
 SETTINGS = Path("/proc/sys/net/netfilter")
 STATISTICS = Path("/proc/net/stat/nf_conntrack")

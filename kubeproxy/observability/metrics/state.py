@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.model import Family, Scope
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.snapshot import Snapshot
 from kubeproxy.observability.health import Reason

@@ -18,7 +18,7 @@ from kubeproxy.sources.manifests.inventory import Inventory
 from kubeproxy.sources.manifests.known_fields import KINDS, nearest
 from kubeproxy.sources.manifests.objects import ObjectKind, Terms
 from kubeproxy.sources.manifests.reader import NO_MEMORY, STDIN, STDIN_ORIGIN
-from kubeproxy.sources.manifests.references import Defined, Where, warnings
+from kubeproxy.sources.manifests.reference_check import Defined, Where, warnings
 
 _SERVICE_NAME = "kubernetes.io/service-name"
 

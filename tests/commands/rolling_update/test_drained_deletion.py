@@ -11,7 +11,7 @@ import pytest
 from kubeproxy.commands.rolling_update import drained_deletion
 from kubeproxy.commands.rolling_update.drained_deletion import DELETION_COST, FIRST_TO_GO
 from kubeproxy.controllers.api_types import Pod
-from kubeproxy.controllers.drains.reports import PodDrain
+from kubeproxy.controllers.proxy_requests.reports import PodDrain
 from kubeproxy.kubernetes.client.errors import Unreachable
 from tests.commands.rolling_update.stage import Killed, Promises, Rest, Stage, play
 from tests.controllers.api import Write

@@ -23,9 +23,9 @@ from kubeproxy.controllers.deployments.drain_plan import (
     plan,
     victims,
 )
-from kubeproxy.controllers.drains.reports import PodDrain
-from kubeproxy.controllers.drains.timeouts import DRAIN_TIMEOUT
 from kubeproxy.controllers.pod_state import is_ready
+from kubeproxy.controllers.proxy_requests.reports import PodDrain
+from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_TIMEOUT
 from kubeproxy.kubernetes import timestamps
 from tests.controllers import builders
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.controllers.drains.timeouts import USE_TIMEOUT
+from kubeproxy.controllers.proxy_requests.timeouts import USE_TIMEOUT
 from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client

@@ -22,7 +22,7 @@ from kubeproxy.daemon.takeover.instances import is_marker
 from kubeproxy.daemon.takeover.protocol import HELLOS, receive_first, send_first
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.moving import Load, Receipt
+from kubeproxy.dataplane.workers.move_protocol import Load, Receipt
 from kubeproxy.dataplane.workers.takeover_messages import (
     FROM_ORPHANS,
     MOVES,

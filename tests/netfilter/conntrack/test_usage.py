@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.netfilter.conntrack.usage import look
 from tests.support.lab import Host
 

@@ -13,7 +13,7 @@ from kubeproxy.model import (
     ServiceName,
     Target,
 )
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.model.manifests import ManifestState
 from kubeproxy.model.rescue import Ejection
 from kubeproxy.model.snapshot import SlotUse

@@ -13,8 +13,8 @@ import pytest
 
 from kubeproxy.cli.controller_manager import controller_manager, enabled, settings_of
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
-from kubeproxy.controllers.drains.timeouts import USE_TIMEOUT
 from kubeproxy.controllers.manager.manager import READINESS_LEASE
+from kubeproxy.controllers.proxy_requests.timeouts import USE_TIMEOUT
 from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.kubernetes.delegated_access import DelegatedAccess
 from kubeproxy.kubernetes.object_client import STRATEGIC

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kubeproxy.daemon.kernel_traffic import FRESH_S
+from kubeproxy.daemon.kernel_path_counters import FRESH_S
 from tests.support.lab import Daemon, Network
 from tests.support.lab.daemon import METRICS
 from tests.system.e2e.full_services import CLIENT, V4

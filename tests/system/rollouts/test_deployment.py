@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.controllers.drains.deployment_drains import MARK
+from kubeproxy.controllers.proxy_requests.deployment_drains import MARK
 from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.model import Address
 from kubeproxy.model.drain_report import REPORT, REPORT_BYTES

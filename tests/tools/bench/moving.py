@@ -28,7 +28,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from tests.dataplane.workers.test_mover import Move
+from tests.dataplane.workers.test_move_sender import Move
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e.stage import QUICK, VIP, make_stage, until
 from tests.tools.bench.starting import cpu_s

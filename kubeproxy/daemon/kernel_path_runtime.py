@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.control_plane import ControlPlane
-from kubeproxy.daemon.data_plane import AnyDataPlane
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.flow_accounting import FlowAccounting
-from kubeproxy.daemon.kernel_side import KernelSide
-from kubeproxy.daemon.kernel_traffic import KernelTraffic
+from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_path_counters import KernelTraffic
 from kubeproxy.daemon.ownership import Ownership
-from kubeproxy.daemon.process import Process, on_crash
+from kubeproxy.daemon.process_start import Process, on_crash
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.settings import conntrack_limits
-from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.tasks import TaskSet
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kubeproxy.dataplane.sockets.reuseport import attach, place, program
+from kubeproxy.dataplane.sockets.reuseport_program import attach, place, program
 from kubeproxy.dataplane.sockets.udp_options import SO_RCVBUFFORCE
 from kubeproxy.model import Family
 from tests.support.lab import Host

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model import ServiceName
-from kubeproxy.proxier.expiries import Expiries
+from kubeproxy.proxier.resolution_times import Expiries
 
 NAMES = [ServiceName("shop", f"s{number}") for number in range(5)]
 

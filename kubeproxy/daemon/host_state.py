@@ -13,7 +13,7 @@ from kubeproxy.daemon.node_facts import node_facts, node_of
 from kubeproxy.dataplane.sockets.loop_prevention import why_not_marked
 from kubeproxy.dataplane.sockets.transparent_dial import why_not
 from kubeproxy.model import Address, Family
-from kubeproxy.model.conntrack import ConntrackRoom
+from kubeproxy.model.conntrack_usage import ConntrackRoom
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.netfilter.conntrack import usage
 from kubeproxy.netfilter.direct_links import bridged_families

@@ -10,10 +10,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from kubeproxy.controllers.api_types import Lease, Pod, Service
-from kubeproxy.controllers.drains.proxy_drain import request_patch
-from kubeproxy.controllers.drains.reports import PodDrain, Reports, changed_namespaces, is_live, report_of, reports_of
-from kubeproxy.controllers.drains.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.controllers.informers import Informers, service_client
+from kubeproxy.controllers.proxy_requests.proxy_drain import request_patch
+from kubeproxy.controllers.proxy_requests.reports import (
+    PodDrain,
+    Reports,
+    changed_namespaces,
+    is_live,
+    report_of,
+    reports_of,
+)
+from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.kubernetes.client.errors import ApiError, Unauthorized
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache

@@ -1,4 +1,4 @@
-"""`kubeproxy.daemon.data_paths`: the policy that follows from configuration, kernel and rescue."""
+"""`kubeproxy.daemon.data_path_policy`: the policy that follows from configuration, kernel and rescue."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.data_paths import DataPaths
-from kubeproxy.proxier.data_path import DataPathPolicy, Wanted
+from kubeproxy.daemon.data_path_policy import DataPaths
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from tests.support.doubles.netfilter import FakeNetfilter
 
 

@@ -20,15 +20,15 @@ from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import Reactor
 from kubeproxy.dataplane.messages import SetEndpoints, Tune
-from kubeproxy.dataplane.sockets.reuseport import place
+from kubeproxy.dataplane.sockets.reuseport_program import place
 from kubeproxy.dataplane.tcp.connection import Connection
 from kubeproxy.dataplane.tcp.connection_state import ConnectionState, FlowState
 from kubeproxy.dataplane.tcp.flow import send_backlogs
-from kubeproxy.dataplane.workers import mover as mover_module
-from kubeproxy.dataplane.workers.adopter import Adopter
+from kubeproxy.dataplane.workers import move_sender as mover_module
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.mover import Mover
-from kubeproxy.dataplane.workers.moving import Load, Receipt
+from kubeproxy.dataplane.workers.move_protocol import Load, Receipt
+from kubeproxy.dataplane.workers.move_receiver import Adopter
+from kubeproxy.dataplane.workers.move_sender import Mover
 from kubeproxy.model import Address, Target
 from tests.dataplane.conftest import (
     Bench,

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from kubeproxy.dataplane.engine import Engine, Frozen, Movable
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
-from kubeproxy.dataplane.sockets.reuseport import place
+from kubeproxy.dataplane.sockets.reuseport_program import place
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.moving import LOAD_BYTES, LOAD_DESCRIPTORS, Load, Receipt
+from kubeproxy.dataplane.workers.move_protocol import LOAD_BYTES, LOAD_DESCRIPTORS, Load, Receipt
 from kubeproxy.dataplane.workers.protocol import GarbledError
 
 LOOK_S = 0.05

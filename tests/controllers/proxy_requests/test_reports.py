@@ -10,7 +10,7 @@ import pytest
 from kubeproxy.controllers.api_types import Lease, Pod
 from kubeproxy.controllers.deployments.drain_plan import DrainOptions
 from kubeproxy.controllers.deployments.explain_proxies import proxy_wait
-from kubeproxy.controllers.drains.reports import Reports, changed_namespaces, live_reports
+from kubeproxy.controllers.proxy_requests.reports import Reports, changed_namespaces, live_reports
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.model.drain_report import REPORT, NodeReport, ServiceReport, decode_report, encode_report

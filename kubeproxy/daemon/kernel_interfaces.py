@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import structlog
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.data_paths import DataPaths
-from kubeproxy.daemon.data_plane import AnyDataPlane
-from kubeproxy.daemon.host_facts import HostFacts
-from kubeproxy.daemon.process import Process
+from kubeproxy.daemon.data_path_policy import DataPaths
+from kubeproxy.daemon.data_plane_choice import AnyDataPlane
+from kubeproxy.daemon.host_state import HostFacts
+from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.settings import tune
 from kubeproxy.netfilter.conntrack.delete_flows import KernelConntrack
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.host_facts import LEFTOVERS_LOOK, HostFacts
+from kubeproxy.daemon.host_state import LEFTOVERS_LOOK, HostFacts
 from kubeproxy.netfilter import kube_proxy_rules
 from kubeproxy.observability.health import Reason
 from kubeproxy.proxier.tracker import Tracker

@@ -13,7 +13,7 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.direct_links import bridged_families
 from kubeproxy.netfilter.interface import Feature, Netfilter
 from kubeproxy.netfilter.ip_forwarding import forwarded_families
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Wanted
+from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, Wanted
 from kubeproxy.proxier.slot_budget import SLOT_BYTES
 
 log = structlog.get_logger(__name__)

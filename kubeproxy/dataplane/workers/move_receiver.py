@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from kubeproxy.dataplane.engine import Engine, Frozen, State
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
 from kubeproxy.dataplane.workers.channel import Channel
-from kubeproxy.dataplane.workers.moving import Load, Receipt
+from kubeproxy.dataplane.workers.move_protocol import Load, Receipt
 from kubeproxy.dataplane.workers.protocol import GarbledError
 
 

@@ -33,7 +33,7 @@ from kubeproxy.model.maglev import place_of
 from kubeproxy.model.snapshot import DataPath, SlotUse
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet
-from kubeproxy.proxier.data_path import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
+from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import ProxierSettings

@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 from kubeproxy.controllers.api_types import Pod, Service
-from kubeproxy.controllers.drains.reports import PodDrain, Reports, live_reports
-from kubeproxy.controllers.drains.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.controllers.informers import lease_client, service_client
+from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, live_reports
+from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.object_client import Requests, is_conflict, is_not_found

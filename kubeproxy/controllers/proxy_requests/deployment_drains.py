@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from kubeproxy.controllers.api_types import Deployment, Pod
-from kubeproxy.controllers.drains.node_proxies import SOON_S, FailingWrites, NodeProxies
 from kubeproxy.controllers.informers import Informers
+from kubeproxy.controllers.proxy_requests.node_proxies import SOON_S, FailingWrites, NodeProxies
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.metadata import key_of

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from kubeproxy.controllers.api_types import Pod, Service
-from kubeproxy.controllers.drains.proxy_drain import ProxyDrain
-from kubeproxy.controllers.drains.requests import LIFETIME_S, Wish, addresses_for, merged, selects
+from kubeproxy.controllers.proxy_requests.proxy_drain import ProxyDrain
+from kubeproxy.controllers.proxy_requests.requests import LIFETIME_S, Wish, addresses_for, merged, selects
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.status import status_error

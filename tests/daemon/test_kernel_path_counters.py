@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from kubeproxy.daemon.flow_accounting import FlowCounts
-from kubeproxy.daemon.kernel_traffic import FRESH_S, KernelTraffic
+from kubeproxy.daemon.kernel_path_counters import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Address, Destination, FrontendName, Protocol, Traffic
 from kubeproxy.model.errors import KernelError
