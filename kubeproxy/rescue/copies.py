@@ -1,9 +1,9 @@
-"""The SYNs of the last seconds, so that they can be sent again.
+"""Keeps the SYNs of the last seconds, so that they can be sent again.
 
-Almost no SYN is ever needed. So what the kernel sends is kept as it came, in segments of a tenth of a second. A lookup
-reads segments from the latest one back, and no further than to the SYN that it needs. What it has read stays indexed.
-It reads only a few segments; of older ones it only searches the bytes. So a lookup that finds nothing does not stop the
-process for long, and many lookups together read everything once.
+Few SYNs are ever needed. So messages of the kernel are stored as they are, in segments of about a tenth of a second,
+and are parsed only by a lookup. A lookup starts with the newest segment and stops at the SYN that it needs. It parses
+at most a few segments; in older segments it only searches for the bytes of the SYN. Parsed segments stay indexed. So a
+failed lookup does not block the process for long, and many lookups together parse each segment once.
 
 The copies are bounded in number, bytes and age, and never logged.
 """
@@ -20,24 +20,25 @@ from kubeproxy.rescue.packets import Side, Syn, parse
 KEEP_S: Final = 2.0
 """How long a copy is kept. A silent endpoint is found within 0.4 s, and after 1 s the client sends another SYN."""
 COPIES_MAX: Final = 16_384
-"""How many copies are kept; beyond it the oldest segment is dropped. A copy takes some 150 bytes as it comes, and 600
-once it has been read."""
+"""How many copies are kept; beyond that number the oldest segment is dropped. A copy takes some 150 bytes as received,
+and 600 once it has been parsed."""
 BYTES_MAX: Final = 8 << 20
-"""How many bytes of messages are kept in all, because SYNs with data are longer."""
+"""How many bytes of messages are kept in total. The number of copies alone is no limit, because SYNs with data are
+longer."""
 SEGMENT_S: Final = 0.1
 SEGMENT_COPIES: Final = 256
-"""How many copies a segment contains, and so how many a lookup may read beyond the one that it needs. That is about two
-milliseconds of work."""
+"""How many copies a segment contains, and so how many a lookup may parse beyond the one that it needs. Parsing a
+segment takes about two milliseconds."""
 SEGMENTS_AT_ONCE: Final = 4
-"""How many segments a lookup reads without a sign that they contain the connection. Beyond that number, the bytes are
-searched first: they show a SYN unless it has data, or IPv4 options."""
+"""How many segments a lookup parses at once. In further segments it first searches the bytes for the connection, which
+finds the SYN unless the SYN has data or IPv4 options."""
 RETRANSMITTED_S: Final = 0.5
-"""A SYN that comes again this long after the last attempt is the client's own retransmission, so its attempts count
-anew. Clients repeat it after a second."""
+"""If a SYN arrives this long after the last attempt to send it again, it is the client's own retransmission (after a
+second), and its attempts are counted from 0."""
 
 
 class Connection(NamedTuple):
-    """A client's connection, with the addresses to which the client began it."""
+    """A client's connection: the client, and the service address to which the client sent its SYN."""
 
     client: Side
     service: Side
@@ -49,20 +50,20 @@ class Copy:
 
     syn: Syn
     link: int
-    """The number of the interface by which the SYN came. 0 means that it is this host's own."""
+    """The number of the interface on which the SYN arrived, or 0 if it is from this host."""
     at: float
-    """When the SYN came."""
+    """When the SYN arrived."""
     attempts: int = 0
     tried_at: float = float("-inf")
 
     @property
     def key(self) -> tuple[Side, Side, int]:
-        """Return what distinguishes the SYN from all others."""
+        """Return the key that identifies the SYN: client, service address and sequence number."""
         return (self.syn.client, self.syn.service, self.syn.sequence)
 
 
 class _Segment:
-    """Copies that came one after another."""
+    """Copies that arrived one after another, parsed only when they are needed."""
 
     def __init__(self, now: float) -> None:
         self.began = self.ended = now
@@ -72,22 +73,22 @@ class _Segment:
 
     @property
     def read(self) -> bool:
-        """Return whether all copies that have come are indexed."""
+        """Return whether all copies of the segment are parsed and indexed."""
         return not self._unread
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Keep what one read of the NFLOG socket returned: `count` copies."""
+        """Store the result of one read from the NFLOG socket, which has `count` copies."""
         self._unread.append((data, now))
         self.count += count
         self.size += len(data)
         self.ended = now
 
     def may_have(self, sign: bytes) -> bool:
-        """Return whether these bytes occur in what has not been read."""
+        """Return whether these bytes occur in the copies that are not parsed yet."""
         return any(sign in data for data, _ in self._unread)
 
     def latest_of(self, key: Connection) -> Copy | None:
-        """Return the latest copy of a connection."""
+        """Return the latest copy of a connection, or None if the segment has none."""
         self._read()
         return self._by_connection.get(key)
 
@@ -108,7 +109,8 @@ class Copies:
     def __init__(self) -> None:
         self._segments: deque[_Segment] = deque()
         self._count = self._bytes = 0
-        # Every copy that was looked up, the earliest first, so that its attempts are counted together.
+        # All copies that were looked up, the oldest first. A later copy of the same SYN takes its number of attempts
+        # from here.
         self._tried: dict[tuple[Side, Side, int], Copy] = {}
 
     def __len__(self) -> int:
@@ -116,11 +118,11 @@ class Copies:
 
     @property
     def unread(self) -> int:
-        """Return the number of segments that no lookup has reached."""
+        """Return the number of segments in which no lookup has parsed anything."""
         return sum(not segment.read for segment in self._segments)
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Keep the copies of one read from the NFLOG socket, with their number."""
+        """Store the result of one read from the NFLOG socket, which has `count` copies."""
         latest = self._segments[-1] if self._segments else None
         if latest is None or latest.count >= SEGMENT_COPIES or now - latest.began >= SEGMENT_S:
             latest = _Segment(now)
@@ -131,7 +133,7 @@ class Copies:
         self.forget(now)
 
     def of(self, client: Side, service: Side) -> Copy | None:
-        """Return the copy of a connection's SYN, to send it again."""
+        """Return the copy of a connection's SYN, or None if there is none."""
         found = self._find(Connection(client, service))
         return self._resolved(found) if found is not None else None
 
@@ -157,7 +159,7 @@ class Copies:
 
     def _find(self, key: Connection) -> Copy | None:
         client, service = key
-        # The bytes of the packet, unless it has IPv4 options.
+        # These bytes are in the SYN as they are, unless it has IPv4 options.
         sign = client.address + service.address + client.port.to_bytes(2, "big") + service.port.to_bytes(2, "big")
         to_read = SEGMENTS_AT_ONCE
         for segment in reversed(self._segments):
@@ -170,7 +172,8 @@ class Copies:
         return None
 
     def _resolved(self, found: Copy) -> Copy:
-        """Return the copy that has the number of attempts. An echo of our own attempt has none itself."""
+        """Return the copy that has the number of attempts: the earlier one, if this is a copy of a SYN that we sent
+        again."""
         tried = self._tried.get(found.key)
         if tried is not None:
             if found.at - max(tried.at, tried.tried_at) < RETRANSMITTED_S:

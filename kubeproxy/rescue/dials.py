@@ -1,6 +1,6 @@
-"""The dials of endpoints that have failed, which confirm a failure, or find out that an ejected endpoint works again.
+"""Dials endpoints that have failed, to confirm a failure, or to find out whether an ejected endpoint works again.
 
-A dial of a silent endpoint takes most of a second, and only a few run at a time. So tenants take turns.
+A dial of a silent endpoint takes most of a second, and only a few dials run at a time. So tenants take turns.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from kubeproxy.runtime.tasks import TaskSet
 DIALS_MAX: Final = 64
 """How many dials run at once."""
 REFUSED_AGAIN_S: Final = 0.25
-"""For how long an endpoint that a dial has just reached is not dialed again because of a client's failure."""
+"""For how long after a successful dial the failure of a client does not cause another dial of the same endpoint."""
 REACHED_MAX: Final = 16_384
-"""For how many endpoints the last dial is remembered. It is more than the rules can report while a dial counts."""
+"""For how many endpoints the last successful dial is remembered. The rules cannot report more endpoints within
+`REFUSED_AGAIN_S`."""
 _TCP: Final = Protocol.TCP
 
 
@@ -36,18 +37,18 @@ class Dials:
     """The dials of one guardian."""
 
     def __init__(self, ejector: Ejector, tasks: TaskSet, *, on_answered: Callable[[Target, float], None]) -> None:
-        """`on_answered` is called with an endpoint that a dial has reached, and the seconds that it took."""
+        """`on_answered` is called with an endpoint that a dial has reached, and the seconds that the dial took."""
         self._ejector = ejector
         self._tasks = tasks
         self._on_answered = on_answered
         self._dialing: dict[Target, Tenants] = {}
         self._unconfirmed: dict[Target, _Unconfirmed] = {}
-        """The endpoints that have failed a client, or lost a route, and wait for a dial, the oldest first."""
+        """The endpoints that have failed a client or lost a route and wait for a dial, the oldest first."""
         self._reached: dict[Target, float] = {}
         """When a dial has last reached an endpoint, the oldest first."""
 
     def reached_at(self, target: Target) -> float:
-        """Return when a dial has last reached an endpoint."""
+        """Return when a dial last reached an endpoint, in monotonic seconds."""
         return self._reached.get(target, float("-inf"))
 
     @property
@@ -58,7 +59,7 @@ class Dials:
     def confirm(self, failed: Iterable[Target], reason: Reason, *, anew: bool = False) -> None:
         """Dial endpoints that may have failed, as soon as there is room, and eject those that do not answer.
 
-        With `anew`, a dial that has just ended, or is in progress, proves nothing about this failure, and the failure
+        With `anew`, ignore a dial that has just ended or is in progress. It proves nothing about this failure, which
         will not be reported again.
         """
         now = asyncio.get_running_loop().time()
@@ -114,8 +115,8 @@ class Dials:
             if len(self._reached) > REACHED_MAX:
                 del self._reached[next(iter(self._reached))]
             self._on_answered(target, outcome.took_s)
-        # Many endpoints wait only if dials take long, and then each look of the guardian finds some dials that have
-        # ended.
+        # A queue forms only if dials take long. Then each check of the guardian finds some dials that have ended, and
+        # starts the next ones.
         if len(self._dialing) <= DIALS_MAX // 2:
             self.next()
         return outcome

@@ -1,7 +1,7 @@
-"""Keeps the endpoints' states on both data paths, and the rules that follow from them.
+"""Keeps the state of each endpoint on both data paths, and has the rules follow it.
 
-An endpoint that a worker's dial has ejected on the userspace path is ejected here, too: an endpoint has one state,
-whichever process has noticed a failure.
+If a worker's dial has ejected an endpoint on the userspace path, the endpoint is ejected here, too: an endpoint has one
+state, whichever process noticed the failure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kubeproxy.runtime.few_by_name import FewByName
 log = structlog.get_logger(__name__)
 
 NAMED_MAX, NAMED_S = 10, 5.0
-"""How many ejections, and how many ends of them, are logged by name in this many seconds. The others are counted, so
-that the log stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
+"""The number of ejections, and of their ends, that are logged by name per this many seconds. Further ones are only
+counted, so that the log stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
 SILENT = ("silent", "timeout")
-"""The reasons of endpoints that have not answered: the guardian's reason and the workers'."""
+"""The reasons that mean that an endpoint has not answered: the guardian's word and the workers' word."""
 
 
 class Frontends(Interface):
@@ -37,24 +37,26 @@ class Frontends(Interface):
 
     @property
     def in_force(self) -> RuleSet | None:
-        """Return the rules in force, or None before the first."""
+        """Return the rules in force, or None before the first transaction."""
 
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """Return the frontends of this protocol that have an endpoint."""
 
 
 class Applier(Interface):
-    """Puts ejections into the rules. The value of an endpoint is true if it is silent (`data_path.Ejected`)."""
+    """Puts ejections into the rules. For each endpoint the value says whether the endpoint is silent
+    (`data_path.Ejected`)."""
 
     async def eject(self, ejected: Mapping[tuple[Protocol, Target], bool]) -> None:
-        """Have the kernel lead no new connections to these endpoints, and return when that is in force."""
+        """Remove these endpoints from the kernel's choice for new connections. Return when the kernel has the
+        change."""
 
     def set_ejected(self, ejected: Mapping[tuple[Protocol, Target], bool]) -> None:
-        """Have the kernel lead no new connections to these endpoints, soon."""
+        """Remove these endpoints from the kernel's choice for new connections with the next sync."""
 
 
 class Ejector:
-    """The states of endpoints, and the rules that follow from them."""
+    """Keeps the states of endpoints, and has the rules follow them."""
 
     def __init__(self, frontends: Frontends, proxier: Applier, data_plane: DataPlane) -> None:
         self._frontends = frontends
@@ -62,46 +64,46 @@ class Ejector:
         self._data_plane = data_plane
         self._ejections = KernelPathEjections()
         self._changes = self._applied = 0
-        """How many changes of the ejections there were so far, and how many of them the proxier has put in force."""
+        """The number of changes of ejections so far, and the number of those that are in force."""
         self._applying = asyncio.Lock()
         self._ejected_log, self._back_log, self._removed_log = (
             FewByName(at_most=NAMED_MAX, interval_s=NAMED_S) for _ in range(3)
         )
         self.totals: dict[tuple[str, str], int] = {}
-        """The number of ejections so far, by reason and by the part that has noticed the failure."""
+        """The number of ejections so far, by reason and by the component that noticed the failure."""
 
     @property
     def ejected(self) -> Mapping[Endpoint, Ejection]:
         return self._ejections.ejected
 
     def knows(self, protocol: Protocol, target: Target) -> bool:
-        """Return whether a Service has this endpoint. Other endpoints are left alone."""
+        """Return whether any Service has this endpoint. Endpoints without a Service are ignored."""
         return bool(self._frontends.frontends_with(protocol, target))
 
     def translates(self, destination: Destination) -> bool:
-        """Return whether our rules lead this destination to endpoints. Connections that others translate are left
-        alone."""
+        """Return whether our rules send this destination to endpoints. Connections that other programs' rules translate
+        are ignored."""
         rules = self._frontends.in_force
         return rules is not None and rules.spreads_to(destination)
 
     def is_ejected(self, protocol: Protocol, target: Target) -> bool:
-        """Return whether the rules leave an endpoint out."""
+        """Return whether the endpoint is ejected, so that the rules do not use it."""
         return Endpoint(protocol, target) in self._ejections.ejected
 
     async def failed(self, protocol: Protocol, target: Target, reason: str) -> None:
-        """Eject an endpoint, and return when the rules leave it out."""
+        """Eject an endpoint. Return when the rules no longer use it."""
         endpoint = Endpoint(protocol, target)
         if self._eject(endpoint, reason, "rescue"):
             await self._apply()
             await self._mark(endpoint, reason)
 
     async def noticed(self, found: Mapping[Endpoint, str]) -> None:
-        """Eject endpoints that workers have ejected, for these reasons."""
+        """Eject endpoints that workers have ejected. `found` has the reason for each endpoint."""
         if sum(self._eject(endpoint, reason, "worker") for endpoint, reason in found.items()):
             await self._apply()
 
     async def answered(self, protocol: Protocol, target: Target) -> None:
-        """Bring an ejected endpoint back, because a dial has reached it."""
+        """End the ejection of an endpoint that a dial has reached."""
         endpoint = Endpoint(protocol, target)
         found = self._ejections.ejected.get(endpoint)
         if found is not None and self._ejections.answered(endpoint, _now()):
@@ -125,7 +127,7 @@ class Ejector:
         return known
 
     def unanswered(self, protocol: Protocol, target: Target) -> None:
-        """Note that a dial has not reached an ejected endpoint."""
+        """Record that a dial of an ejected endpoint has failed."""
         self._ejections.unanswered(Endpoint(protocol, target), _now())
 
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
@@ -133,14 +135,14 @@ class Ejector:
         return frozenset(name.service_port.namespace for name in self._frontends.frontends_with(protocol, target))
 
     def due(self) -> list[tuple[Protocol, Target, Tenants]]:
-        """Return the ejected endpoints to dial now with their tenants, the longest due first.
+        """Return the ejected endpoints that are due for a dial, each with its tenants, the longest due first.
 
-        Each one is due until it is dialed.
+        An endpoint stays due until it is dialed.
         """
         return [(*endpoint, tenants) for endpoint, tenants in self._ejections.due(_now()).items()]
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
-        """Note that a due endpoint is being dialed now."""
+        """Record that a due endpoint is being dialed now."""
         self._ejections.dialed(Endpoint(protocol, target), _now())
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
@@ -148,7 +150,7 @@ class Ejector:
         rules = self._frontends.in_force
         if rules is None:
             return []
-        # The traffic of a frontend shares one spread.
+        # All addresses of a frontend share one spread, so each spread is looked at once.
         spreads = {(to.protocol, id(spread)): spread for (to, _), spread in rules.spreads.items()}
         lost = among({target.address for it in spreads.values() for target in it.targets}, prefixes)
         found = (
@@ -174,7 +176,7 @@ class Ejector:
             self._proxier.set_ejected(self._pairs())
 
     def log_others(self, now: float) -> None:
-        """Log how many ejections, and ends of them, were not logged by name."""
+        """Log how many ejections, and ends of ejections, were not logged by name."""
         if more := self._ejected_log.others(now):
             log.warning("more endpoints ejected", endpoints=more, remedy="list all with `kubeproxy status`")
         if more := self._back_log.others(now):
@@ -183,7 +185,7 @@ class Ejector:
             log.info("more ejected endpoints removed", endpoints=more)
 
     async def forget_all(self) -> None:
-        """Forget everything."""
+        """Forget all endpoints and their ejections."""
         self._ejections = KernelPathEjections()
         await self._apply()
 
@@ -206,24 +208,24 @@ class Ejector:
         return ejected
 
     async def _mark(self, endpoint: Endpoint, reason: str | None) -> None:
-        """Have the workers leave the endpoint out, too, or use it again."""
+        """Eject the endpoint on the workers for `reason`, too. If `reason` is None, end the ejection there."""
         names = self._frontends.frontends_with(*endpoint)
         try:
             await self._data_plane.send([MarkEndpoint(name, endpoint.target, reason) for name in names])
-        except KubeproxyError as error:  # The workers find out by themselves, by a dial.
+        except KubeproxyError as error:  # The workers find out by their own dials.
             log.info("workers do not know of the endpoint", endpoint=str(endpoint.target), reason=str(error))
 
     async def _apply(self) -> None:
-        """Put all changes so far in force. Changes that come together are one call.
+        """Put all changes so far into force. Changes of the same moment share one call of the proxier.
 
-        So at most one call waits for the proxier, and a change of endpoints never waits for thousands of calls.
+        So at most one call waits for the proxier, and a change of Services never waits behind thousands of such calls.
         """
         self._changes += 1
         mine = self._changes
         async with self._applying:
             if self._applied >= mine:
                 return
-            await asyncio.sleep(0)  # Failures of the same turn join this call.
+            await asyncio.sleep(0)  # Failures that are reported in the same turn of the loop share this call.
             taken = self._changes
             await self._proxier.eject(self._pairs())
             self._applied = taken

@@ -1,7 +1,7 @@
-"""Decides which tenant has the next turn when dials are short, so that no tenant takes the turns of others.
+"""Decides which tenant has the next turn when dials are scarce, so that no tenant can use up the turns of others.
 
-Dials of silent endpoints take most of a second each. If they ran in the order in which they become due, a thousand
-silent endpoints of one tenant would keep the endpoints of all others waiting.
+A dial of a silent endpoint takes most of a second. In the order in which they are due, a thousand silent endpoints of
+one tenant would keep the endpoints of all others waiting.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Tenants = frozenset[str]
-"""The namespaces of the Services that have an endpoint. Any of them may be entitled to its dial."""
+"""The namespaces of the Services that have an endpoint. Each of them may be the one for which the endpoint is
+dialed."""
 
 
 def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: int) -> list[T]:
-    """Return at most `at_most` of those that wait: each time the first of the tenant with the fewest dials in progress.
+    """Return at most `at_most` of the waiting items: repeatedly the first item of the tenant with the fewest dials in
+    progress.
 
-    `busy` has the tenants of each dial in progress. A tenant that lists another's endpoint is charged for it, and the
-    other does not wait longer for it.
+    `busy` has the tenants of each dial in progress. If a tenant lists another tenant's endpoint, the dial counts for
+    it, and the other tenant does not wait longer.
     """
     if len(waiting) <= at_most:
         return list(waiting)
@@ -41,8 +43,8 @@ def next_turns(waiting: Mapping[T, Tenants], busy: Iterable[Tenants], at_most: i
 
 
 def has_room(tenants: Tenants, busy: Collection[Tenants], at_most: int) -> bool:
-    """Return whether another dial of these tenants may begin, if dials cannot wait: each tenant may have half of what
-    the others leave."""
+    """Return whether another dial of these tenants may begin, if dials cannot wait: each tenant may use half of the
+    room that the others have left."""
     for tenant in tenants:
         own = sum(tenant in each for each in busy)
         if own < (at_most - (len(busy) - own)) / 2:

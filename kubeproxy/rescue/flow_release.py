@@ -1,8 +1,8 @@
 """Deletes the conntrack entries to failed endpoints, so that their clients' first packets can be sent again.
 
-The kernel has one table of all entries, and reading it takes long. A client can let a thousand endpoints of its own
-fail again and again. So one reading serves all endpoints that wait, tenants take turns if there are many, and readings
-take only a part of the time.
+The kernel has one table of all entries, and dumping it takes long. A client can make a thousand endpoints of its own
+fail again and again. So one dump serves all endpoints that wait, tenants take turns if there are many, and dumps may
+use only a part of the time.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 16
-"""How many endpoints' entries are deleted at once. For each, deletion walks through the kernel's table, which takes
-some milliseconds; so another tenant's endpoint waits a tenth of a second."""
+"""For how many endpoints entries are deleted at once. Deletion walks through the kernel's table for each endpoint,
+which takes some milliseconds. So the endpoint of another tenant waits at most a tenth of a second."""
 SHARE, CREDIT_S = 0.25, 1.0
-"""The largest share of the time that is spent on deletions, and how many seconds may be spent without a pause. A node
-that dies with a hundred endpoints takes less."""
+"""The largest share of time that may be spent on deletions, and how many seconds may be spent without a pause. When a
+node with a hundred endpoints dies, the deletions take less."""
 PAUSE_MAX_S: Final = 1.0
-"""The longest pause. A client that has to wait longer repeats its SYN before."""
+"""The longest pause. A client that would wait longer retransmits its SYN itself."""
 COMPLAIN_S: Final = 60.0
-"""How often it is logged that entries cannot be deleted."""
+"""How often failed deletions are logged."""
 
 
 class Budget:
-    """How much time may be spent on deletions."""
+    """Limits the time that is spent on deletions."""
 
     def __init__(self) -> None:
         self._spent_s, self._at = 0.0, 0.0
-        """The seconds that were spent lately, and when that was computed. `SHARE` of the time since then is
-        subtracted."""
+        """The seconds spent recently, and the time at which that number was computed. `SHARE` of the time since then is
+        subtracted from it."""
 
     def pause_s(self, began: float, ended: float) -> float:
-        """Return how long to wait after some work."""
+        """Return how many seconds to pause after work that ran from `began` to `ended`."""
         left_s = max(0.0, self._spent_s - SHARE * (began - self._at))
         self._spent_s, self._at = left_s + ended - began, began
         return min(max(0.0, self._spent_s - CREDIT_S) / SHARE, PAUSE_MAX_S)
 
 
 class FlowRelease:
-    """The deletions of one guardian."""
+    """Runs the deletions of one guardian."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FlowRelease:
         *,
         on_freed: Callable[[Protocol, Target, Sequence[FreedFlow]], None],
     ) -> None:
-        """`on_freed` is called when entries to an endpoint are deleted."""
+        """`on_freed` is called when entries to an endpoint have been deleted."""
         self._ejector = ejector
         self._tasks = tasks
         self._on_freed = on_freed
@@ -71,7 +71,8 @@ class FlowRelease:
         self._complained_at = float("-inf")
 
     def free(self, protocol: Protocol, target: Target) -> None:
-        """Delete the entries to an endpoint soon. Of TCP, delete only those that the endpoint has not answered."""
+        """Schedule the deletion of the entries to an endpoint. Of TCP, only entries that the endpoint has not answered
+        are deleted."""
         self._waiting[protocol].setdefault(target, self._ejector.tenants(protocol, target))
         if not self._runs:
             self._runs = True
@@ -80,7 +81,7 @@ class FlowRelease:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(0)  # Failures of the same turn join this call.
+            await asyncio.sleep(0)  # Failures that are reported in the same turn of the loop share this dump.
             while any(self._waiting.values()):
                 began = loop.time()
                 for protocol, waiting in self._waiting.items():
@@ -105,7 +106,7 @@ class FlowRelease:
             found = [
                 FreedFlow(
                     *(flow.source, flow.source_port, flow.address, flow.port, peer, peer_port),
-                    # There is no copy of a first packet that tells where a client of datagrams is.
+                    # For UDP there is no copy of the first packet that would name the client's interface.
                     link=_link_to(flow.source) if protocol is Protocol.UDP else None,
                 )
                 for flow, peer, peer_port in flows

@@ -1,21 +1,24 @@
-"""The control process's part of the rescue: it keeps the rules alive, ejects endpoints and frees their flows.
+"""The control process's part of the rescue: it renews the `alive` element of the rules, ejects endpoints, and deletes
+their conntrack entries.
 
-What happens after a failure, by its kind:
+What happens after a failure depends on its kind:
 
-- *Refused.* The process has sent the SYN again already. A dial from this node confirms the failure, then the endpoint
-  is ejected: so forged resets cannot take an endpoint away, and one that refuses single clients stays.
-- *Unreachable* (TCP). The flow leads there until it is deleted; then the SYN is sent again. A dial confirms as above.
-- *Unreachable* (UDP). A datagram of this node's own confirms it. Then the endpoint is ejected for a second, as no dial
-  can find it well, its flows are deleted, and the datagrams that the errors have quoted are sent again. Without that a
-  forged error could end all sessions with an endpoint, and have datagrams sent in other clients' names.
-- *Without a route.* The kernel drops the packet, or answers with an error of its own, before any rule knows the
-  endpoint. So this process follows routes (`lost_routes`): when one goes, a dial finds out whether another leads there.
-  A UDP endpoint stays ejected as long as it has none.
-- *Silent.* The endpoint is ejected, its unanswered flows are deleted, and their SYNs are sent again. A dial follows
-  soon, and brings it back if this node gets an answer. When many fall silent at once, or this process could not look
-  in time, the node may be late and not they: then a dial confirms first, and the SYNs are sent again meanwhile. So it
-  does when a dial has reached the endpoint just before: it is silent to some clients only, as under a network policy,
-  and they must not take it away from the others.
+- *Refused.* The rescue process has already sent the SYN again. A dial from this node confirms the failure before the
+  endpoint is ejected. So forged resets cannot eject an endpoint, and an endpoint that refuses only some clients stays.
+- *Unreachable* (TCP). The conntrack entry sends the client to this endpoint until it is deleted; then the SYN is sent
+  again. A dial confirms the failure as above.
+- *Unreachable* (UDP). This node sends a datagram of its own to confirm the failure. Then the endpoint is ejected for a
+  second, because no dial can tell when it works again; its entries are deleted, and the datagrams that the ICMP errors
+  quoted are sent again. Without confirmation, one forged error could end all sessions with an endpoint, and have
+  datagrams sent in the name of other clients.
+- *Without a route.* The kernel drops the packet, or answers with an ICMP error, before any rule knows the endpoint. So
+  this process watches routes (`lost_routes`). When a route is removed, a dial finds out whether another route reaches
+  the endpoint. A UDP endpoint stays ejected as long as it has no route.
+- *Silent.* The endpoint is ejected, its unanswered entries are deleted, and their SYNs are sent again. A dial follows
+  soon, and ends the ejection if the endpoint answers. In two cases a dial has to confirm the failure first, while the
+  SYNs are already sent again. The first: many endpoints fall silent at once, or this process was late, so that the node
+  may be at fault. The second: a dial has reached the endpoint recently, so it is silent only to some clients, as under
+  a network policy, and must stay for the others.
 """
 
 from __future__ import annotations
@@ -50,35 +53,35 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 RENEW_S: Final = 1.0
-"""How often the rules are kept alive. They outlive two renewals that fail."""
+"""How often the `alive` element is renewed. Its lifetime is long enough for two failed renewals."""
 CHECK_S: Final = 0.05
-"""How often the process's health is checked, and whether the rules have changed."""
+"""How often to check that the rescue process works, and whether the rules have changed."""
 LOOK_S: Final = 0.05
-"""How often the times of endpoints are read while an endpoint has not answered yet."""
+"""The interval between two reads of the endpoints' times while an endpoint has not answered yet."""
 IDLE_LOOK_S: Final = 0.1
-"""How often the times of endpoints are read at other times."""
+"""The interval between two reads of the endpoints' times otherwise."""
 LOOK_SHARE: Final = 0.05
-"""The largest share of a processor that reading the times may take. With thousands of endpoints they are read less
-often."""
+"""The largest share of a processor that reading the times may take. With thousands of endpoints the interval grows
+accordingly."""
 STEADY_S: Final = 60.0
-"""A process that has run this long resets the pause before its next start."""
+"""A rescue process that ran at least this long resets the pause before its next start."""
 PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
-"""The pause before the second start in a row, and the longest pause."""
+"""The pause before the second restart in a row, and the longest pause."""
 ASKED_MAX: Final = 128
-"""How many UDP endpoints are asked at once. One tenant may have half as many."""
+"""To how many UDP endpoints test datagrams may be on their way. One tenant may have half of them."""
 FEW: Final = 3
-"""Up to this many endpoints of a family that fall silent in one look are ejected at once. If there are more, they are
-dialed first."""
+"""Up to this many endpoints of one family that fall silent at the same check are ejected at once. If there are more,
+they are dialed first."""
 LOST_AT_ONCE: Final = 256
-"""How many endpoints are handed over at once because a route has gone. The others follow. The default route has all of
-them."""
+"""How many endpoints are handled at once after a route was removed; the others follow. If it was the default route,
+they are all endpoints."""
 TRUSTED_S: Final = 10.0
-"""For how long an endpoint that a dial has reached is not ejected by silence alone. Each silence causes another dial,
-so an endpoint that is silent to some clients is ejected once, and never flaps."""
+"""For how long after a successful dial silence alone does not eject the endpoint. Each silence causes another dial, so
+an endpoint that is silent only to some clients is ejected once and does not flap."""
 
 
 class Guardian:
-    """Runs the rescue process, and acts on what it reports."""
+    """Runs the rescue process, and acts on its reports."""
 
     def __init__(
         self,
@@ -89,8 +92,8 @@ class Guardian:
         on_crash: Callable[[str, BaseException], None],
         programmed_at: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`on_group` has the rules report to a group of NFLOG. `in_force` returns whether they do, and `programmed_at`
-        returns when they were last changed."""
+        """`on_group` makes the rules report to an NFLOG group. `in_force` returns whether they do so already, and
+        `programmed_at` when the rules were last changed."""
         self._ejector = ejector
         self._on_group = on_group
         self._in_force = in_force
@@ -100,17 +103,17 @@ class Guardian:
         self._group = GROUPS[0]
         self._restarts = 0
         self._counts = RescueCounts()
-        """The counts of the processes that have ended."""
+        """The counts of the rescue processes that have ended."""
         self._alive = False
         self._problem: str | None = None
         self._elements: RescueSets | None = None
         self._reentry: reentry.Reentry | None = None
         self.started = asyncio.Event()
-        """Set when the process has read its NFLOG group for the first time."""
+        """Set when the first rescue process reads its NFLOG group."""
         self._silence: Mapping[Family, SilenceWatch] = {family: SilenceWatch() for family in Family}
         self._dials = Dials(ejector, self._tasks, on_answered=self._has_answered)
         self._asking: dict[Target, Tenants] = {}
-        """The UDP endpoints to which a datagram is on its way."""
+        """The UDP endpoints to which a test datagram is on its way, each with its tenants."""
         self._flows = FlowRelease(ejector, self._tasks, on_freed=self._send_again)
 
     async def run(self) -> None:
@@ -129,12 +132,13 @@ class Guardian:
 
     @property
     def working(self) -> bool:
-        """Return whether the rules are kept alive, so that failed connections are rescued."""
+        """Return whether the `alive` element is in the rules, so that failed connections are rescued."""
         return self._alive
 
     @property
     def problem(self) -> str | None:
-        """Return why failed connections are not rescued, or None if they are, or if the process is just starting."""
+        """Return why failed connections are not rescued. Return None if they are, or if the process is just
+        starting."""
         return self._problem
 
     @property
@@ -148,12 +152,12 @@ class Guardian:
         return self._counts if self._process is None else self._counts.plus(self._process.counts)
 
     async def _close(self) -> None:
-        """End the process. The rules become inert by themselves, because another instance may keep them alive by
+        """End the process. The `alive` element is left to expire, because another instance may be renewing it by
         now."""
         if self._process is not None:
             await self._process.close()
             self._end_reentry()
-            with contextlib.suppress(OSError):  # The next process that has the group removes it.
+            with contextlib.suppress(OSError):  # The next process with this group removes the device.
                 reentry.remove(self._group)
         await self._tasks.close()
         if self._elements is not None:
@@ -161,12 +165,12 @@ class Guardian:
             self._elements = None
 
     def bridge(self) -> None:
-        """Keep the rules working while this process executes its next program. The rescue process outlives it."""
+        """Keep the rules alive while this process replaces its program (exec). The rescue process keeps running."""
         if self._alive and self._elements is not None:
-            with contextlib.suppress(OSError):  # The rules become inert sooner then.
+            with contextlib.suppress(OSError):  # Without this renewal the rules only become inert sooner.
                 self._elements.renew_alive(BRIDGE_S)
 
-    # The process.
+    # The rescue process.
 
     async def _keep_process(self) -> None:
         loop = asyncio.get_running_loop()
@@ -220,8 +224,8 @@ class Guardian:
                 self._cannot_enter(error)
 
     def _cannot_enter(self, error: OSError) -> None:
-        """Note that only clients on this node have their packets sent again from now on. If packets of other clients
-        entered in any other way than by the client's interface, they would bypass this node's policies."""
+        """Record that from now on only clients on this node have their packets sent again. Packets of other clients
+        would bypass this node's policies if they entered by anything but the client's own interface."""
         self._problem = f"first packets of clients on other hosts and in pods are not sent again: {error.strerror}"
         log.warning("first packets cannot enter again", reason=error.strerror)
 
@@ -237,19 +241,20 @@ class Guardian:
         renew_at, programmed_at = 0.0, self._programmed_at()
         while True:
             process = self._process
-            # A transaction that makes the table anew, as after a foreign change, has filled the set for three seconds.
+            # A transaction that recreates the table, as after a change by another program, fills the set for three
+            # seconds.
             changed, programmed_at = programmed_at != self._programmed_at(), self._programmed_at()
             if process is None or process.group is None or not process.well:
                 self._set_alive(False, anyway=changed)
             elif not self._in_force(process.group):
-                self._alive = False  # Another instance may keep the rules alive by now.
+                self._alive = False  # Another instance may be renewing the element by now.
             elif changed or not self._alive or loop.time() >= renew_at:
                 self._set_alive(True)
                 renew_at = loop.time() + RENEW_S
             await asyncio.sleep(CHECK_S)
 
     def _set_alive(self, wanted: bool, *, anyway: bool = False) -> None:
-        """Renew or empty the set. With `anyway`, empty it even if this guardian has not filled it."""
+        """Renew or remove the `alive` element. With `anyway`, remove it even if this guardian has not added it."""
         if self._elements is None or not (wanted or self._alive or anyway):
             return
         before = self._alive
@@ -260,19 +265,20 @@ class Guardian:
                 self._elements.remove_alive()
             self._alive = wanted
         except OSError as error:
-            # The rules were removed, or are being made anew. The element expires by itself.
+            # The rules are gone or are being recreated. The element expires by itself.
             self._alive = False
             if before:
                 log.warning("cannot renew rescue rules", reason=error.strerror)
         if before != self._alive:
             log.info("rescue of failed connections", working=self._alive)
 
-    # The failures.
+    # Failures.
 
     def _on_failed(self, failed: Failed) -> None:
         protocol, target = failed.protocol, failed.endpoint
         if not self._ejector.knows(protocol, target):
-            return  # The endpoint's Service has gone. The process that reads packets can name no other endpoint.
+            # No Service has the endpoint any more. So a subverted rescue process cannot name other endpoints either.
+            return
         if protocol is Protocol.UDP:
             self._confirm_by_datagram(target, failed.reason)
             return
@@ -337,8 +343,8 @@ class Guardian:
             pause_s = max(pause_s, (loop.time() - began) / LOOK_SHARE)
 
     def _found_silent(self, silent: Sequence[Target], *, late: bool) -> None:
-        """Eject a few endpoints at once, and have many confirmed by a dial first. Their clients' SYNs never wait for
-        the dial."""
+        """Eject the endpoints at once if they are few. If they are many, have a dial confirm them first. The SYNs of
+        their clients are sent again without waiting for the dial."""
         known = [target for target in silent if self._ejector.knows(Protocol.TCP, target)]
         fresh = [target for target in known if not self._ejector.is_ejected(Protocol.TCP, target)]
         trusted_since = asyncio.get_running_loop().time() - TRUSTED_S
@@ -354,7 +360,7 @@ class Guardian:
     # Routes.
 
     async def _watch_routes(self) -> None:
-        """Dial the endpoints to which the route is lost, because no rule sees packets that have no route."""
+        """Dial the endpoints that have lost their route, because no rule sees a packet without a route."""
         loop = asyncio.get_running_loop()
         try:
             with contextlib.closing(RouteWatch()) as watch:
@@ -368,23 +374,23 @@ class Guardian:
             log.info("routes are not followed", reason=error.strerror)
 
     def _have_lost(self, endpoints: Sequence[Endpoint]) -> None:
-        """Dial TCP endpoints, and eject UDP endpoints that have no route."""
+        """Dial the TCP endpoints, and eject the UDP endpoints that have no route."""
         routed = {target: has_route(target.address) for _, target in endpoints}
         tcp = [target for protocol, target in endpoints if protocol is Protocol.TCP]
         self._dials.confirm([it for it in tcp if not routed[it]], Reason.UNREACHABLE, anew=True)
-        # This node may lack a route that others have, so the endpoint stays if it is the last one.
+        # Only this node may have lost the route. As `SILENT`, the endpoint stays in use if it is the last one.
         self._dials.confirm([it for it in tcp if routed[it]], Reason.SILENT, anew=True)
         for protocol, target in endpoints:
             if protocol is Protocol.UDP and not routed[target]:
                 self._tasks.start(self._eject_and_free(protocol, target, Reason.UNREACHABLE), name="eject")
 
-    # Probes.
+    # Dials of ejected endpoints.
 
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             datagrams = (target for protocol, target, _ in self._ejector.due() if protocol is Protocol.UDP)
-            for target in islice(datagrams, LOOKUPS):  # The others stay due.
+            for target in islice(datagrams, LOOKUPS):  # The others stay due for the next time.
                 self._ejector.dialed(Protocol.UDP, target)
                 if has_route(target.address):
                     self._tasks.start(self._ejector.answered(Protocol.UDP, target), name="take back")

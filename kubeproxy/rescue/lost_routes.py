@@ -1,8 +1,8 @@
-"""Finds the endpoints to which the route has been lost.
+"""Finds the endpoints that have lost their route.
 
-When a route is removed, the kernel's notification names the destination, and the endpoints there have lost their route.
-If notifications may have been missed, the route of every endpoint is looked up, `LOOKUPS` at a time. All routes are
-also looked up at intervals, because a new endpoint may have no route from the beginning.
+When a route is removed, the kernel's notification names its destination, and the endpoints at that destination have
+lost their route. If notifications may have been missed, the route of every endpoint is looked up, `LOOKUPS` at a time.
+All routes are also looked up regularly, because a new endpoint may have had no route from the beginning.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ LOOKUPS: Final = 300
 SWEEP_S: Final = 10.0
 """How often all routes are looked up."""
 SWEEP_EACH_S: Final = 0.001
-"""How much less often they are looked up for each endpoint, so that many endpoints take a hundredth of the time."""
+"""The interval is longer by this much per endpoint, so that lookups for many endpoints take only a hundredth of the
+time."""
 
 
 class Watch(Interface):
-    """Notices routes that are removed."""
+    """Notices routes that are removed from the kernel."""
 
     def look(self) -> Lost:
-        """Return the routes that have gone since the last look."""
+        """Return the routes that were removed since the last call."""
 
 
 class LostRoutes:
-    """The endpoints of one guardian whose route may be lost."""
+    """Finds the endpoints of one guardian that may have lost their route."""
 
     def __init__(self, ejector: Ejector, watch: Watch) -> None:
         self._ejector = ejector
         self._watch = watch
         self._lost: dict[Endpoint, None] = {}
-        """The endpoints that have not been handed out yet, the oldest first."""
+        """The endpoints found but not yet returned by `next`, the oldest first."""
         self._unsure: dict[Endpoint, None] = {}
         """The endpoints whose route is to be looked up."""
         self._more = False
         self._sweep_at = float("-inf")
 
     def next(self, at_most: int, now: float) -> list[Endpoint]:
-        """Return the next endpoints to which there is no route, or no longer the same one."""
+        """Return up to `at_most` endpoints that have no route, or whose former route was removed."""
         # The kernel announces a link before it removes the link's routes, so `more` is used one call later.
         more, (prefixes, self._more) = self._more, self._watch.look()
         if prefixes:

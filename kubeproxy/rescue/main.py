@@ -1,12 +1,12 @@
 """The rescue process: reads copies and reports from NFLOG, and sends first packets again.
 
-It opens NFLOG and makes a device (CAP_NET_ADMIN), opens the sockets with which it sends (CAP_NET_RAW), and then drops
-every capability for good. It keeps only these sockets. So it can read what the rules send to its group, and send any
-packet, but it can change no rule, open no socket and no file of others, and execute no program. What it reads comes
-from the network, so its parser is fuzzed. No packet is ever logged.
+The process opens NFLOG and creates a device (CAP_NET_ADMIN), opens the sockets for sending (CAP_NET_RAW), and then
+drops every capability for good. After that it can read what the rules send to its NFLOG group, and send any packet. It
+can change no rule, open no other sockets or files, and execute no program. Its input comes from the network, so the
+parser is fuzzed. No packet is ever logged.
 
-When the control process has ended, it lives on for a moment, until the rules have become inert. SYNs that are refused
-meanwhile are sent again as before.
+When the control process has ended, this process continues until the rules have become inert, and sends refused SYNs
+again as before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ROOM_BYTES: Final = 4 << 20
 """The kernel's buffer for NFLOG in bytes: some 30,000 copies."""
 READS_PER_TURN: Final = 32
 STOPPED_S: Final = 1.0
-"""If the process had no turn for this long, it was stopped, and what waits is out of date."""
+"""If the process did not run for this long, it was stopped, and the waiting packets are out of date."""
 _SO_RCVBUFFORCE: Final = 33
 """asm-generic/socket.h"""
 
@@ -77,12 +77,12 @@ class Rescuer:
         self._reactor.after(BEAT_S, self._beat)
 
     def live(self) -> None:
-        """Work until the control process is gone."""
+        """Work until the control process has gone."""
         self._reactor.run()
 
     def report(self, message: Report) -> None:
-        """Send a message to the control process. If its socket is full, the control process learns of the failure by
-        the next message."""
+        """Send a message to the control process. If the socket is full, the message is dropped; the control process
+        learns of the failure from a later one."""
         if self._channel is None:
             return
         try:
@@ -150,7 +150,7 @@ class Rescuer:
         self._send_due()
 
     def _send_due(self) -> None:
-        """Send what is due, and wake up for the next."""
+        """Send the packets that are due, and set the timer for the next ones."""
         now = self._reactor.now
         for packet in self._resends.due(now):
             self._send(packet)
@@ -168,7 +168,8 @@ class Rescuer:
                 self._raw.send(packet.data, packet.by_way_of)
             elif self._entry is not None:
                 self._entry.send(packet.data, packet.link)
-            else:  # By the raw socket the packet would bypass this node's policies. The client repeats it instead.
+            # Sent by the raw socket, the packet would bypass this node's policies. The client retransmits instead.
+            else:
                 self._unsent += 1
                 return
             self._resent += 1
@@ -184,7 +185,7 @@ class Rescuer:
         )
 
     def _lose_channel(self) -> None:
-        """Outlive the control process until the rules are inert."""
+        """Keep working without the control process until the rules are inert."""
         if self._channel is None:
             return
         self._reactor.remove(self._channel.fileno())
@@ -194,10 +195,10 @@ class Rescuer:
 
 
 def open_log(preferred: int) -> tuple[socket.socket, int]:
-    """Return the NFLOG socket, and the group that it reads. Raise OSError if no group is free, or the kernel has no
+    """Return the NFLOG socket and the group that it reads. Raise OSError if no group is free, or if the kernel has no
     NFLOG."""
     sock = open_netlink(NETLINK_NETFILTER)
-    with contextlib.suppress(PermissionError):  # In a user namespace the buffer stays as it is.
+    with contextlib.suppress(PermissionError):  # In a user namespace the buffer keeps its default size.
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, ROOM_BYTES)
     for group in [preferred, *(each for each in nflog.GROUPS if each != preferred)]:
         try:
@@ -209,12 +210,12 @@ def open_log(preferred: int) -> tuple[socket.socket, int]:
         return sock, group
     sock.close()
     groups = f"{nflog.GROUPS[0]} to {nflog.GROUPS[-1]}"
-    raise OSError(errno.EBUSY, f"all groups of the packet log from {groups} are taken, or CAP_NET_ADMIN is missing")
+    raise OSError(errno.EBUSY, f"all NFLOG groups from {groups} are taken, or CAP_NET_ADMIN is missing")
 
 
 def _reads(sock: socket.socket, group: int) -> bool:
-    """Have a socket read a group. Return whether it could, or raise OSError. Without CAP_NET_ADMIN all groups seem to
-    be taken."""
+    """Bind a socket to an NFLOG group. Return False if the group is taken; raise OSError for other errors. Without
+    CAP_NET_ADMIN all groups seem to be taken."""
     sock.send(nflog.bind_request(group, packet_bytes=PACKET_BYTES, threshold=COPIES_PER_MESSAGE, sequence=group))
     try:
         for _ in answers(sock, group):
@@ -227,11 +228,12 @@ def _reads(sock: socket.socket, group: int) -> bool:
 
 
 def _open_reentry(group: int) -> tuple[reentry.ReentrySocket | None, str | None]:
-    """Return the socket by which clients' packets enter this node again, or the reason why there is none."""
+    """Return the socket through which clients' packets enter this node again, or None and the reason why there is
+    none."""
     try:
         for other in reentry.groups() - {group}:
             with open_netlink(NETLINK_NETFILTER) as sock:
-                if _reads(sock, other):  # The device's process was killed.
+                if _reads(sock, other):  # The process that created the device was killed.
                     reentry.remove(other)
         return reentry.ReentrySocket(group), None
     except OSError as error:
@@ -244,7 +246,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # The name is only for ps and top.
             comm.write("kubeproxy-resc")
-        # Signals to the process group are for the control process.
+        # A signal to the process group (Ctrl-C, for example) is meant for the control process.
         for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
         channel = socket.socket(fileno=fd)

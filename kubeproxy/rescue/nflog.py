@@ -1,8 +1,8 @@
 """Messages of NFLOG (linux/netfilter/nfnetlink_log.h).
 
 One read from the socket returns what the kernel has collected: copies, and at most one report, which is the last
-message because a report is sent at once. There are many copies, and each is read only when it is needed. So this module
-distinguishes and counts them without reading them.
+message because a report is sent at once. There are many copies, and few are ever needed. So this module tells copies
+from reports, and counts them, without parsing each.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ _HEADER_BYTES: Final = 16
 """The size of a netlink header."""
 _REPORTED: Final = REPORT_PREFIX.encode() + b"\0"
 GROUPS: Final = range(27_504, 27_520)
-"""The NFLOG groups. A process takes the first that is free, because two instances may run during a takeover."""
+"""The NFLOG groups to choose from. A process takes the first free one, because two instances may run during a
+takeover."""
 FLUSH_S: Final = 0.05
 """The longest time for which the kernel collects packets. It counts in hundredths of a second."""
 BUFFER_BYTES: Final = 65_000
-"""The size of one message in bytes: room for as many SYNs as the rules let the kernel collect. With its own data the
-kernel needs less than 64 KiB, the next size of its allocator."""
+"""The size of one message in bytes: room for as many SYNs as the rules let the kernel collect. Together with the
+kernel's own header, it stays below 64 KiB, the next size of the kernel's allocator."""
 READ_BYTES: Final = 128 << 10
-"""More bytes than the kernel ever puts into one message. A packet that is longer than its buffer gets a buffer of its
-own."""
+"""The size of a read, larger than any message of the kernel. A packet that is longer than the kernel's buffer gets a
+buffer of its own."""
 
 
 class Logged(NamedTuple):
     """A packet from NFLOG."""
 
     reported: bool
-    """Whether a rule has reported the packet as a failure. Otherwise it is a copy."""
+    """Whether the packet is a report of a failure. Otherwise it is a copy of a SYN."""
     packet: bytes
-    """The packet from its IP header on, as far as the rule copies it."""
+    """The packet from its IP header on, as far as the rule copied it."""
 
 
 def bind_request(group: int, *, packet_bytes: int, threshold: int, sequence: int) -> bytes:
-    """Return the request for a group's packets. The kernel answers EPERM when another socket has the group."""
+    """Return the request to receive a group's packets. The kernel answers EPERM if another socket has the group."""
     values = [
         (_CFG_CMD, bytes([_BIND])),
         (_CFG_MODE, struct.pack(">IBx", packet_bytes, _COPY_PACKET)),
         (_CFG_BUFFER, struct.pack(">I", BUFFER_BYTES)),
         (_CFG_TIMEOUT, struct.pack(">I", round(FLUSH_S * 100))),
-        # A rule can only lower it.
+        # A rule can only lower this threshold.
         (_CFG_THRESHOLD, struct.pack(">I", threshold)),
     ]
     return frame(_CONFIG, struct.pack(">BBH", 0, 0, group) + encode(values), flags=NLM_F_ACK, sequence=sequence)
 
 
 def count(data: bytes) -> int:
-    """Return how many packets one read from the socket has."""
+    """Return how many packets the result of one read contains."""
     found, at, end, unpack = 0, 0, len(data) - _HEADER_BYTES, _LENGTH_AND_KIND.unpack_from
     while at <= end:
         length, kind = unpack(data, at)
@@ -71,15 +72,15 @@ def count(data: bytes) -> int:
 
 
 def may_report(data: bytes) -> bool:
-    """Return whether one read from the socket may contain a report. A False is certain.
+    """Return whether the result of one read may contain a report. False is certain.
 
-    A client can write the same bytes into its packet. Then the answer is True, and `packets` has no report.
+    True may be wrong, because a client can write the same bytes into its packet. Then `packets` yields no report.
     """
     return _REPORTED in data
 
 
 def packets(data: bytes) -> Iterator[Logged]:
-    """Yield the packets of one read from the socket."""
+    """Yield the packets in the result of one read."""
     for message in parse(data):
         if message.kind != _PACKET:
             continue
@@ -93,8 +94,8 @@ def packets(data: bytes) -> Iterator[Logged]:
 
 
 def copies(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Return the packets of one read from the socket that are not reported, each after the number of the interface by
-    which it came. 0 means that it is this host's own. This is faster than `packets` if there are many."""
+    """Yield the copies in the result of one read, each after the number of the interface on which it arrived (0 for
+    this host's own packets). With many copies this is faster than `packets`."""
     at, end = 0, len(data) - _HEADER_BYTES
     unpack, attribute = _LENGTH_AND_KIND.unpack_from, ATTRIBUTE_HEADER.unpack_from
     while at <= end:

@@ -1,7 +1,7 @@
-"""Parses logged packets, and makes the packets that are sent again.
+"""Parses packets from NFLOG, and makes the packets that are sent again.
 
 The input comes from the network. Whatever the bytes are, the result is a value or None, and never an exception. Packets
-with IPv6 extension headers are left alone.
+with IPv6 extension headers are ignored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _UDP_HEADER = struct.Struct("!HHHH")
 _SYN, _RST, _ACK, _FIN = 0x02, 0x04, 0x10, 0x01
 _FIRST_FLAGS = _SYN | _RST | _ACK | _FIN
 _UNREACHABLE_TYPE: Final = {4: 3, 6: 1}
-"""Destination unreachable, of ICMP and of ICMPv6."""
+"""The ICMP and ICMPv6 types of "destination unreachable", by IP version."""
 _CHECKSUM_AT: Final = {_TCP: 16, _UDP: 6}
 
 
 class Side(NamedTuple):
-    """An address as bytes, and a port."""
+    """An address as bytes, with a port."""
 
     address: bytes
     port: int
@@ -44,12 +44,12 @@ class Syn(NamedTuple):
     sequence: int
     packet: bytes
     data_bytes: int = 0
-    """The length of its data (TCP Fast Open, RFC 7413)."""
+    """The length of the SYN's data (TCP Fast Open, RFC 7413)."""
 
     @property
     def last(self) -> int:
-        """Return the sequence number that a reset acknowledges: that of the last byte, or the SYN's own if there is no
-        data."""
+        """Return the sequence number that a reset acknowledges: that of the last data byte, or the SYN's own if it has
+        no data."""
         return (self.sequence + self.data_bytes) & 0xFFFFFFFF
 
 
@@ -58,22 +58,22 @@ class Refusal(NamedTuple):
 
     endpoint: Side
     peer: Side
-    """The client. If the connection is masqueraded, it is this node."""
+    """The client, or this node if the connection is masqueraded."""
     last: int
-    """The value of `Syn.last` of the SYN."""
+    """The `Syn.last` of the refused SYN."""
 
 
 class Refused(NamedTuple):
-    """A connection that was refused, with the addresses to which its client began it.
+    """A refused connection, with the addresses that its client used.
 
-    It is the same reset with the addresses that the rules give it. The rules remove the ACK flag, which distinguishes
-    the two.
+    This is the reset of a `Refusal` after the rules have translated its addresses back. The rules also remove the ACK
+    flag, which tells the two apart.
     """
 
     client: Side
     service: Side
     last: int
-    """The value of `Syn.last` of the SYN."""
+    """The `Syn.last` of the refused SYN."""
 
 
 class Unreachable(NamedTuple):
@@ -83,7 +83,7 @@ class Unreachable(NamedTuple):
     peer: Side
     endpoint: Side
     payload: bytes | None
-    """The payload of a datagram that is quoted completely, otherwise None."""
+    """The payload of the datagram if the error quotes it completely, otherwise None."""
 
 
 class _Ip(NamedTuple):
@@ -92,13 +92,13 @@ class _Ip(NamedTuple):
     source: bytes
     destination: bytes
     body: bytes
-    """What follows the IP header, as far as it is there."""
+    """The bytes after the IP header, as far as they are there."""
     whole: bool
     """Whether `body` is complete."""
 
 
 def parse(packet: bytes) -> Syn | Refusal | Refused | Unreachable | None:
-    """Return the meaning of a packet, or None if there is nothing to do for it."""
+    """Return what a packet means, or None if it needs no action."""
     ip = _ip(packet)
     if ip is None:
         return None
@@ -113,7 +113,7 @@ def _ip(packet: bytes) -> _Ip | None:
     if len(packet) >= 20 and packet[0] >> 4 == 4:
         header, length = (packet[0] & 0xF) * 4, int.from_bytes(packet[2:4], "big")
         if header < 20 or length < header or int.from_bytes(packet[6:8], "big") & 0x1FFF:
-            return None  # The latter means that it is not the first fragment.
+            return None  # The second condition is true for later fragments of a datagram.
         more_fragments = packet[6] & 0x20
         body = packet[header:length]
         whole = not more_fragments and len(packet) >= length
@@ -160,20 +160,20 @@ def _error(ip: _Ip) -> Unreachable | None:
 
 @lru_cache(maxsize=8192)
 def text_of(address: bytes) -> Address:
-    """Return an address as text in the model's form."""
+    """Return an address as text, in the canonical form of the model."""
     return Address(socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address))
 
 
 def packed(address: str) -> bytes:
-    """Return the inverse of `text_of`."""
+    """Return an address as bytes, the inverse of `text_of`."""
     return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
 
 
 def again(syn: Syn) -> bytes | None:
-    """Return the SYN as it is sent again, or None if its hop limit is used up.
+    """Return the SYN to send again, or None if its hop limit is used up.
 
-    The hop limit is lowered by one, so that a loop ends even if no router is in it. Its checksums are computed anew,
-    because with checksum offload the copy has only a part of TCP's.
+    The hop limit is lowered by one, so that a loop ends even if it contains no router. The checksums are computed anew,
+    because with checksum offload the copy has only a partial TCP checksum.
     """
     packet = bytearray(syn.packet)
     hops_at = 8 if packet[0] >> 4 == 4 else 7
@@ -191,12 +191,12 @@ def again(syn: Syn) -> bytes | None:
 
 
 _HOPS: Final = 63
-"""The hop limit of a datagram that is sent again: Linux's default, less the hop to this node. The error quotes the hop
-limit that the datagram had left at the endpoint, which may be too low for another endpoint."""
+"""The hop limit of a datagram that is sent again: Linux's default, less the hop to this node. The ICMP error quotes
+only what was left of the hop limit near the endpoint, which may be too low for another endpoint."""
 
 
 def datagram(client: Side, service: Side, payload: bytes) -> bytes:
-    """Return a client's datagram to a service address, from its IP header on."""
+    """Return an IP packet with a client's datagram to a service address."""
     body = bytearray(_UDP_HEADER.pack(client.port, service.port, _UDP_HEADER.size + len(payload), 0) + payload)
     _set_checksum(body, _UDP, client.address, service.address)
     addresses = client.address + service.address
@@ -222,7 +222,7 @@ def checksum(data: bytes | bytearray) -> int:
     """Return the Internet checksum of some bytes (RFC 1071)."""
     if len(data) % 2:
         data = data + b"\0"
-    # As 2**16 is 1 modulo 65,535, the sum of the words is the number itself.
+    # Because 2**16 is 1 modulo 65,535, the whole number has the same remainder as the sum of its 16-bit words.
     value = int.from_bytes(data, "big")
     total = value % 0xFFFF
     if total == 0 and value:

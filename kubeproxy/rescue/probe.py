@@ -1,4 +1,5 @@
-"""Probes an endpoint from this node, in the control process: whether it accepts a connection, or refuses datagrams."""
+"""Dials an endpoint from this node, in the control process, to find out whether it accepts a connection or refuses
+datagrams."""
 
 from __future__ import annotations
 
@@ -12,26 +13,27 @@ from kubeproxy.dataplane.sockets.loop_prevention import COST, FARTHEST, limit_ho
 from kubeproxy.model import Target
 
 DIAL_S: Final = 0.9
-"""How long an endpoint may take. It is less than a second, after which the kernel would repeat the SYN, and more than
-clients' connections are given, so that a slow path is found to be slow and not dead."""
+"""How long a dial may take. This is less than a second, after which the kernel would retransmit the SYN, and longer
+than a client's connection may take, so that a slow path is recognized as slow and not as dead."""
 _BLACKHOLE: Final = errno.EINVAL
 """The error of a blackhole route."""
 REFUSAL_S: Final = 0.25
-"""How long the refusal of a datagram may take. It is as long as with silence on the TCP path."""
+"""How long to wait for the refusal of a datagram: as long as until a TCP endpoint counts as silent."""
 _RECVERR: Final = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
-"""IP_RECVERR and IPV6_RECVERR, by which a socket learns of every ICMP error, and not only of closed ports."""
+"""The socket options IP_RECVERR and IPV6_RECVERR. With them a socket gets every ICMP error, and not only those of
+closed ports."""
 
 
 class Outcome(NamedTuple):
     """The result of a dial."""
 
     answered: bool | None
-    """Whether the endpoint has answered, or None if this host could not dial."""
+    """Whether the endpoint answered, or None if this host could not dial."""
     took_s: float
 
 
 async def dial(target: Target) -> Outcome:
-    """Connect to an endpoint and close the connection without a byte."""
+    """Connect to an endpoint, and close the connection without sending a byte."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     answered: bool | None
@@ -42,7 +44,7 @@ async def dial(target: Target) -> Outcome:
             limit_hops(sock, FARTHEST - COST)
             async with asyncio.timeout(DIAL_S):
                 await loop.sock_connect(sock, target)
-            # A local port may have been connected to itself, by a simultaneous open.
+            # By a simultaneous open, a socket can connect to its own port if the endpoint is on this host.
             answered = sock.getsockname() != sock.getpeername()
     except TimeoutError:
         answered = False

@@ -1,4 +1,4 @@
-"""The control process's side of the rescue process: the child process and its channel."""
+"""Starts the rescue process and holds the control process's end of the channel."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from kubeproxy.rescue.protocol import (
 from kubeproxy.runtime.child_process import ChildProcess
 
 START_S: Final = 10.0
-"""How long it may take until the first message."""
+"""How long to wait for the first message."""
 SILENT_BEATS: Final = 4
-"""After this many beats without a message, which is a second, the process counts as stopped, and the rules are made
-inert."""
+"""After this many beats (one second) without a message, the process counts as stopped, and the rules are made inert."""
 HUNG_BEATS: Final = 40
-"""After this many beats without a message, which is ten seconds, the process is killed and replaced. Before that, an
-operator may have stopped it to look at it."""
+"""After this many beats (ten seconds) without a message, the process is killed and replaced. The time lets an operator
+stop the process to look at it."""
 REPORTS_PER_TURN: Final = 256
 
 
 def command(fd: int, group: int) -> list[str]:
-    """Return the command line of a process. `fd` is its end of the channel, and `group` the NFLOG group that it
-    prefers."""
+    """Return the command line of a rescue process. `fd` is its end of the channel; `group` is the NFLOG group to try
+    first."""
     # -P prevents imports from the current directory.
     return [sys.executable, "-P", "-m", "kubeproxy.rescue.main", str(fd), str(group)]
 
 
 class RescueProcess:
-    """A running process, which the constructor starts. `ended` is done when it has exited, with the reason."""
+    """A running rescue process, started by the constructor. `ended` is done when the process has exited, with the
+    reason."""
 
     def __init__(self, group: int, *, on_failed: Callable[[Failed], None]) -> None:
         """Start the process. Raise OSError if it cannot start."""
         self.group: int | None = None
         """The NFLOG group that the process reads, or None if it does not work yet."""
         self.unfiltered: str | None = None
-        """Why its system calls are not filtered."""
+        """Why the process runs without a system call filter, or None if it has one."""
         self.shut_out: str | None = None
-        """Why clients' packets cannot enter this node again."""
+        """Why clients' packets cannot enter this node again, or None if they can."""
         self.counts = RescueCounts()
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
@@ -80,19 +80,19 @@ class RescueProcess:
         return self.group is not None and self._channel is not None and self._silent < SILENT_BEATS
 
     def freed(self, protocol: Protocol, endpoint: Target, flows: Sequence[FreedFlow]) -> None:
-        """Have the process send the packets again that belonged to these flows. If its socket is full, clients repeat
-        them themselves."""
+        """Have the process send the first packets of these deleted flows again. If its socket is full, clients
+        retransmit them themselves."""
         rest = iter(flows)
         while self._channel is not None and (some := tuple(islice(rest, FLOWS_PER_MESSAGE))):
-            with contextlib.suppress(OSError):  # The reader notices the end of the process.
+            with contextlib.suppress(OSError):  # The end of the process is noticed by reading its channel.
                 self._channel.send(encode(Freed(protocol, endpoint, some)))
 
     def kill(self, reason: str) -> None:
-        """Kill the process. If this is called several times, the first reason counts."""
+        """Kill the process. The reason of the first call is kept."""
         self._process.kill(reason)
 
     async def close(self) -> None:
-        """End the process. Return when it has exited."""
+        """End the process, and return when it has exited."""
         self.kill("no longer needed")
         await asyncio.wait((self.ended,))
 
@@ -101,7 +101,7 @@ class RescueProcess:
         if self._process.has_exited:
             self._end()
             return
-        # Beats are counted, not seconds, because no time counts while the control process itself is stopped.
+        # Beats are counted instead of seconds, because beats stop while the control process itself is stopped.
         self._silent += 1
         if self._silent > (HUNG_BEATS if self.group is not None else START_S / BEAT_S):
             self.kill(f"silent for {self._silent * BEAT_S:g} s")

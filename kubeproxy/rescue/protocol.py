@@ -1,4 +1,4 @@
-"""Messages between the control process and the rescue process, each of them one packet of a Unix socket."""
+"""Messages between the control process and the rescue process. Each message is one packet of a Unix socket."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.model.rescue import RescueCounts
 
 MESSAGE_BYTES: Final = 1 << 16
-"""The longest message in bytes."""
+"""The largest size of a message in bytes."""
 FLOWS_PER_MESSAGE: Final = 400
-"""How many flows a `Freed` may have. IPv6 addresses as text take 150 bytes for each."""
+"""The largest number of flows in a `Freed`. With IPv6 addresses as text, each flow takes 150 bytes."""
 
 
 class GarbledMessageError(KubeproxyError):
@@ -31,15 +31,15 @@ class Reason(StrEnum):
 
 
 class Started(Struct, frozen=True, tag=True, array_like=True):
-    """Tells that the process reads this NFLOG group, and has given up its privileges."""
+    """Tells that the process reads this NFLOG group and has given up its privileges."""
 
     group: int
     unfiltered: str | None = None
-    """Why its system calls are not filtered, or None if they are."""
+    """Why the process runs without a system call filter, or None if it has one."""
     shut_out: str | None = None
-    """Why the process could not open the socket that puts a client's packet back in at the interface it came by
+    """Why the process could not open the socket that re-injects a client's packet at the interface on which it arrived
     (`netfilter.reentry`), or None if it could. Without that socket, first packets are sent again only for clients on
-    this host itself, not for other hosts or pods."""
+    this host, not for other hosts or pods."""
 
 
 class Beat(Struct, frozen=True, tag=True, array_like=True):
@@ -57,23 +57,22 @@ class Failed(Struct, frozen=True, tag=True, array_like=True):
 
 
 class FreedFlow(NamedTuple):
-    """A flow that the control process has deleted."""
+    """A flow whose conntrack entry the control process has deleted."""
 
     client: Address
     client_port: int
     service: Address
     service_port: int
     peer: Address
-    """The client, with the address that the endpoint saw."""
+    """The client's address and port as the endpoint saw them."""
     peer_port: int
     link: int | None
-    """The number of the interface that leads to the client. 0 means this host. None means that the interface is
-    unknown, or that the flow is of TCP."""
+    """The number of the client's interface; 0 means this host. It is None for TCP, or if the interface is unknown."""
 
 
 class Freed(Struct, frozen=True, tag=True, array_like=True):
-    """Says that the conntrack entries of flows to a failed endpoint have been deleted. The rescue process may then send
-    again the packets that the endpoint has not answered."""
+    """Tells that the conntrack entries of flows to a failed endpoint are deleted. The rescue process may now send their
+    unanswered packets again."""
 
     protocol: Protocol
     endpoint: Target

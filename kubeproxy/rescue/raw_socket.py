@@ -1,7 +1,8 @@
-"""Sends complete packets of clients on this host. They pass the output hook, as the client's own packets did.
+"""Sends complete packets in the name of clients on this host. They pass the output hook, as the client's own packets
+did.
 
-The sockets are made while the process has CAP_NET_RAW, and used without it. They can send any IP packet of this network
-namespace, and receive none (raw(7), IPPROTO_RAW).
+The sockets are created while the process has CAP_NET_RAW, and used without it. They can send any IP packet in this
+network namespace, and receive none (raw(7), IPPROTO_RAW).
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ _IPV6_HDRINCL: Final = 36
 
 
 class RawSockets:
-    """One socket for each family that the kernel has."""
+    """One raw socket for each IP family of the kernel."""
 
     def __init__(self) -> None:
-        """Make the sockets. Raise OSError if this process may not make them."""
+        """Create the sockets. Raise OSError if this process may not do that."""
         self._sockets: Mapping[int, socket.socket] = {
             size: made for size, made in ((4, _open(socket.AF_INET)), (16, _open(socket.AF_INET6))) if made is not None
         }
 
     def send(self, packet: bytes, by_way_of: bytes) -> None:
-        """Send a packet to an address of its family. Raise OSError if the kernel does not send it."""
+        """Send a packet, routed by the address `by_way_of` of its family. Raise OSError if the kernel does not send
+        it."""
         sock = self._sockets.get(len(by_way_of))
         if sock is None:
             raise OSError(errno.EAFNOSUPPORT, "the kernel has no such family")

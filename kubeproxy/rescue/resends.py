@@ -1,9 +1,8 @@
-"""Decides which packets are sent again, and when. Its input is packets and reports, and its output is packets to send.
+"""Decides which packets are sent again, and when (pure).
 
-A refused client's SYN is sent again at once. By chance it may meet the same endpoint until the control process has
-ejected that endpoint, so each further attempt waits twice as long as the last. A SYN for a silent or unreachable
-endpoint still has a flow that leads to the endpoint, and so has a datagram. They wait until the control process has
-deleted the flow.
+The SYN of a refused client is sent again at once. Until the control process has ejected the endpoint, the SYN may reach
+the same endpoint by chance, so the delay grows with each attempt. If the endpoint is silent or unreachable, the
+conntrack entry would send the packet there again. So the packet waits until the control process has deleted the entry.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from kubeproxy.rescue.packets import Refusal, Refused, Side, Unreachable, again,
 from kubeproxy.rescue.protocol import Failed, Freed, FreedFlow, Reason
 
 DELAYS_S: Final = (0.0, 0.002, 0.004, 0.008, 0.016, 0.064, 0.25, 0.5)
-"""The delays before each attempt for the same SYN. Together they are less than a second, after which the client repeats
-it. Their number keeps two dead endpoints from passing a SYN to each other endlessly."""
+"""The delays before each attempt for the same SYN. Their sum is less than a second, after which the client retransmits
+it. Their number is limited, so that two dead endpoints cannot bounce a SYN between them endlessly."""
 AWAITED_S: Final = 1.5 * FLUSH_S
-"""For how long to wait for a copy, because the kernel may be collecting others with it. A report never comes before its
-copy, but the control process may delete a flow before its copy comes."""
+"""How long to wait for a copy that the kernel may still be collecting. A report never comes before its copy, but the
+control process may delete a flow before that."""
 QUIET_S: Final = 0.02
-"""For how long no other failure of the same kind is reported for an endpoint. A packet that has not reached the
-endpoint meanwhile is reported at the end, because its flow has to be deleted."""
+"""For how long further failures of the same kind are not reported for an endpoint. Packets that do not reach the
+endpoint in that time are reported at its end, because their flows have to be deleted."""
 SCHEDULED_MAX: Final = 16_384
-"""How many attempts may wait."""
+"""The largest number of attempts that may wait."""
 DATAGRAMS_MAX, DATAGRAM_S = 1024, 1.0
-"""How many datagrams may wait, and for how long."""
+"""The largest number of datagrams that may wait, and for how many seconds."""
 
 
 class Packet(NamedTuple):
@@ -40,9 +39,9 @@ class Packet(NamedTuple):
 
     data: bytes
     by_way_of: bytes
-    """An address to which this host has a route. The service address may have none."""
+    """An address that decides the route. The service address itself may have no route."""
     link: int
-    """The number of the interface by which the client's packet comes. 0 means that the client is on this host."""
+    """The number of the interface on which the client's packet arrives, or 0 if the client is on this host."""
 
 
 class _Waiting(NamedTuple):
@@ -63,7 +62,7 @@ class _First(NamedTuple):
 
 
 class Resends:
-    """The state of one process."""
+    """The packets and attempts of one rescue process."""
 
     def __init__(self) -> None:
         self._copies = Copies()
@@ -71,18 +70,20 @@ class Resends:
         self._scheduled: list[tuple[float, int, Copy, bytes]] = []
         self._datagrams: deque[_Waiting] = deque()
         self._awaited: deque[_Awaited] = deque()
-        """The connections with a deleted flow whose copy has not come yet."""
+        """The connections whose flow was deleted before their copy arrived."""
         self._way: dict[int, bytes] = {}
-        """The endpoint that was the last one to refuse a connection, by the length of its address."""
+        """The last endpoint that refused a connection, by the length of its address: 4 or 16 bytes."""
         self._first: dict[int, _First] = {}
-        """For each sequence number the connection that had it first. The one with the latest attempt comes last."""
+        """For each sequence number, the connection that used it first. The connection with the latest attempt comes
+        last."""
         self._reported: dict[tuple[Protocol, Side, Reason], float] = {}
         self._unreported: dict[tuple[Protocol, Side, Reason], float] = {}
-        """The failures to be reported, and when. There are only a few, because the rules limit what they report."""
+        """The failures still to be reported, each with its time. There are only a few, because the rules limit the rate
+        of reports."""
         self._copied = self._refused = self._unreachable = self._given_up = self._unknown = 0
 
     def counts(self, *, resent: int, unsent: int, overflows: int) -> RescueCounts:
-        """Return the counts of this process."""
+        """Return the counts of this process, completed with the three given numbers."""
         return RescueCounts(
             copied=self._copied,
             refused=self._refused,
@@ -96,21 +97,22 @@ class Resends:
         )
 
     def copied(self, data: bytes, count: int, now: float) -> None:
-        """Keep the first packets of one read from the NFLOG socket, with their number."""
+        """Store the result of one read from the NFLOG socket, which has `count` copies."""
         self._copied += count
         self._copies.add(data, count, now)
 
     def refused(self, refusal: Refusal, now: float) -> Failed | None:
-        """Note that an endpoint has refused a client. Return the report, unless there was one just now."""
+        """Record that an endpoint refused a client. Return the report, or None if there was one a moment ago."""
         self._refused += 1
         self._way[len(refusal.endpoint.address)] = refusal.endpoint.address
         return self._report(Protocol.TCP, refusal.endpoint, Reason.REFUSED, now)
 
     def refused_client(self, refused: Refused, now: float) -> None:
-        """Note a refused connection with the addresses that its client used. `refused` is called for it before this.
+        """Schedule the SYN of a refused connection, given with the addresses that the client used. `refused` is called
+        before, for the same reset.
 
-        Only the SYN that began this connection is sent again. A client could give the sequence number of a refused
-        SYN to another packet, one that this node has dropped.
+        Only the SYN that began this very connection is sent again. A client could reuse the sequence number of a
+        refused SYN for another packet that this node has dropped.
         """
         copy = self._copies.of(refused.client, refused.service)
         by_way_of = self._way.get(len(refused.client.address))
@@ -120,7 +122,7 @@ class Resends:
             self._schedule(copy, by_way_of, now)
 
     def unreachable(self, error: Unreachable, now: float) -> Failed | None:
-        """Note that a packet has not reached its endpoint. Return the report, unless there was one just now."""
+        """Record that a packet did not reach its endpoint. Return the report, or None if there was one a moment ago."""
         self._unreachable += 1
         if error.protocol is Protocol.UDP:
             if error.payload is None:
@@ -135,7 +137,7 @@ class Resends:
         return failed
 
     def late_reports(self, now: float) -> list[Failed]:
-        """Return the reports that have waited long enough."""
+        """Return the postponed reports that are due."""
         due = [key for key, at in self._unreported.items() if at <= now]
         for key in due:
             del self._unreported[key]
@@ -143,7 +145,8 @@ class Resends:
         return [Failed(protocol, endpoint.target, reason) for protocol, endpoint, reason in due]
 
     def freed(self, freed: Freed, now: float) -> list[Packet]:
-        """Note that the flows to an endpoint are deleted. Return the packets to send now; SYNs follow by `due`."""
+        """Record that the flows to an endpoint are deleted. Return the datagrams to send now; `due` returns their
+        SYNs."""
         if freed.protocol is Protocol.UDP:
             return self._datagrams_of(freed, now)
         by_way_of = packed(freed.endpoint.address)
@@ -175,12 +178,12 @@ class Resends:
 
     @property
     def next_at(self) -> float | None:
-        """Return when something is `due`, or None if nothing is scheduled."""
+        """Return when `due` or `late_reports` has something next, or None if nothing is scheduled."""
         times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
         return min([*times, *self._unreported.values()], default=None)
 
     def forget(self, now: float) -> None:
-        """Drop what is too old. Call this now and then."""
+        """Drop what is too old. The caller does this now and then."""
         self._copies.forget(now)
         while self._first and (first := next(iter(self._first))) and self._first[first].at <= now - KEEP_S:
             del self._first[first]
@@ -188,7 +191,7 @@ class Resends:
         self._reported = {key: at for key, at in self._reported.items() if at > now - QUIET_S}
 
     def clear(self) -> None:
-        """Drop everything, because this process was stopped for long, and clients have given up."""
+        """Drop everything. The process was stopped for so long that clients have given up."""
         self._copies.clear()
         self._scheduled.clear()
         self._awaited.clear()
@@ -206,8 +209,8 @@ class Resends:
     def _is_first(self, copy: Copy, now: float) -> bool:
         """Return whether this is the first recent connection with its SYN's sequence number.
 
-        If nodes have each other's node ports as endpoints, they pass a SYN round until its hop limit is used up, each
-        time from another port. If each pass had attempts of its own, the SYN would be sent again for each of them.
+        If nodes have each other's node ports as endpoints, they pass a SYN around until its hop limit is used up, each
+        time from another port. If every copy had attempts of its own, each of them would be sent again.
         """
         key, last = copy.key, copy.syn.last
         first = self._first.get(last)
