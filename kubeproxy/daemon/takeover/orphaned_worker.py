@@ -58,7 +58,6 @@ class OrphanedWorker:
         """Whether its connections may come to our workers."""
         if not can_move:
             log.warning("orphaned worker: connections stay with it", pid=self.pid, its=hello.moves, ours=MOVES)
-        self._version = hello.common_moves or 0
         self._sock = sock
         self._same_protocol = hello.protocol == PROTOCOL
         if not self._same_protocol:
@@ -114,7 +113,7 @@ class OrphanedWorker:
     async def move(self, entrances: Entrances) -> None:
         """Have the worker move its connections through these sockets. Return when it has moved what it could, or has
         ended."""
-        request = Move(entrances.workers, entrances.count, self._version)
+        request = Move(entrances.workers, entrances.count)
         self._moved.clear()
         with contextlib.suppress(OSError):
             async with asyncio.timeout(MOVE_S):

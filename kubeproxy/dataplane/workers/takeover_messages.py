@@ -24,7 +24,7 @@ that: both sides ignore fields that they do not know."""
 MOVES_SINCE: Final = MOVES
 """The oldest version of `MOVES` that this program still speaks. Two workers use the newest version that both speak.
 Without one in common nothing moves, and the connections drain. So a program that raises `MOVES` goes on speaking the
-version before."""
+version before, and gives `Move` a field for the version to use, whose default is the version before."""
 LINE_BYTES: Final = 4096
 """The longest line in bytes."""
 
@@ -75,8 +75,6 @@ class Move(TakeoverMessage, frozen=True):
     """The numbers of these workers."""
     count: int
     """The number of the owner's workers, by which UDP clients are assigned."""
-    version: int = MOVES
-    """The version in which the worker sends its connections."""
 
 
 class Moved(TakeoverMessage, frozen=True):
