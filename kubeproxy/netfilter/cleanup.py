@@ -60,7 +60,8 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: 
         except KernelError as error:
             failures.append(str(error))
     if failures:
-        raise KernelError("; ".join([*failures, *(f"removed: {text}" for text in removed)]))
+        done = "would be removed" if dry_run else "removed"
+        raise KernelError("; ".join([*failures, *(f"{done}: {text}" for text in removed)]))
     return removed
 
 

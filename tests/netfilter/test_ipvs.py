@@ -198,5 +198,5 @@ async def test_a_cleanup_that_leaves_it_says_so_and_removes_the_rest(monkeypatch
     Node(monkeypatch, FakeIpvs([CLUSTER_IP]))
     monkeypatch.setattr(ipvs, "_FIRST_PID_NAMESPACE", 0)
     monkeypatch.setattr(cleanup, "_clean", clean)
-    with pytest.raises(KernelError, match=r"kube-ipvs0 .* --force; removed: .*iptables: chains"):
+    with pytest.raises(KernelError, match=r"kube-ipvs0 .* --force; would be removed: .*iptables: chains"):
         await cleanup.cleanup_all(dry_run=True)
