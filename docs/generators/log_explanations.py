@@ -411,8 +411,9 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`reason` has the kernel's answer; `kubeproxy.dataPath: userspace` or `auto` hides dead endpoints.",
     ),
     "kernel path not counted": (
-        "nft could not read the counters of connections on the kernel path; status and metrics show the last ones.",
-        "`reason` has nft's answer.",
+        "The counters of connections on the kernel path could not be read; status and metrics show the last ones. If"
+        " this was so at the start, connections are counted from the next reading on.",
+        "`reason` has the kernel's answer.",
     ),
     "rescue process has ended": (
         "The process that sends first packets again ended; `reason` has its signal or exit status.",

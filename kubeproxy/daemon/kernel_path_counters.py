@@ -14,6 +14,7 @@ from kubeproxy.dataplane.interface import NOTHING, Counters
 from kubeproxy.model import FrontendName, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.snapshot import DataPath, FrontendState
+from kubeproxy.netfilter.nftables.execute import NotFoundError
 from kubeproxy.netfilter.nftables.spread_counters import new_connections
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.time_slice import TimeSlice
@@ -58,6 +59,8 @@ class KernelTraffic:
         self._before: Mapping[Traffic, int] = {}
         self._older: dict[Traffic, int] | None = None
         """What the kernel had counted before `begin`, of traffic that has not been read since. None before `begin`."""
+        self._not_begun = ""
+        """Why `begin` could not read the counters. It is empty if it could, and before."""
         self._sums: dict[FrontendName, int] = {}
         self._flow_counts: Mapping[FrontendName, FlowCounts] = {}
         self._next_at = float("-inf")
@@ -66,11 +69,16 @@ class KernelTraffic:
 
     async def begin(self) -> None:
         """Count from now on. The kernel's counters outlive processes, so those that there are have counted for others,
-        or while none ran."""
+        or while none ran.
+
+        If the kernel does not show them, counting begins with the next reading for a frontend on the kernel path."""
         try:
             self._older = dict(await self._read(None))
-        except KernelError:  # There is no table yet.
-            self._older = {}
+            self._not_begun = ""
+        except NotFoundError:  # There is no table yet.
+            self._older, self._not_begun = {}, ""
+        except KernelError as error:
+            self._not_begun = str(error)
 
     async def added_to(self, counters: Mapping[FrontendName, Counters]) -> Mapping[FrontendName, Counters]:
         """Return the counters with `by_kernel` added, or the same object while there is no kernel path."""
@@ -98,10 +106,14 @@ class KernelTraffic:
         await self._flows.refresh()
         self._flow_counts = self._flows.counts(known)
         self._sums = {name: count for name, count in self._sums.items() if name in known}
-        if self._older is None:
-            return
         if not belongs:
             self._before = {}
+            return
+        if self._not_begun:
+            # A host without nf_tables has no frontend on the kernel path, so this is no news there.
+            self._log.warning("kernel path not counted", reason=self._not_begun)
+            await self.begin()
+        if self._older is None:
             return
         try:
             now = await self._read(belongs.keys())

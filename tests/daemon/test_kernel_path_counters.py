@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
+import pytest
+
 from kubeproxy.daemon.flow_accounting import FlowCounts
 from kubeproxy.daemon.kernel_path_counters import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Address, Destination, FrontendName, Protocol, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.model.snapshot import DataPath, FrontendState
+from kubeproxy.netfilter.nftables.execute import NotFoundError
 from tests.observability.status.observation import GOOD, MAIL, WEB, frontend, name
 
 AT = Traffic(Destination(Address("10.96.0.1"), Protocol.TCP, 80))
@@ -34,14 +37,14 @@ class Kernel:
 
     def __init__(self) -> None:
         self.counts: dict[Traffic, int] = {}
-        self.fails = False
+        self.fails: KernelError | None = None
         self.asked: list[Collection[Traffic]] = []
 
     async def read(self, destinations: Collection[Traffic] | None) -> Mapping[Traffic, int]:
         if destinations is not None:
             self.asked.append(set(destinations))
         if self.fails:
-            raise KernelError("nft: busy")
+            raise self.fails
         return dict(self.counts)
 
 
@@ -68,9 +71,9 @@ async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
     assert await by_kernel() == 9
     kernel.counts = {AT: 2}  # another number of endpoints
     assert await by_kernel() == 11
-    kernel.fails = True
+    kernel.fails = KernelError("nft: busy")
     assert await by_kernel() == 11
-    kernel.fails = False
+    kernel.fails = None
     kernel.counts = {AT: 3}
     assert await by_kernel() == 12
     # What the kernel led is counted when the frontend has gone over to the userspace path, too.
@@ -83,6 +86,27 @@ async def test_growth_is_summed_over_counters_that_begin_anew() -> None:
     shown.clear()
     traffic._next_at = float("-inf")
     assert await traffic.added_to(counters) is counters
+
+
+@pytest.mark.parametrize(
+    ("failure", "counted"), [(KernelError("nft: busy"), 0), (NotFoundError("nft: no table"), 9500)]
+)
+async def test_counters_that_could_not_be_read_at_the_start_are_not_taken_for_new(
+    failure: KernelError, counted: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a table that did not exist at the start are new."""
+    kernel = Kernel()
+    web = FrontendState(frontend(WEB, "10.96.0.1", GOOD), 40001, DataPath.KERNEL, "", (GOOD,))
+    traffic = KernelTraffic(lambda: [web], Flows(), read=kernel.read)
+    kernel.counts, kernel.fails = {AT: 9500}, failure
+    await traffic.begin()
+    kernel.fails = None
+    for more in (0, 4):
+        kernel.counts = {AT: 9500 + more}
+        traffic._next_at = float("-inf")
+        counters = await traffic.added_to({})
+        assert (counters[name(WEB)].by_kernel if counters else 0) == counted + more
+    assert ("nft: busy" in capsys.readouterr().out) is (counted == 0)
 
 
 async def test_a_slow_reading_is_done_less_often() -> None:
