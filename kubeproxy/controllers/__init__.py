@@ -1,6 +1,7 @@
-"""The controllers of Deployments, ReplicaSets, ReplicationControllers and readiness gates, and what they share.
+"""The controllers of Deployments, ReplicaSets, ReplicationControllers and readiness gates, and the code that they
+share.
 
-A controller changes a cluster through its API server, and knows nothing of proxying on this node.
+A controller changes a cluster through its API server. It does not use the code that proxies connections on this node.
 
 manager          clients, informers, leader election and the controllers in one process
 deployments      the Deployment controller: rollouts, step by step

@@ -1,7 +1,8 @@
-"""Deployments, ReplicaSets, ReplicationControllers and Pods, as far as their controllers read them.
+"""The fields of Deployments, ReplicaSets, ReplicationControllers and Pods that their controllers read.
 
-Pod templates stay as they came (`msgspec.Raw`), because a Deployment's template is copied to its ReplicaSet with every
-field, whatever the API server's version. Writes are patches of the fields that change, so no unknown field is lost.
+Pod templates stay undecoded JSON (`msgspec.Raw`), because a Deployment's template is copied to its ReplicaSet with all
+fields, including fields of newer API versions that are not declared here. Writes are patches of the changed fields, so
+the server keeps all other fields.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ NO_LIMIT: Final = 2_147_483_647
 
 
 def _detach(spec: ReplicaSetSpec | ReplicationControllerSpec | DeploymentSpec) -> None:
-    """Copy the template out of the answer that contains it, because a view of the answer would keep a whole list in
-    memory."""
+    """Replace the template, which is a view of the server's answer, by a copy. The view would keep the whole answer,
+    perhaps a list of all Deployments, in memory."""
     msgspec.structs.force_setattr(spec, "template", spec.template.copy())
 
 
 class _CommonMetadata(Wire, frozen=True):
-    """The metadata of objects of which there are many. Each kind adds the annotations that it uses."""
+    """The metadata that most kinds share. A subclass adds the annotations that controllers read, and drops all others,
+    because a cluster has many of these objects."""
 
     name: str = ""
     namespace: str = ""
@@ -49,11 +51,11 @@ class PodAnnotations(Wire, frozen=True):
     draining: str | None = msgspec.field(name="kubeproxy/draining", default=None)
     """The deletion cost that the pod had before. It is set while the pod drains."""
     use_timeout: str | None = msgspec.field(name="kubeproxy/use-timeout", default=None)
-    """How long the pod waits at its readiness gate at most."""
+    """The longest time that the pod waits at its readiness gate, as a duration such as ``30s``."""
 
 
 class PodMetadata(_CommonMetadata, frozen=True):
-    """The metadata of a pod. It has only the annotations in use, because there are many pods."""
+    """The metadata of a pod."""
 
     annotations: PodAnnotations = PodAnnotations()
 
@@ -125,13 +127,13 @@ class Pod(Wire, frozen=True):
 
 
 class ServiceAnnotations(Wire, frozen=True):
-    """The annotation with which rollouts ask the node proxies."""
+    """The annotation of a Service in which rollouts write their requests to the node proxies."""
 
     drain_requests: str | None = msgspec.field(name="kubeproxy/drain-requests", default=None)
 
 
 class ServiceMetadata(_CommonMetadata, frozen=True):
-    """The metadata of a Service. It has only the annotation in use."""
+    """The metadata of a Service."""
 
     annotations: ServiceAnnotations = ServiceAnnotations()
 
@@ -146,7 +148,7 @@ class ServiceSpec(Wire, frozen=True):
 
 
 class Service(Wire, frozen=True):
-    """A v1 Service, as far as rollouts read it."""
+    """The fields of a v1 Service that rollouts read."""
 
     metadata: ServiceMetadata = ServiceMetadata()
     spec: ServiceSpec = ServiceSpec()
@@ -156,13 +158,13 @@ class Service(Wire, frozen=True):
 
 
 class LeaseAnnotations(Wire, frozen=True):
-    """The annotation that has a node's drain report."""
+    """The annotation of a Lease that contains a node's drain report."""
 
     report: str | None = msgspec.field(name="kubeproxy/drain-report", default=None)
 
 
 class LeaseMetadata(_CommonMetadata, frozen=True):
-    """The metadata of a node's Lease."""
+    """The metadata of the Lease that a node proxy writes."""
 
     annotations: LeaseAnnotations = LeaseAnnotations()
 
@@ -174,7 +176,7 @@ class LeaseSpec(Wire, frozen=True):
 
 
 class Lease(Wire, frozen=True):
-    """The Lease with which a node's proxy reports."""
+    """The Lease in which a node's proxy writes its drain report."""
 
     metadata: LeaseMetadata = LeaseMetadata()
     spec: LeaseSpec = LeaseSpec()
@@ -189,7 +191,7 @@ class Condition(Wire, frozen=True, omit_defaults=True):
     type: str = ""
     status: str = ""
     last_update_time: str | None = None
-    """The time of the last update, which only Deployments have."""
+    """The time of the last update as RFC 3339 text. Only the conditions of Deployments have it."""
     last_transition_time: str | None = None
     reason: str = ""
     message: str = ""
@@ -209,7 +211,7 @@ class ReplicaSetSpec(Wire, frozen=True):
 
 
 class ReplicaSetStatus(Wire, frozen=True):
-    """The counts of a ReplicaSet, and equally of a ReplicationController."""
+    """The status of a ReplicaSet. A ReplicationController's status has the same fields."""
 
     replicas: int = 0
     fully_labeled_replicas: int = 0
@@ -229,7 +231,8 @@ class ReplicaSet(Wire, frozen=True):
 
 
 class ReplicationControllerSpec(Wire, frozen=True):
-    """The spec of a ReplicationController. It is like a ReplicaSet's, but the selector is a plain map."""
+    """The spec of a ReplicationController. It differs from a ReplicaSet's spec only in the selector, which is a plain
+    map."""
 
     replicas: int = 1
     min_ready_seconds: int = 0
@@ -248,7 +251,7 @@ class ReplicationController(Wire, frozen=True):
     status: ReplicaSetStatus = ReplicaSetStatus()
 
     def as_replica_set(self) -> ReplicaSet:
-        """Return the object as a ReplicaSet, for the controller of both kinds."""
+        """Return this ReplicationController as a ReplicaSet, because one controller handles both kinds."""
         spec = self.spec
         return ReplicaSet(
             metadata=self.metadata,
@@ -310,12 +313,13 @@ class Deployment(Wire, frozen=True):
 
     @property
     def rolling(self) -> bool:
-        """Return whether pods are replaced step by step, and not all at once."""
+        """Return whether the strategy is RollingUpdate, which replaces pods step by step."""
         return self.spec.strategy.type == "RollingUpdate"
 
     @property
     def deadline_s(self) -> int | None:
-        """Return the seconds without progress after which a rollout counts as failed, or None if it never does."""
+        """Return the seconds without progress after which a rollout counts as failed, or None if there is no
+        deadline."""
         deadline = self.spec.progress_deadline_seconds
         return None if deadline is None or deadline == NO_LIMIT else deadline
 
@@ -327,7 +331,7 @@ class Deployment(Wire, frozen=True):
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return a pod template as plain JSON values, made anew for each caller. Raise `Garbage` if it is not a
+    """Decode a pod template to plain JSON values, which the caller may change. Raise `Garbage` if the JSON is not a
     template."""
     with understood("pod template"):
         msgspec.json.decode(raw, type=_TemplateShape)

@@ -17,12 +17,12 @@ TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
 def find(conditions: Sequence[Condition], type: str) -> Condition | None:
-    """Return the condition of a type."""
+    """Return the condition of this type, or None if there is none."""
     return next((condition for condition in conditions if condition.type == type), None)
 
 
 def new(type: str, status: str, reason: str, message: str, now: float) -> Condition:
-    """Return a Deployment's condition that begins now."""
+    """Return a condition for a Deployment with `now` as its update and transition time."""
     moment = timestamps.seconds(now)
     return Condition(
         type=type,
@@ -35,13 +35,13 @@ def new(type: str, status: str, reason: str, message: str, now: float) -> Condit
 
 
 def without(conditions: Sequence[Condition], type: str) -> list[Condition]:
-    """Return all conditions except those of a type."""
+    """Return the conditions without those of this type."""
     return [condition for condition in conditions if condition.type != type]
 
 
 def put(conditions: Sequence[Condition], condition: Condition) -> list[Condition]:
-    """Set a condition. If its status and reason are the same as before, change nothing, not even the message. If only
-    the status is the same, keep the transition time."""
+    """Return the conditions with this condition added or replaced. If status and reason are the same as before, the old
+    condition stays with its old message. If only the status is the same, the transition time stays."""
     current = find(conditions, condition.type)
     if current is not None and (current.status, current.reason) == (condition.status, condition.reason):
         return list(conditions)

@@ -1,4 +1,4 @@
-"""Sends the controllers' Events to the API server."""
+"""Reports the controllers' Events to the API server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EventReporter:
         self._recorder = recorder
 
     def record(self, involved: Involved, type: EventType, reason: str, message: str) -> None:
-        """Report one Event."""
+        """Queue one Event about an object."""
         self._recorder.record(
             involved.kind,
             involved.namespace,

@@ -1,4 +1,4 @@
-"""The Events that controllers report: about which object, and to what."""
+"""The Events of controllers: their reasons, the objects that they are about, and the interface that accepts them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Involved:
 
     @classmethod
     def of(cls, api_version: str, kind: str, metadata: Meta) -> Involved:
-        """Return the reference to an object with this metadata."""
+        """Return a reference to the object that has this metadata."""
         return cls(api_version, kind, metadata.namespace, metadata.name, metadata.uid, metadata.resource_version)
 
 
@@ -47,4 +47,4 @@ class EventSink(Protocol):
     """Accepts Events at any time. It returns at once and never fails."""
 
     def record(self, involved: Involved, type: EventType, reason: str, message: str) -> None:
-        """Report one Event."""
+        """Report an Event about an object."""

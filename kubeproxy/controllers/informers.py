@@ -1,4 +1,4 @@
-"""Clients and informers of the kinds that workload controllers use."""
+"""Makes the clients and informers of the kinds that the controllers use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def service_client(requests: Requests, *, written: Callable[[Service], None] | N
 
 
 def lease_client(requests: Requests) -> ObjectClient[Lease]:
-    """Return a client of the Leases by which node proxies report."""
+    """Return a client of the Leases in which node proxies write their drain reports."""
     return ObjectClient(requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=_lease)
 
 
@@ -79,7 +79,7 @@ def deployment_informer() -> Informer[Deployment]:
 
 @dataclass(frozen=True, slots=True)
 class Informers:
-    """The informers of a cluster, shared by all controllers. None of them runs by itself."""
+    """The informers that all controllers share. The controller manager starts them."""
 
     deployments: Informer[Deployment] = field(default_factory=deployment_informer)
     replica_sets: Informer[ReplicaSet] = field(default_factory=_replica_set_informer)
@@ -89,6 +89,6 @@ class Informers:
     pods: Informer[Pod] = field(default_factory=pod_informer)
     services: Informer[Service] = field(default_factory=_service_informer)
     leases: Informer[Lease] = field(default_factory=_report_informer)
-    """The Leases by which node proxies report."""
+    """The Leases in which node proxies write their drain reports."""
     proxies_wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a controller needs the node proxies. Services and Leases are watched from then on."""
+    """Set as soon as a controller needs the node proxies. Services and Leases are watched from then on."""

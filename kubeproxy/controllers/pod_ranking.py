@@ -1,7 +1,7 @@
-"""Decides which pods are deleted first when there are too many. It is pure; `now` is in Unix seconds.
+"""Decides which pods of a ReplicaSet are deleted first. It is pure; `now` is in Unix seconds.
 
-The order is that of the ReplicaSet controller in Kubernetes 1.36 (ActivePodsWithRanks). The first difference between
-two pods decides.
+The order is that of the ReplicaSet controller in Kubernetes 1.36 (ActivePodsWithRanks). Pods are compared by several
+criteria, and the first difference decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _COST_MIN, _COST_MAX = -(2**31), 2**31 - 1
 
 
 def deletion_cost(pod: Pod) -> int:
-    """Return the annotation ``pod-deletion-cost``, or 0 if it is absent or not an int32 without leading + or zeros."""
+    """Return the annotation ``pod-deletion-cost``. Return 0 if it is absent or not a 32-bit integer, or has a plus sign
+    or leading zeros."""
     text = pod.metadata.annotations.deletion_cost
     if text is None or not _COST.fullmatch(text):
         return 0
@@ -31,13 +32,13 @@ def deletion_cost(pod: Pod) -> int:
 
 
 def related_per_node(related: Iterable[Pod]) -> Counter[str]:
-    """Return the number of active pods of the same owner's sets on each node."""
+    """Return the number of active pods by node. `related` are the pods of all ReplicaSets with the same owner."""
     return Counter(pod.spec.node_name for pod in related if pod.spec.node_name)
 
 
 def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable[Pod], now: float) -> list[Pod]:
-    """Return the `number` pods that are to be deleted, in their order. `related` are the active pods of sets with the
-    same owner."""
+    """Return the first `number` pods in the order of deletion. `related` are the pods of all ReplicaSets with the same
+    owner."""
     if number >= len(pods):
         return list(pods)
     nodes = related_per_node(related)
@@ -46,11 +47,11 @@ def choose_pods_to_delete(pods: Sequence[Pod], number: int, *, related: Iterable
 
 
 def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
-    """Return the key of a pod. The pod with the smallest key is deleted first.
+    """Return a pod's sort key. The pod with the smallest key is deleted first.
 
-    Ages are compared by powers of two, so that the UID decides between pods of about the same age, and not always the
-    order of their creation. Upstream compares the UIDs as soon as two ready times differ within one power of two. That
-    is not an order, because it can go in circles; here restarts come first.
+    Ages are compared by their base-2 logarithms, so that among pods of about the same age the UID decides, and not the
+    time of creation. Upstream compares the UIDs even before the restarts if two ready times differ by less than a power
+    of two. That comparison is not transitive. Here restarts come first.
     """
     ready = is_ready(pod)
     return (
@@ -68,7 +69,7 @@ def _rank(pod: Pod, on_node: int, now: float) -> tuple[object, ...]:
 
 
 def _logarithmic_age(since: float | None, now: float) -> int:
-    """Return floor(log2) of an age in nanoseconds. A missing time counts as newest."""
+    """Return the base-2 logarithm of an age in nanoseconds, rounded down. A pod without a time counts as the newest."""
     if since is None:
         return _NEWEST
     nanoseconds = (now - since) * 1e9

@@ -1,4 +1,4 @@
-"""Decides whether a pod counts as active, ready or available. It is pure; `now` is in Unix seconds."""
+"""Decides whether a pod is active, ready or available. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TERMINAL = ("Succeeded", "Failed")
 
 
 def is_active(pod: Pod) -> bool:
-    """Return whether a pod counts as a replica: neither finished nor being deleted."""
+    """Return whether a pod counts as a replica, because it is neither finished nor being deleted."""
     return pod.status.phase not in TERMINAL and pod.metadata.deletion_timestamp is None
 
 
@@ -19,7 +19,7 @@ def is_terminating(pod: Pod) -> bool:
 
 
 def condition_of(pod: Pod, type: str) -> PodCondition | None:
-    """Return the condition of a type, if there is one."""
+    """Return the pod's condition of this type, or None if there is none."""
     return next((condition for condition in pod.status.conditions if condition.type == type), None)
 
 
@@ -30,7 +30,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def ready_since(pod: Pod) -> float | None:
-    """Return when the pod became ready, in Unix seconds, or None if it is not ready or does not tell since when."""
+    """Return when the pod became ready, in Unix seconds, or None if it is not ready or its condition has no time."""
     condition = condition_of(pod, "Ready")
     if condition is None or condition.status != "True":
         return None
@@ -38,7 +38,8 @@ def ready_since(pod: Pod) -> float | None:
 
 
 def available_at(pod: Pod, min_ready_s: int) -> float | None:
-    """Return from when on the pod is available if it stays ready, in Unix seconds, or None if it is not ready."""
+    """Return the time at which the pod becomes available if it stays ready, in Unix seconds, or None if it is not
+    ready."""
     if not is_ready(pod):
         return None
     if min_ready_s == 0:
@@ -54,10 +55,10 @@ def is_available(pod: Pod, min_ready_s: int, now: float) -> bool:
 
 
 def restarts(pod: Pod) -> int:
-    """Return the restarts of the container that was restarted most often."""
+    """Return the highest restart count of the pod's containers."""
     return max((status.restart_count for status in pod.status.container_statuses), default=0)
 
 
 def init_restarts(pod: Pod) -> int:
-    """Return the restarts of the init container that was restarted most often."""
+    """Return the highest restart count of the pod's init containers."""
     return max((status.restart_count for status in pod.status.init_container_statuses), default=0)

@@ -13,17 +13,17 @@ from kubeproxy.controllers.api_types import ReplicaSet, ReplicationController
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSetKind:
-    """One of the two kinds."""
+    """One of the two kinds, with the values in which they differ."""
 
     kind: str
     api_version: str
     group: str
-    """The path of the group version."""
+    """The path of the group version, such as ``/apis/apps/v1``."""
     resource: str
     queue: str
-    """The name of the work queue in metrics, as upstream's."""
+    """The name of the work queue in metrics, which is upstream's."""
     component: str
-    """The name of the controller in Events, as upstream's."""
+    """The name of the controller in Events, which is upstream's."""
     counts_terminating: bool
     """Whether the status has the field terminatingReplicas."""
     decode: Callable[[bytes | bytearray | msgspec.Raw], ReplicaSet]

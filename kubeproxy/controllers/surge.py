@@ -1,4 +1,4 @@
-"""Computes maxSurge and maxUnavailable in pods, and the size that a new ReplicaSet may have."""
+"""Converts maxSurge and maxUnavailable to numbers of pods, and computes the size that a new ReplicaSet may have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kubeproxy.controllers.api_types import Deployment
 
 _PERCENT = re.compile(r"0*([0-9]{1,9})%")
 _MORE_THAN_ALL = re.compile(r"[0-9]+%")
-"""The value of a percentage with too many digits, which an API server accepts, too."""
+"""A percentage with any number of digits. An API server accepts more digits than Python converts."""
 _LARGEST = 10**9
 
 
 def scaled(value: int | str | None, total: int, *, up: bool) -> int:
-    """Return a number, or a percentage of `total` rounded up or down. Raise ValueError for any other text."""
+    """Return `value` if it is a number. If it is a percentage, return that part of `total`, rounded up or down. Raise
+    ValueError for any other text."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -28,8 +29,8 @@ def scaled(value: int | str | None, total: int, *, up: bool) -> int:
 
 
 def resolve(max_surge: int | str | None, max_unavailable: int | str | None, desired: int) -> tuple[int, int]:
-    """Return surge and unavailability in pods. If both are 0, one pod may be unavailable, because otherwise no step
-    would be possible."""
+    """Return maxSurge and maxUnavailable as numbers of pods. If both are 0, return 1 for maxUnavailable, because
+    otherwise no step would be possible."""
     surge = scaled(max_surge, desired, up=True)
     unavailable = scaled(max_unavailable, desired, up=False)
     if surge == 0 and unavailable == 0:
@@ -43,31 +44,32 @@ def _fenceposts(deployment: Deployment) -> tuple[int, int]:
 
 
 def max_surge(deployment: Deployment) -> int:
-    """Return how many pods are allowed above the wanted number. It is 0 unless the strategy is RollingUpdate."""
+    """Return how many pods the Deployment may have above its size. The result is 0 unless the strategy is
+    RollingUpdate."""
     return _fenceposts(deployment)[0] if deployment.rolling else 0
 
 
 def max_unavailable(deployment: Deployment) -> int:
-    """Return how many pods may be missing. It is 0 unless the strategy is RollingUpdate, and never above the wanted
-    number."""
+    """Return how many of the Deployment's pods may be unavailable, at most its size. The result is 0 unless the
+    strategy is RollingUpdate."""
     if not deployment.rolling or deployment.spec.replicas == 0:
         return 0
     return min(_fenceposts(deployment)[1], deployment.spec.replicas)
 
 
 def min_available(deployment: Deployment) -> int:
-    """Return how many pods must stay available during a rolling update."""
+    """Return how many pods must stay available during a rolling update, or 0 for other strategies."""
     return deployment.spec.replicas - max_unavailable(deployment) if deployment.rolling else 0
 
 
 def max_total(deployment: Deployment) -> int:
-    """Return how many pods are allowed in all."""
+    """Return how many pods the old and new ReplicaSets together may have."""
     return deployment.spec.replicas + max_surge(deployment)
 
 
 def new_replica_set_size(deployment: Deployment, total: int, current: int) -> int:
-    """Return the size that the new ReplicaSet may have. `total` is the number of wanted pods of all sets, `current` its
-    own."""
+    """Return the size that the new ReplicaSet may have. `total` is the sum of the sizes of all ReplicaSets, `current`
+    the size of the new ReplicaSet."""
     wanted = deployment.spec.replicas
     if not deployment.rolling:
         return wanted

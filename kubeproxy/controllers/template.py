@@ -20,7 +20,8 @@ _MAPS: Final = frozenset(
         *("resources", "volumeAttributes"),
     }
 )
-"""Fields in which an empty object means the same as none. In other fields, such as emptyDir, {} is a choice."""
+"""Fields in which an empty object means the same as an absent field. In other fields, such as emptyDir, {} has a
+meaning."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "overhead"})
 _QUANTITIES: Final = frozenset({"divisor", "sizeLimit"})
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([EPTGMk]i?|Ki|m|u|n|[eE][+-]?[0-9]+)?")
@@ -34,7 +35,8 @@ _SUFFIXES: Final = {
 
 
 def normalized(template: msgspec.Raw) -> dict[str, Any]:
-    """Return a template in the form that all equal templates share, without the label pod-template-hash.
+    """Return a template in its canonical form, which is the same for all equal templates, without the label
+    pod-template-hash.
 
     Null, empty lists and empty maps count as absent, and quantities are compared by value.
     """
@@ -48,26 +50,28 @@ def normalized(template: msgspec.Raw) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _canonical(template: bytes) -> bytes:
-    """Return the text that all equal templates share. Results are kept, because every sync compares the same few
+    """Return the canonical JSON of a template. The results are cached, because every sync compares the same few
     templates."""
     return msgspec.json.encode(normalized(msgspec.Raw(template)), order="sorted")
 
 
 def canonical(template: msgspec.Raw) -> bytes:
-    """Return the text that all equal templates share, without the label pod-template-hash."""
+    """Return the canonical JSON of a template, which is the same for all equal templates, without the label
+    pod-template-hash."""
     return _canonical(bytes(template))
 
 
 def equal(one: msgspec.Raw, other: msgspec.Raw) -> bool:
-    """Return whether two templates make the same pods."""
+    """Return whether two templates describe the same pods."""
     return canonical(one) == canonical(other)
 
 
 def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
-    """Return a short text for names and labels. It is the same for equal templates, and another one after a collision.
+    """Return the template's hash for names and labels. Equal templates have the same hash. `collisions` changes the
+    hash, after two templates had the same.
 
-    It is a 32-bit FNV-1a hash like upstream's, but over canonical JSON. Other controllers find ReplicaSets by their
-    templates and never by this value.
+    The hash is 32-bit FNV-1a like upstream's, but over canonical JSON, so the values differ. That does no harm, because
+    upstream's controller finds ReplicaSets by their templates and never by the hash.
     """
     text = canonical(template)
     value = 2166136261
@@ -77,7 +81,7 @@ def template_hash(template: msgspec.Raw, collisions: int | None) -> str:
 
 
 def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
-    """Return the template for a ReplicaSet: the Deployment's template with the hash as a label."""
+    """Return a Deployment's template for a ReplicaSet, with the hash `value` as a label."""
     found = template_of(template)
     metadata = found.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), HASH_LABEL: value}
@@ -85,7 +89,7 @@ def with_hash(template: msgspec.Raw, value: str) -> dict[str, Any]:
 
 
 def without_hash(template: msgspec.Raw) -> dict[str, Any]:
-    """Return the template for a Deployment: the ReplicaSet's template without the hash."""
+    """Return a ReplicaSet's template for a Deployment, without the label pod-template-hash."""
     found = template_of(template)
     labels = (found.get("metadata") or {}).get("labels") or {}
     labels.pop(HASH_LABEL, None)
@@ -104,7 +108,7 @@ _decode_labels = msgspec.json.Decoder(_Labelled).decode
 
 
 def labels_of(template: msgspec.Raw) -> dict[str, str]:
-    """Return the labels of a template's pods."""
+    """Return the labels that a template gives its pods."""
     return _decode_labels(template).metadata.labels
 
 
@@ -125,7 +129,7 @@ def _prune(key: str, value: Any, *, quantities: bool) -> Any:
 
 
 def _quantity(text: str) -> str:
-    """Return the value of a quantity as plain text. A text that is not a quantity stays as it is."""
+    """Return a quantity in a canonical form, such as ``0.5`` for ``500m``. Return any other text unchanged."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return text

@@ -1,4 +1,4 @@
-"""The controller of Deployments: what causes a sync, and what each sync takes from the caches."""
+"""The controller of Deployments: the events that cause a sync, and the objects that a sync reads from the caches."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kubeproxy.kubernetes.object_client import STRATEGIC, Requests
 log = structlog.get_logger(__name__)
 
 MAX_RETRIES = 15
-"""How often a sync may fail in a row before the Deployment waits for its next event (upstream's maxRetries)."""
+"""How many times in a row a sync may fail. The Deployment then waits for its next event (upstream's maxRetries)."""
 
 
 class DeploymentController:
-    """Controls all Deployments. `clock` returns Unix seconds."""
+    """Carries out the rollouts of all Deployments. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class DeploymentController:
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        """`services` and `leases` of `informers` need not run until `proxies_wanted` is set."""
+        """Register the handlers. The informers `services` and `leases` need not run before `informers.proxies_wanted`
+        is set."""
         self._deployments = MutationCache(informers.deployments)
         self._replica_sets = MutationCache(informers.replica_sets)
         self._client = deployment_client(requests, written=self._deployments.written)
@@ -64,25 +65,25 @@ class DeploymentController:
         informers.replica_sets.add_handler(_ReplicaSetHandler(self))
         informers.pods.add_handler(_PodHandler(self))
 
-    # The handlers of what the cache reports.
+    # Called by the handlers of changes in the caches.
 
     def enqueue(self, deployment: Deployment) -> None:
-        """Sync a Deployment."""
+        """Put the Deployment into the work queue."""
         self.controller.enqueue(key_of(deployment))
 
     def owner_of(self, replica_set: ReplicaSet) -> Deployment | None:
-        """Return the Deployment that controls a ReplicaSet."""
+        """Return the Deployment that controls a ReplicaSet, or None."""
         return self._resolve(replica_set.metadata.namespace, controller_of(replica_set))
 
     def enqueue_matching(self, replica_set: ReplicaSet) -> None:
-        """Sync every Deployment that might adopt an orphan."""
+        """Put every Deployment whose selector matches this ReplicaSet without owner into the work queue."""
         for deployment in self._deployments.indexed(NAMESPACE, replica_set.metadata.namespace):
             if _selects(deployment, replica_set):
                 self.enqueue(deployment)
 
     def pod_seen(self, pod: Pod) -> None:
-        """Note a pod that drains, perhaps since before this process became leader, because its rollout waits for the
-        node proxies."""
+        """If the pod drains, begin to watch drain reports and sync its Deployment. The drain may have begun under an
+        earlier leader."""
         if pod.metadata.annotations.draining is None:
             return
         self.drains.proxies.wanted.set()
@@ -91,9 +92,10 @@ class DeploymentController:
             self.enqueue(deployment)
 
     def pod_deleted(self, pod: Pod) -> None:
-        """Sync a Deployment that recreates its pods when the last pod of a ReplicaSet is gone.
+        """Sync a Deployment with the strategy Recreate when the last pod of one of its ReplicaSets is gone.
 
-        The new ReplicaSet may have pods already if the Deployment had another strategy before.
+        The new ReplicaSet may already have pods, if the strategy was RollingUpdate before. So each ReplicaSet is
+        checked by itself.
         """
         deployment, owner = self._deployment_of(pod), controller_of(pod)
         if deployment is None or owner is None or deployment.spec.strategy.type != "Recreate":
@@ -102,7 +104,7 @@ class DeploymentController:
             self.enqueue(deployment)
 
     def _deployment_of(self, pod: Pod) -> Deployment | None:
-        """Return the Deployment that controls a pod's ReplicaSet."""
+        """Return the Deployment that controls the pod's ReplicaSet, or None."""
         owner = controller_of(pod)
         if owner is None or owner.kind != "ReplicaSet":
             return None
@@ -148,7 +150,7 @@ class DeploymentController:
         await DeploymentSync(surroundings, deployment, owned).run()
 
     async def _refuse(self, deployment: Deployment) -> None:
-        """Refuse a Deployment with an empty selector, because it would match every pod of the namespace."""
+        """Report that a Deployment has an empty selector, which would match every pod of the namespace."""
         message = "This deployment is selecting all pods. A non-empty selector is required."
         self._writes.report(deployment, "Warning", event_sink.SELECTING_ALL, message)
         if deployment.status.observed_generation < deployment.metadata.generation:
@@ -195,7 +197,8 @@ class _DeploymentHandler:
 
 
 class _ReplicaSetHandler:
-    """Handles changes of ReplicaSets. A change wakes the owner; an orphan wakes every Deployment that selects it."""
+    """Handles changes of ReplicaSets. A change syncs the owner. A ReplicaSet without owner syncs every Deployment that
+    selects it."""
 
     def __init__(self, owner: DeploymentController) -> None:
         self._owner = owner
@@ -229,7 +232,7 @@ class _ReplicaSetHandler:
 
 
 class _PodHandler:
-    """Handles the end of a pod, and the beginning of its drain. All other changes come with the status of its
+    """Handles a pod's deletion and the beginning of its drain. Other changes of pods are noticed by the status of the
     ReplicaSet."""
 
     def __init__(self, owner: DeploymentController) -> None:

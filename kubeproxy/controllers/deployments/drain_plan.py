@@ -1,13 +1,13 @@
-"""What a rollout that knows the node proxies does next: which pods count, which drain, which may go.
+"""Plans the next step of a rollout that waits for the node proxies: which pods count, drain, or may be deleted.
 
-The arithmetic of `rolling_update` stays as it is. It is given other numbers:
+The step sizes come from `rolling_update`, whose input is adjusted:
 
     new ReplicaSet     an available pod counts once every live node's proxy uses it, or `use_s` after it became ready
-    old ReplicaSets    a draining pod counts as gone already, so it is neither available nor unhealthy; but it exists,
-                       so it leaves no room for another new one
+    old ReplicaSets    a draining pod counts as deleted, so it is neither available nor unavailable; but it still
+                       counts towards the largest number of pods, so no new pod takes its place before it is deleted
 
-An old pod that the arithmetic takes is marked and drained. It is deleted when no node has a connection to it any more,
-or `drain_s` after its drain began. Times are Unix seconds.
+If `rolling_update` shrinks an old ReplicaSet, the pods to be deleted are marked and drained first. A pod is deleted
+when no node has a connection to it any more, or `drain_s` seconds after its drain began. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_S, DRAIN_TIMEOUT
 OPT_IN: Final = "kubeproxy/drain"
 """The annotation of a Deployment whose rollouts wait for the node proxies. Its value is ``true``."""
 MOST_AWAITED: Final = 200
-"""How many new pods wait at once until they are used. Each of them has a request in an annotation, whose size is
-limited."""
+"""The largest number of new pods about which the proxies are asked at once. Each pod has a request in an annotation,
+whose size is limited."""
 MOST_DRAINED: Final = 300
-"""How many pods drain at once, for the same reason."""
+"""The largest number of pods that drain at once. Each pod has a request in an annotation, whose size is limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    """The timeouts of a Deployment that has opted in."""
+    """The timeouts of a Deployment whose rollouts wait for the node proxies."""
 
     drain_s: float = DRAIN_S
-    """After this time from the beginning of its drain a pod is deleted, whatever connections are open."""
+    """A pod is deleted this many seconds after its drain began, even if connections are open."""
     use_s: float = USE_S
-    """After this time from becoming available a pod counts, whether or not every proxy uses it."""
+    """A new pod counts this many seconds after it became available, even if not every proxy uses it."""
 
 
 def options_of(deployment: Deployment) -> DrainOptions | None:
-    """Return the options of a Deployment, or None if it has not opted in. Raise ValueError, which says what is wrong,
-    if the options are invalid."""
+    """Return the options of a Deployment, or None if its rollouts do not wait for proxies. Raise ValueError if an
+    annotation is invalid; the message names it."""
     annotations = deployment.metadata.annotations
     opted = annotations.get(OPT_IN, "false")
     if opted not in ("true", "false"):
@@ -65,11 +65,11 @@ class DrainView:
     """The pods of a rollout, and what the nodes report about them."""
 
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
-    """The pods of a ReplicaSet, in every phase."""
+    """A function that returns the pods of a ReplicaSet, in every phase."""
     exposed: Callable[[Pod], bool]
-    """A function that returns whether a Service selects a pod. No proxy matters to other pods."""
+    """A function that returns whether a Service selects a pod. A rollout waits for proxies only with such pods."""
     states: Mapping[str, PodDrain]
-    """What nodes report about the pods that they were asked about, by the pods' names."""
+    """What the nodes report about each pod for which there are requests, by pod name."""
     in_service: frozenset[str]
     """The UIDs of pods that every proxy has used at least once."""
     now: float
@@ -77,26 +77,26 @@ class DrainView:
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """The pods of a rolling step, sorted by what happens to them."""
+    """The pods of one step, grouped by what happens to them."""
 
     new: ReplicaSet
-    """The new ReplicaSet. Of its available pods only those that proxies use count."""
+    """The new ReplicaSet. Its status counts only the available pods that proxies use."""
     old: tuple[ReplicaSet, ...]
     """The old ReplicaSets without their draining pods."""
     in_service: tuple[Pod, ...]
     """The new pods that every proxy uses."""
     late: tuple[Pod, ...]
-    """The new pods that count although not every proxy uses them, because their time is over."""
+    """The new pods that count although not every proxy uses them, because `use_s` is over."""
     awaited: tuple[Pod, ...]
     """The new pods that do not count yet."""
     draining: tuple[Pod, ...]
     """The old pods that drain."""
     drained: tuple[Pod, ...]
-    """The old pods that may be deleted, because no connection is open or their time is over."""
+    """The old pods that may be deleted, because no connection is open or `drain_s` is over."""
     put_back: tuple[Pod, ...]
-    """The pods of the new ReplicaSet that are marked as draining. After an undo they are wanted again."""
+    """The pods of the new ReplicaSet that are marked as draining. They were old pods before the rollout was undone."""
     due: float | None
-    """When the next timeout is, or None if the rollout waits for nothing."""
+    """The time of the next timeout, or None if the rollout waits for nothing."""
 
     @property
     def waits(self) -> bool:
@@ -105,14 +105,14 @@ class DrainPlan:
 
 
 def is_marked(pod: Pod) -> bool:
-    """Return whether a pod drains, or has drained, and still counts as a replica."""
+    """Return whether an active pod has the mark of a drain, which may be over."""
     return pod.metadata.annotations.draining is not None and is_active(pod)
 
 
 def plan(
     deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet], options: DrainOptions, view: DrainView
 ) -> DrainPlan:
-    """Sort the pods, and adjust the ReplicaSets for the arithmetic."""
+    """Group the pods, and adjust the counts of the ReplicaSets for `rolling_update`."""
     least, now = deployment.spec.min_ready_seconds, view.now
     active = [pod for pod in view.pods_of(new) if is_active(pod)]
     available = [pod for pod in active if is_available(pod, least, now)]
@@ -160,10 +160,10 @@ def plan(
 def victims(
     deployment: Deployment, adjusted: DrainPlan, old: Sequence[ReplicaSet], view: DrainView
 ) -> list[tuple[ReplicaSet, list[Pod]]]:
-    """Return the pods that old ReplicaSets may lose now in addition to those that are marked, unavailable pods first.
+    """Return the pods of old ReplicaSets to be drained and deleted next, unavailable pods first. Pods that are already
+    marked are not among them.
 
-    There are no more of them than may drain at once. `old` has the unadjusted ReplicaSets, in the order of
-    `adjusted.old`.
+    At most `MOST_DRAINED` pods drain at once. `old` has the unadjusted ReplicaSets, in the order of `adjusted.old`.
     """
     new, shrinking = adjusted.new, list(adjusted.old)
     budget = rolling_update.may_shrink_old(deployment, new, shrinking)
@@ -187,7 +187,7 @@ def victims(
     for replica_set in old:
         number = min(losses.get(replica_set.metadata.uid, 0), room)
         pods = [pod for pod in view.pods_of(replica_set) if is_active(pod) and not is_marked(pod)]
-        # If the cache has more pods than are wanted, the surplus is deleted anyway and does not count as a loss.
+        # The cache may have fewer unmarked pods than the status counts.
         if (number := min(number, len(pods))) > 0:
             room -= number
             found.append((replica_set, choose_pods_to_delete(pods, number, related=pods, now=view.now)))
@@ -195,8 +195,8 @@ def victims(
 
 
 def needs_drain(pod: Pod, view: DrainView) -> bool:
-    """Return whether proxies may have connections to a pod. A pod that is not ready gets no new connections, and is
-    deleted at once, as if there were no proxies."""
+    """Return whether a pod has to drain before it is deleted. A pod that is not ready gets no connections, and is
+    deleted at once."""
     return is_ready(pod) and view.exposed(pod)
 
 
@@ -209,8 +209,8 @@ def _is_used(state: PodDrain | None) -> bool:
 
 
 def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptions) -> float:
-    """Return when a new pod counts in any case. If the pod does not tell when it became ready, the time of the request
-    is used."""
+    """Return when a new pod counts even if proxies do not use it. If the pod's status lacks the time at which it became
+    ready, the time of the request is used instead."""
     since = ready_since(pod)
     if since is not None:
         return since + least + options.use_s
@@ -218,8 +218,8 @@ def _counts_at(pod: Pod, state: PodDrain | None, least: int, options: DrainOptio
 
 
 def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
-    """Return when a marked pod may be deleted: at once (a time long past), at its timeout, or never if no proxy was
-    asked yet."""
+    """Return when a marked pod may be deleted: at once (a time long past), at its timeout, or never (infinity) while no
+    proxy has been asked."""
     if not needs_drain(pod, view):
         return float("-inf")
     state = view.states.get(pod.metadata.name)
@@ -229,8 +229,8 @@ def _drained_at(pod: Pod, view: DrainView, options: DrainOptions) -> float:
 
 
 def _without(replica_set: ReplicaSet, marked: Sequence[Pod], beyond: int, least: int, now: float) -> ReplicaSet:
-    """Return a ReplicaSet as if its marked pods were gone. `beyond` is the number of pods above its size, which are
-    being deleted."""
+    """Return a ReplicaSet with the counts that it has without its marked pods. `beyond` is the number of pods above its
+    size, which its controller deletes."""
     available = sum(is_available(pod, least, now) for pod in marked)
     smaller = _smaller(replica_set, max(0, len(marked) - beyond))
     return _with_available(smaller, replica_set.status.available_replicas - available)

@@ -1,7 +1,7 @@
 """Carries out the rolling step of a Deployment that waits for the node proxies.
 
-`drain_plan` decides. Marks are written before requests, and requests before deletions, so a rollout that is interrupted
-between any two writes continues from what was written.
+`drain_plan` decides what the step is. Marks are written before requests, and requests before deletions. So if the
+controller ends between two writes, the next leader continues the step.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, numb
 from kubeproxy.kubernetes import timestamps
 
 FOLLOWED: Final = "ProxiesFollowed"
-"""The condition of a Deployment while its rollout waits for proxies. It is False, and its message names the nodes that
-have not followed."""
+"""The type of the condition that a Deployment has while its rollout waits for proxies. The status is False, and the
+message names the nodes that have not carried out their requests."""
 WAITS: Final = "WaitingForProxies"
 LOOK_S: Final = 1.0
 """How often a waiting rollout is synced, even if nothing happens."""
 REWRITE_S: Final = 10.0
-"""The shortest time between two writes of that condition."""
+"""The shortest time between two writes of the condition."""
 LATE_S: Final = 5.0
-"""How long nodes may take before a condition names them."""
+"""A node is named in the condition if it has not carried out a request after this time."""
 
 
 @dataclass(slots=True)
 class DrainStep:
-    """The handling of a rollout's pods in one sync. Call `begin` first, then `shrink`."""
+    """Drains the pods of one rollout during one sync. Call `begin` first, then `shrink`."""
 
     drains: DeploymentDrains
     writes: DeploymentWrites
@@ -71,8 +71,8 @@ class DrainStep:
         pods_of: Callable[[ReplicaSet], Sequence[Pod]],
         now: float,
     ) -> DrainStep | None:
-        """Make the plan, and bring the requests up to date. Return None if the rollout continues as upstream's does,
-        without proxies. Raise `NotAskedError` if the requests cannot be written."""
+        """Make the plan, and update the requests to the proxies. Return None if the rollout does not wait for proxies.
+        Raise `NotAskedError` if the requests cannot be written."""
         try:
             options = drain_plan.options_of(deployment)
         except ValueError as error:
@@ -103,7 +103,7 @@ class DrainStep:
         return step
 
     def _note_used(self) -> None:
-        """Remember the pods that count, and report those that count only because their time is over."""
+        """Remember the pods that count, and report an Event for each pod that counts only because `use_s` is over."""
         used = self.drains.used(self.deployment)
         for pod in self.plan.late:
             state = self.view.states.get(pod.metadata.name)
@@ -116,7 +116,7 @@ class DrainStep:
         used.update(pod.metadata.uid for pod in (*self.plan.in_service, *self.plan.late))
 
     async def _ask(self, more: Sequence[Pod]) -> None:
-        """Write the requests for new pods that are awaited, and for pods that drain or have drained."""
+        """Write the requests for the awaited new pods, and for the pods that drain or have drained."""
         marked = [*self.plan.draining, *self.plan.drained, *more]
         await self.drains.ask(
             self.deployment,
@@ -126,11 +126,12 @@ class DrainStep:
         )
 
     async def shrink(self) -> list[ReplicaSet]:
-        """Mark the pods that may go, take the drained ones from the old ReplicaSets, and return the ReplicaSets that
-        have changed.
+        """Mark the pods to be deleted next, scale the old ReplicaSets down by their drained pods, and return the
+        ReplicaSets that have changed.
 
-        Drained pods get the lowest deletion cost first. A ReplicaSet is scaled only when the cache of its controller
-        has that cost, or another pod would be deleted. Raise `NotAskedError` as `begin` does.
+        Drained pods get the lowest deletion cost first. A ReplicaSet is scaled down only when its controller's cache
+        contains that cost, because otherwise the controller would delete another pod. Raise `NotAskedError` if the
+        requests cannot be written.
         """
         chosen = victims(self.deployment, self.plan, self.old, self.view)
         fresh = [pod for _, pods in chosen for pod in pods]
@@ -142,7 +143,7 @@ class DrainStep:
         for replica_set in self.old:
             pods = [pod for pod in self.view.pods_of(replica_set) if is_active(pod)]
             leaving = [pod for pod in pods if pod.metadata.uid in released]
-            # Pods beyond the wanted size are being deleted already.
+            # The ReplicaSet's controller already deletes pods above the size.
             number = len(leaving) - max(0, len(pods) - replica_set.spec.replicas)
             if number > 0:
                 self._report_cut(leaving)
@@ -170,7 +171,7 @@ class DrainStep:
 
     @property
     def waits(self) -> bool:
-        """Return whether the rollout waits for proxies or connections."""
+        """Return whether the rollout waits for proxies, or for connections to end."""
         return self.plan.waits or bool(self.plan.drained) or self.progressed
 
     @property
@@ -182,8 +183,8 @@ class DrainStep:
         return LOOK_S if due is None else min(LOOK_S, max(0.05, due - self.view.now))
 
     def condition(self) -> Condition | None:
-        """Return the condition that names what the rollout waits for and the nodes, or None while nodes follow in
-        time."""
+        """Return the condition that names the pods and nodes that the rollout waits for, or None if no node takes too
+        long."""
         late = {
             pod.metadata.name: state
             for pod in (*self.plan.awaited, *self.plan.draining)
@@ -200,8 +201,8 @@ class DrainStep:
 
 
 def with_proxies(status: DeploymentStatus, step: DrainStep | None) -> DeploymentStatus:
-    """Return a status with the condition about the proxies. It changes only when other nodes or pods are named, and not
-    too often."""
+    """Return a status with the condition about the proxies. The condition changes only if it names other nodes or pods,
+    and at most every `REWRITE_S` seconds."""
     found = None if step is None else step.condition()
     current = conditions.find(status.conditions, FOLLOWED)
     if found is None:
@@ -222,7 +223,7 @@ def _recent(current: Condition, found: Condition) -> bool:
 
 
 def marked_pods(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods that drain."""
+    """Return the pods that are marked as draining."""
     return [pod for pod in pods if is_marked(pod)]
 
 

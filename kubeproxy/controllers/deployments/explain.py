@@ -1,4 +1,5 @@
-"""Explains in one paragraph what a rollout waits for, where, why, since when, and what would let it continue."""
+"""Explains in one paragraph what a rollout waits for, on which node, why, since when, and how to let the rollout
+continue."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "no controller has answered": "run kubeproxy controller-manager --controllers=readiness, or remove the gate",
     "do not use this pod yet": "read kubeproxy's log and status on these nodes, or lower kubeproxy/use-timeout",
     "is paused": "kubeproxy rollout resume",
-    "not acted on": "look whether a controller manager runs and leads",
+    "not acted on": "check that a controller manager runs and is the leader",
 }
-"""What lets a rollout continue, by words that the reason contains."""
+"""What the user can do so that a rollout continues. A key is a part of the text that says what the rollout waits
+for."""
 
 
 def explain(
@@ -48,8 +50,8 @@ def explain(
     *,
     proxies: ProxyWait | None = None,
 ) -> str:
-    """Return the paragraph. `warnings` are the newest Warning events of pods, by name. `proxies` is a wait for node
-    proxies."""
+    """Return the explanation. `warnings` has the newest Warning Event of each pod, by pod name. `proxies` is the
+    rollout's wait for node proxies, if there is one."""
     name = f'Deployment "{deployment.metadata.name}"'
     status, wanted = deployment.status, deployment.spec.replicas
     state = state_of(deployment)
@@ -83,7 +85,7 @@ def explain(
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in at most two units."""
+    """Format seconds with at most two units, such as ``1h5m``."""
     whole = max(0, round(seconds))
     for size, unit, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
@@ -93,6 +95,6 @@ def duration(seconds: float) -> str:
 
 
 def _blocked(pods: Sequence[Pod]) -> Pod | None:
-    """Return the oldest pod that is not ready, which is the pod that `waiting_for` names."""
+    """Return the oldest pod that is not ready, which `waiting_for` names, too. Return None if all pods are ready."""
     unready = [pod for pod in pods if not is_ready(pod) and pod.metadata.deletion_timestamp is None]
     return min(unready, key=lambda pod: pod.metadata.creation_timestamp or "", default=None)

@@ -1,4 +1,4 @@
-"""Explains what a rollout waits for at the node proxies: which pod, which nodes, since when, and until when."""
+"""Explains a rollout's wait for the node proxies: which pod, which nodes, since when, and until when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_TIMEOUT, USE_TIM
 
 @dataclass(frozen=True, slots=True)
 class ProxyWait:
-    """A wait for proxies, and what would end it."""
+    """A rollout's wait for node proxies, and what the user can do to end the wait."""
 
     waiting: Waiting
     remedy: str
@@ -27,7 +27,7 @@ def proxy_wait(
     options: DrainOptions,
     now: float,
 ) -> ProxyWait | None:
-    """Return the wait that ends last, or None if the rollout waits for no proxy."""
+    """Return the wait with the latest end, or None if the rollout waits for no proxy."""
     found = [
         *(_use(pod, states[pod.metadata.name], options, now) for pod in new_pods if pod.metadata.name in states),
         *(

@@ -1,5 +1,4 @@
-"""Decides whether a rollout is complete, makes progress, or has stood still for too long. It is pure; `now` is in Unix
-seconds."""
+"""Decides whether a rollout is complete, makes progress, or has timed out. It is pure; `now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def is_complete(deployment: Deployment, status: DeploymentStatus) -> bool:
 
 
 def is_progressing(before: DeploymentStatus, status: DeploymentStatus) -> bool:
-    """Return whether there was progress: more new, fewer old, more ready, or more available pods."""
+    """Return whether there are more new, fewer old, more ready, or more available pods than before."""
     old_before = before.replicas - before.updated_replicas
     old_now = status.replicas - status.updated_replicas
     return (
@@ -46,7 +45,7 @@ def is_progressing(before: DeploymentStatus, status: DeploymentStatus) -> bool:
 
 
 def is_timed_out(deployment: Deployment, status: DeploymentStatus, now: float) -> bool:
-    """Return whether the deadline passed without progress. Nothing times out after a rollout was completed."""
+    """Return whether progressDeadlineSeconds have passed without progress. A completed rollout never times out."""
     condition = conditions.find(status.conditions, conditions.PROGRESSING)
     if deployment.deadline_s is None or condition is None or condition.reason == NEW_AVAILABLE:
         return False
@@ -57,10 +56,11 @@ def is_timed_out(deployment: Deployment, status: DeploymentStatus, now: float) -
 
 
 def deadline_in(deployment: Deployment, status: DeploymentStatus, now: float) -> float | None:
-    """Return the seconds after which a rollout that stands still must be checked again, or None if it need not be.
+    """Return the seconds after which a rollout without progress must be checked for its deadline, or None if no
+    deadline is running.
 
-    0 means now, with rate limiting. Otherwise the result is one second more than is left, so that the deadline is then
-    over.
+    Return 0 if the deadline is over: the check is then due now, with rate limiting. Otherwise add one second to the
+    time that is left, so that the deadline is over at the check.
     """
     condition = conditions.find(status.conditions, conditions.PROGRESSING)
     if deployment.deadline_s is None or condition is None:

@@ -1,4 +1,4 @@
-"""Scales a Deployment that is paused or in the middle of a rollout: every ReplicaSet gets its share."""
+"""Scales a Deployment that is paused or in the middle of a rollout, in proportion to the sizes of its ReplicaSets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kubeproxy.controllers.surge import max_surge
 def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> bool:
     """Return whether the Deployment's size has changed since an active ReplicaSet was scaled last.
 
-    Several active ReplicaSets of a Recreate Deployment cannot be scaled by their shares. Upstream then waits forever.
-    Here the strategy continues, and removes the old ones.
+    Return False if a Deployment with the strategy Recreate has several active ReplicaSets, which are never scaled in
+    proportion. Upstream then waits forever. Here the rollout continues, and removes the old ReplicaSets.
     """
     running = active(replica_sets)
     if not deployment.rolling and len(running) > 1:
@@ -24,7 +24,7 @@ def is_scaling_event(deployment: Deployment, replica_sets: Sequence[ReplicaSet])
 
 
 def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool:
-    """Return whether a ReplicaSet has all of the Deployment's pods, available."""
+    """Return whether a ReplicaSet has as many pods as the Deployment wants, and all of them are available."""
     if replica_set is None:
         return False
     replicas = deployment.spec.replicas
@@ -36,8 +36,8 @@ def is_saturated(deployment: Deployment, replica_set: ReplicaSet | None) -> bool
 
 
 def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaSet | None:
-    """Return the one ReplicaSet to be scaled: the active one, or if none is active the new one, or else the newest old
-    one. Return None if several are active, or there is none at all."""
+    """Return the only active ReplicaSet. If none is active, return the new ReplicaSet, or else the newest old
+    ReplicaSet. Return None if several are active, or the Deployment has no ReplicaSet."""
     old = by_age(old)
     running = active([*old, *([] if new is None else [new])])
     if len(running) > 1:
@@ -48,8 +48,8 @@ def single_active(new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> ReplicaS
 
 
 def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
-    """Return the ReplicaSets to be written, with their sizes. A size may be the present one, because the annotations
-    change.
+    """Return the ReplicaSets to be written, with their new sizes. A size may be unchanged, if only the annotations have
+    to be written.
 
     If several ReplicaSets of a Recreate Deployment are active, none of them is scaled.
     """
@@ -57,8 +57,8 @@ def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaS
     single = single_active(new, old)
     if single is not None:
         noted = integer(single.metadata.annotations.get(DESIRED_REPLICAS))
-        # A ReplicaSet that another client has scaled to this size still has its former size noted. Every later sync
-        # would see a scaling event, as upstream's does, and never roll anything out again.
+        # If another client has scaled the ReplicaSet to this size, its annotation still has the former size. Without a
+        # write, every later sync would see a scaling event, and never roll anything out again. Upstream has this fault.
         return [] if single.spec.replicas == replicas and noted in (None, replicas) else [Scale(single, replicas)]
     if is_saturated(deployment, new):
         return [Scale(replica_set, 0) for replica_set in active(by_age(old))]
@@ -80,7 +80,8 @@ def scale(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaS
 
 
 def _share(deployment: Deployment, replica_set: ReplicaSet, add: int, done: int) -> int:
-    """Return the change of one ReplicaSet by its fraction of the Deployment, never more than is left to be added."""
+    """Return by how many pods one ReplicaSet changes, in proportion to its size. `add` is the change of all ReplicaSets
+    together, of which `done` is already distributed."""
     if add == 0 or add == done:
         return 0
     fraction = _fraction(deployment, replica_set)
@@ -100,6 +101,5 @@ def _fraction(deployment: Deployment, replica_set: ReplicaSet) -> int:
 
 
 def _rounded(numerator: int, denominator: int) -> int:
-    """Round a quotient of positive numbers to the nearest integer, halves up. Python's round would take the even
-    one."""
+    """Round a quotient of positive numbers to the nearest integer, and halves up, unlike Python's `round`."""
     return (2 * numerator + denominator) // (2 * denominator)

@@ -11,8 +11,9 @@ from kubeproxy.controllers.deployments.revisions import age_key, revision_of
 def surplus(deployment: Deployment, old: Sequence[ReplicaSet]) -> list[ReplicaSet]:
     """Return the ReplicaSets to be deleted, lowest revision first.
 
-    If there are N too many, only the N lowest revisions are candidates. A candidate stays if it has or wants pods, or
-    if its newest spec was not observed; no higher revision is deleted in its place.
+    If there are N too many, only the N lowest revisions are candidates. A candidate is not deleted if it has or wants
+    pods, or if its controller has not observed the newest spec. No higher revision is deleted in place of such a
+    candidate.
     """
     limit = deployment.history_limit
     if limit is None:

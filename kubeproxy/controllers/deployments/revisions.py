@@ -1,4 +1,5 @@
-"""The revisions of a Deployment: the annotations of its ReplicaSets, and which of them is the new one."""
+"""The revisions of a Deployment: reads and writes the revision annotations of its ReplicaSets, and finds the new
+ReplicaSet."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 SKIPPED: Final = frozenset({LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO})
 """Annotations that are not copied between a Deployment and its ReplicaSets."""
 MAX_HISTORY: Final = 2000
-"""The longest annotation with former revisions, in characters."""
+"""The maximum length of the annotation with former revisions, in characters."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
@@ -31,12 +32,12 @@ def integer(text: str | None) -> int | None:
 
 
 def revision_of(item: ReplicaSet | Deployment) -> int:
-    """Return the revision by its annotation, or 0 if there is none that can be read."""
+    """Return the revision from the annotation, or 0 if the annotation is absent or not an integer."""
     return integer(item.metadata.annotations.get(REVISION)) or 0
 
 
 def max_revision(replica_sets: Iterable[ReplicaSet]) -> int:
-    """Return the highest revision, or 0 if there is none. Sets without a revision that can be read do not count."""
+    """Return the highest revision of these ReplicaSets, or 0 if none has a revision."""
     return max((revision_of(replica_set) for replica_set in replica_sets), default=0)
 
 
@@ -46,13 +47,14 @@ def by_age(replica_sets: Iterable[ReplicaSet]) -> list[ReplicaSet]:
 
 
 def age_key(replica_set: ReplicaSet) -> tuple[str, str]:
-    """Return the key that sorts by creation and then by name. RFC 3339 times of one server can be compared as text."""
+    """Return a key that sorts by creation time and then by name. The times are RFC 3339 in UTC, so they are compared as
+    text."""
     return replica_set.metadata.creation_timestamp or "", replica_set.metadata.name
 
 
 def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> ReplicaSet | None:
-    """Return the ReplicaSet with the Deployment's template. If there are several, return the oldest, so that every
-    controller takes the same one."""
+    """Return the ReplicaSet with the Deployment's template, or None. If there are several, return the oldest, because
+    every controller has to choose the same ReplicaSet."""
     wanted = template.canonical(deployment.spec.template)
     return next((each for each in by_age(replica_sets) if template.canonical(each.spec.template) == wanted), None)
 
@@ -64,24 +66,24 @@ def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[R
 
 
 def active(replica_sets: Sequence[ReplicaSet]) -> list[ReplicaSet]:
-    """Return the ReplicaSets that are to have pods."""
+    """Return the ReplicaSets whose size is above 0."""
     return [replica_set for replica_set in replica_sets if replica_set.spec.replicas > 0]
 
 
 def copied_annotations(source: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations of a Deployment that its ReplicaSet gets."""
+    """Return the annotations that are copied between a Deployment and its ReplicaSets."""
     return {key: value for key, value in source.items() if key not in SKIPPED}
 
 
 def annotations_for_new(
     deployment: Deployment, current: Mapping[str, str], revision: int, *, exists: bool, limit: int = MAX_HISTORY
 ) -> dict[str, str]:
-    """Return the annotations that the new ReplicaSet is to have, from those that it has.
+    """Return all annotations that the new ReplicaSet has to have. `current` are its present annotations.
 
-    A revision is never lowered. If a set had a revision before and now gets a higher one, the Deployment was rolled
-    back to it: the former revision is appended to the set's history, whose oldest entries are dropped when it grows too
-    long. An annotation that the Deployment no longer has stays. A revision that cannot be read is left as it is, and so
-    is the history.
+    A revision is never lowered. If a ReplicaSet already has a revision and now gets a higher one, the Deployment was
+    rolled back to this ReplicaSet. The former revision is then appended to its history annotation, whose oldest entries
+    are dropped at `limit` characters. Annotations that the Deployment no longer has are kept. If the present revision
+    is not an integer, revision and history are left unchanged.
     """
     wanted = {**current, **copied_annotations(deployment.metadata.annotations)}
     before = current.get(REVISION)
@@ -95,8 +97,8 @@ def annotations_for_new(
 
 
 def _appended(history: str | None, revision: str, limit: int) -> str | None:
-    """Return the history with one more revision, within the limit, or None if it cannot be appended. A history that
-    begins with an empty entry is replaced, as upstream does."""
+    """Return the history with one more revision, in at most `limit` characters, or None if the revision alone is too
+    long. Like upstream, replace a history that begins with an empty entry."""
     entries = history.split(",") if history and not history.startswith(",") else []
     while entries and len(",".join([*entries, revision])) > limit:
         del entries[0]
@@ -105,5 +107,5 @@ def _appended(history: str | None, revision: str, limit: int) -> str | None:
 
 
 def scale_annotations(desired: int, maximum: int) -> dict[str, str]:
-    """Return the annotations by which a ReplicaSet remembers the Deployment's size when it was scaled."""
+    """Return the annotations that record the Deployment's size on a ReplicaSet when the ReplicaSet is scaled."""
     return {DESIRED_REPLICAS: str(desired), MAX_REPLICAS: str(maximum)}

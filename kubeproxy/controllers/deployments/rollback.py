@@ -1,4 +1,5 @@
-"""The return to an earlier revision: finds the revision's ReplicaSet, and what the Deployment gets from it."""
+"""Rolls a Deployment back to an earlier revision: finds the revision's ReplicaSet, and makes the patch of the
+Deployment."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from kubeproxy.controllers.deployments.revisions import ROLLBACK_TO, SKIPPED, in
 
 
 def requested_revision(deployment: Deployment) -> int | None:
-    """Return the revision that the annotation asks for, where 0 stands for the one before. Return None if no annotation
-    can be read."""
+    """Return the revision that the rollback annotation names. 0 means the previous revision. Return None if the
+    annotation is absent or not an integer."""
     return integer(deployment.metadata.annotations.get(ROLLBACK_TO))
 
 
@@ -23,18 +24,18 @@ def previous_revision(replica_sets: Sequence[ReplicaSet]) -> int | None:
 
 
 def find_revision(replica_sets: Sequence[ReplicaSet], revision: int) -> ReplicaSet | None:
-    """Return the ReplicaSet of a revision."""
+    """Return the ReplicaSet of a revision, or None."""
     return next((replica_set for replica_set in replica_sets if revision_of(replica_set) == revision), None)
 
 
 def same_template(deployment: Deployment, replica_set: ReplicaSet) -> bool:
-    """Return whether going back would change nothing."""
+    """Return whether the ReplicaSet has the Deployment's template, so that a rollback to it would change nothing."""
     return template.equal(deployment.spec.template, replica_set.spec.template)
 
 
 def annotations_after(deployment: Deployment, replica_set: ReplicaSet) -> dict[str, str]:
-    """Return the Deployment's annotations after the rollback: those of the ReplicaSet, and those of its own that are
-    never copied."""
+    """Return the annotations of the Deployment after the rollback: the ReplicaSet's annotations, and the Deployment's
+    own annotations of the kinds that are never copied."""
     kept = {key: value for key, value in deployment.metadata.annotations.items() if key in SKIPPED}
     kept.pop(ROLLBACK_TO, None)
     return {**{key: value for key, value in replica_set.metadata.annotations.items() if key not in SKIPPED}, **kept}

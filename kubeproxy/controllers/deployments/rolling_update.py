@@ -1,4 +1,4 @@
-"""The steps of a rolling update: how far the new ReplicaSet grows and the old ones shrink.
+"""Computes the sizes of the new and old ReplicaSets in each step of a rolling update.
 
 All counts come from the specs and statuses of ReplicaSets, never from the pods themselves.
 """
@@ -15,7 +15,7 @@ from kubeproxy.controllers.surge import min_available, new_replica_set_size
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One ReplicaSet and the size that it is to have."""
+    """A ReplicaSet and its next size."""
 
     replica_set: ReplicaSet
     replicas: int
@@ -27,12 +27,12 @@ class Scale:
 
 
 def wanted_pods(replica_sets: Sequence[ReplicaSet]) -> int:
-    """Return the sum of the sizes."""
+    """Return the sum of the wanted sizes of these ReplicaSets."""
     return sum(replica_set.spec.replicas for replica_set in replica_sets)
 
 
 def available_pods(replica_sets: Sequence[ReplicaSet]) -> int:
-    """Return the sum of the available pods."""
+    """Return how many pods of these ReplicaSets are available."""
     return sum(replica_set.status.available_replicas for replica_set in replica_sets)
 
 
@@ -48,17 +48,18 @@ def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]
 
 
 def max_scale_down(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
-    """Return how many pods old ReplicaSets may lose at most. Pods that the new ReplicaSet does not have yet count as
-    missing."""
+    """Return by how many pods all old ReplicaSets together may shrink at most. Pods of the new ReplicaSet that are not
+    available yet count as unavailable."""
     not_yet = new.spec.replicas - new.status.available_replicas
     return wanted_pods([*old, new]) - min_available(deployment) - not_yet
 
 
 def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | None:
-    """Return the sizes without pods that are not available, oldest set first, within the budget.
+    """Return the sizes of the old ReplicaSets after unavailable pods are removed from them, oldest ReplicaSet first, at
+    most `budget` pods.
 
-    Return None if a status is behind its spec, so that more pods are available than wanted: then the counts prove
-    nothing.
+    Return None if a ReplicaSet has more available pods than it wants: its status is then older than its spec, and its
+    counts cannot be used.
     """
     scales = []
     for replica_set in by_age(old):
@@ -76,7 +77,8 @@ def cleanup_unhealthy(old: Sequence[ReplicaSet], budget: int) -> list[Scale] | N
 
 
 def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence[ReplicaSet]) -> list[Scale]:
-    """Return the sizes of the old ReplicaSets with as many pods less as the available ones allow, oldest set first."""
+    """Return the sizes of the old ReplicaSets after as many pods are removed as availability allows, oldest ReplicaSet
+    first."""
     least = min_available(deployment)
     available = available_pods([*old, *([] if new is None else [new])])
     if available <= least:
@@ -96,7 +98,7 @@ def scale_down_old(deployment: Deployment, new: ReplicaSet | None, old: Sequence
 
 
 def may_shrink_old(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int:
-    """Return the budget for unhealthy pods, or 0 if the old ReplicaSets stay as they are."""
+    """Return how many unavailable pods `cleanup_unhealthy` may remove, or 0 if no old ReplicaSet may shrink."""
     if not active(list(old)):
         return 0
     return max(0, max_scale_down(deployment, new, old))

@@ -1,5 +1,5 @@
-"""The status of a rollout: what `kubectl rollout status` prints, and what the rollout waits for. It is pure; `now` is
-in Unix seconds."""
+"""Describes how far a rollout is: the line of `kubectl rollout status`, and what the rollout waits for. It is pure;
+`now` is in Unix seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class DeadlineExceededError(Exception):
 
 
 def status_line(deployment: Deployment) -> tuple[str, bool]:
-    """Return kubectl's line, and whether the rollout is done. Raise `DeadlineExceededError` if it timed out."""
+    """Return the line that kubectl prints, and whether the rollout is done. Raise `DeadlineExceededError` if the
+    rollout timed out."""
     name, status = deployment.metadata.name, deployment.status
     wanted = deployment.spec.replicas
     if deployment.metadata.generation > status.observed_generation:
@@ -51,7 +52,7 @@ def status_line(deployment: Deployment) -> tuple[str, bool]:
 
 
 def state_of(deployment: Deployment) -> State:
-    """Return the state according to the status that was written last."""
+    """Return the state of the rollout according to the Deployment's status."""
     condition = conditions.find(deployment.status.conditions, conditions.PROGRESSING)
     if deployment.spec.paused:
         return State.PAUSED
@@ -64,7 +65,7 @@ def state_of(deployment: Deployment) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a rollout waits for."""
+    """A description of what a rollout waits for."""
 
     text: str
     since: float | None
@@ -74,7 +75,7 @@ class Waiting:
 def waiting_for(
     deployment: Deployment, new: ReplicaSet | None, new_pods: Sequence[Pod], old_pods: Sequence[Pod], now: float
 ) -> Waiting | None:
-    """Return the nearest reason why a rollout is not complete, or None if it is complete."""
+    """Return what keeps a rollout from its next step, or None if the rollout is complete."""
     state = state_of(deployment)
     if state is State.COMPLETE:
         return None
@@ -110,7 +111,7 @@ def waiting_for(
 
 
 def pod_trouble(pod: Pod) -> str:
-    """Return why a pod is not ready, from the part of its status that explains it best."""
+    """Return why a pod is not ready, from the most specific part of its status."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)
         if trouble:

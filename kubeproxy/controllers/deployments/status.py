@@ -17,8 +17,8 @@ from kubeproxy.kubernetes import timestamps
 def compute(
     deployment: Deployment, replica_sets: Sequence[ReplicaSet], new: ReplicaSet | None, now: float
 ) -> DeploymentStatus:
-    """Return the counts of all ReplicaSets together and the condition Available. All other conditions stay as they
-    are."""
+    """Return the status with the sums of the ReplicaSets' counts and a new condition Available. Other conditions do not
+    change."""
     available = available_pods(replica_sets)
     terminating = [replica_set.status.terminating_replicas for replica_set in replica_sets]
     counted = [number for number in terminating if number is not None]
@@ -62,10 +62,10 @@ def follow_rollout(
     progressed: bool = False,
     waits: bool = False,
 ) -> DeploymentStatus:
-    """Return the same status with the conditions Progressing and ReplicaFailure.
+    """Return the status with updated conditions Progressing and ReplicaFailure.
 
-    With `progressed` there was progress that replica counts do not show. With `waits` another wait, with a timeout of
-    its own, is running.
+    `progressed` says that there was progress that the counts do not show. `waits` says that the rollout waits for the
+    proxies: the progress deadline does not apply, because that wait has a timeout of its own.
     """
     stated = status.conditions
     if deployment.deadline_s is None:
@@ -81,8 +81,8 @@ def follow_rollout(
 
 
 def _already_complete(status: DeploymentStatus) -> bool:
-    """Return whether the rollout has already ended. It then stays complete until a new one begins, whatever happens to
-    its pods."""
+    """Return whether the rollout was already complete. It stays complete until a new rollout begins, even if pods
+    fail."""
     current = conditions.find(status.conditions, conditions.PROGRESSING)
     return status.replicas == status.updated_replicas and (
         current is not None and current.reason == progress.NEW_AVAILABLE
@@ -112,8 +112,7 @@ def _progressing(
         current = conditions.find(stated, conditions.PROGRESSING)
         if current is not None and current.status == conditions.TRUE:
             condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
-        # The condition is set again even if reason and status are the same, because every progress restarts the
-        # deadline.
+        # Set the condition anew even if reason and status are the same, because progress restarts the deadline.
         return [*conditions.without(stated, conditions.PROGRESSING), condition]
     if not waits and progress.is_timed_out(deployment, status, now):
         late = f"{named} has timed out progressing."
@@ -124,8 +123,8 @@ def _progressing(
 
 
 def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: float) -> Condition | None:
-    """Return the failure of the new ReplicaSet, or else of the first old one that has a failure, as a Deployment's
-    condition."""
+    """Return the condition ReplicaFailure with the failure of the new ReplicaSet, or else of the first old ReplicaSet
+    that has a failure. Return None if none has a failure."""
     for replica_set in ([] if new is None else [new], old):
         for each in replica_set:
             found = conditions.find(each.status.conditions, conditions.REPLICA_FAILURE)

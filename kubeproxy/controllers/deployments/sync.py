@@ -1,7 +1,7 @@
-"""One sync of one Deployment: decides the next step of its rollout, and takes it.
+"""Syncs one Deployment once: decides the next step of its rollout, and carries it out.
 
-`DeploymentSync.run` is the order of the steps. The decisions are pure and have files of their own; here they meet the
-writes.
+`DeploymentSync.run` shows the order of the steps. The decisions are pure functions in other files; this file calls them
+and makes the writes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ class Surroundings:
     clock: Callable[[], float]
     """A function that returns Unix seconds."""
     pods_of: Callable[[ReplicaSet], Sequence[Pod]]
-    """A function that returns the pods of a ReplicaSet in the cache, in every phase."""
+    """A function that returns the cached pods of a ReplicaSet, in every phase."""
     cached: Callable[[str, str], ReplicaSet | None]
-    """A function that returns a ReplicaSet of the cache by namespace and name."""
+    """A function that returns a cached ReplicaSet by namespace and name, or None."""
     enqueue_after: Callable[[float], None]
-    """A function that syncs this Deployment again after a number of seconds. 0 stands for the Deployment's backoff."""
+    """A function that syncs this Deployment again after a number of seconds, or, for 0, after the Deployment's
+    backoff."""
     drains: DeploymentDrains
-    """The node proxies, for Deployments that wait for them."""
+    """Writes the requests to node proxies, for Deployments whose rollouts wait for proxies."""
 
 
 class DeploymentSync:
-    """A Deployment with its ReplicaSets, as they are after each write of this sync."""
+    """The sync of one Deployment. After each write, it continues with the objects that the server returned."""
 
     def __init__(self, surroundings: Surroundings, deployment: Deployment, replica_sets: Sequence[ReplicaSet]) -> None:
         self._around = surroundings
@@ -60,10 +61,10 @@ class DeploymentSync:
         self._new: ReplicaSet | None = None
         self._old: list[ReplicaSet] = []
         self._drain: DrainStep | None = None
-        """What the node proxies let this step do, or None if they are not asked."""
+        """The step's plan for draining pods, or None if the rollout does not wait for node proxies."""
 
     async def run(self) -> None:
-        """Take the steps in their order. Each sync changes one thing and then writes the status."""
+        """Take the next step of the rollout, such as scaling one ReplicaSet, and then write the status."""
         if self._deployment.metadata.deletion_timestamp is not None:
             await self._find_new(create=False)
             await self._write_counts()
@@ -84,7 +85,7 @@ class DeploymentSync:
         else:
             raise UnknownStrategyError(f"unexpected deployment strategy type: {self._deployment.spec.strategy.type}")
 
-    # Which ReplicaSet is the new one.
+    # The new ReplicaSet
 
     async def _find_new(self, *, create: bool) -> None:
         self._new = revisions.find_new(self._deployment, self._all)
@@ -97,7 +98,7 @@ class DeploymentSync:
             self._new = await self._create_new(revision)
 
     async def _note_found(self, new: ReplicaSet) -> None:
-        """Give the Deployment its revision, and a first Progressing condition."""
+        """Write the new ReplicaSet's revision to the Deployment, and the condition Progressing if there is none."""
         deployment = self._deployment
         status = deployment.status
         if deployment.deadline_s is not None and not conditions.find(status.conditions, conditions.PROGRESSING):
@@ -122,10 +123,10 @@ class DeploymentSync:
         return created
 
     async def _existing(self, error: ApiError) -> ReplicaSet:
-        """Return the ReplicaSet that already has the name, if it belongs to this Deployment and template and the cache
-        was behind.
+        """Return the existing ReplicaSet of the same name, if it belongs to this Deployment and has its template. It
+        was then missing only in the cache.
 
-        Otherwise two templates have the same hash, and the next sync tries another name.
+        Otherwise two templates have the same hash. Raise `error` then; the next sync uses another name.
         """
         deployment = self._deployment
         found = self._around.cached(deployment.metadata.namespace, replica_set_name(deployment))
@@ -142,7 +143,7 @@ class DeploymentSync:
 
     async def _note_failed_creation(self, error: ApiError) -> None:
         if namespace_terminating(error) or isinstance(error, Unreachable):
-            return  # Without a server no Event arrives, and waiting Events would use up the object's share.
+            return  # No Event arrives, and queued Events would only use up the object's rate limit.
         deployment = self._deployment
         message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'
         self._writes.report(deployment, "Warning", event_sink.CREATE_ERROR, message)
@@ -155,7 +156,8 @@ class DeploymentSync:
     # The strategies
 
     async def _roll(self) -> None:
-        """Take a step of RollingUpdate: grow the new ReplicaSet, or else shrink the old ones."""
+        """Take a step of the strategy RollingUpdate: scale the new ReplicaSet up, or else scale old ReplicaSets
+        down."""
         await self._find_new(create=True)
         new = self._demanded_new()
         self._drain = await self._ask_proxies(new)
@@ -167,7 +169,8 @@ class DeploymentSync:
         await self._follow_rollout()
 
     async def _ask_proxies(self, new: ReplicaSet) -> DrainStep | None:
-        """Ask the node proxies about the pods, if the Deployment wants that and there are proxies that take part."""
+        """Make the plan for draining, and ask the node proxies about the pods. Return None if the rollout does not wait
+        for proxies."""
         around = self._around
         try:
             step = await DrainStep.begin(
@@ -187,8 +190,8 @@ class DeploymentSync:
             self._writes.report(self._deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
 
     async def _end_drains(self) -> None:
-        """Give draining pods back their connections, because no rollout deletes them now, and remove requests that have
-        expired."""
+        """End the drains of pods that no rollout is about to delete, so that they get connections again, and remove
+        expired requests."""
         drains, deployment = self._around.drains, self._deployment
         if not drains.proxies.wanted.is_set():
             return  # No pod drains.
@@ -203,7 +206,8 @@ class DeploymentSync:
                 self._around.enqueue_after(max(1.0, again - self._around.clock() + 1))
 
     async def _shrink_old(self, new: ReplicaSet) -> bool:
-        """Take pods from the old ReplicaSets, unavailable ones first. Return whether any was taken."""
+        """Scale old ReplicaSets down, first by their unavailable pods. Return whether any was scaled, or the rollout
+        waits for proxies."""
         if self._drain is not None:
             try:
                 for replica_set in await self._drain.shrink():
@@ -226,7 +230,7 @@ class DeploymentSync:
         return any(scale.change for scale in (*unhealthy, *down))
 
     async def _recreate(self) -> None:
-        """Take a step of Recreate: all old pods are deleted before the new ReplicaSet is created."""
+        """Take a step of the strategy Recreate, which deletes all old pods before it creates the new ReplicaSet."""
         await self._find_new(create=False)
         running = revisions.active(self._old)
         if running:
@@ -248,8 +252,8 @@ class DeploymentSync:
         )
 
     async def _scale(self) -> None:
-        """Scale the existing ReplicaSets and roll nothing out, because the size has changed or the Deployment is
-        paused."""
+        """Scale the existing ReplicaSets in proportion, without a step of the rollout. This happens if the Deployment's
+        size has changed or it is paused."""
         await self._find_new(create=False)
         for scale in proportional.scale(self._deployment, self._new, self._old):
             self._replace(await self._writes.scale(self._deployment, scale))
@@ -258,7 +262,8 @@ class DeploymentSync:
         await self._write_counts()
 
     async def _roll_back(self) -> None:
-        """Give the Deployment the template of an earlier revision. In every case, remove the request to do so."""
+        """Give the Deployment the template of the requested revision. Remove the rollback annotation even if that is
+        impossible."""
         await self._find_new(create=True)
         deployment = self._deployment
         everything = [*self._old, self._demanded_new()]
@@ -312,11 +317,11 @@ class DeploymentSync:
             await self._write(status)
 
     async def _write_counts(self) -> None:
-        """Write the counts and the condition Available, and leave the conditions about progress alone."""
+        """Write the counts and the condition Available, but not the conditions about progress."""
         await self._write(self._counted())
 
     async def _follow_rollout(self) -> None:
-        """Write the whole status. If nothing has changed, come back for the deadline."""
+        """Write the whole status. If nothing has changed, sync again when the progress deadline is over."""
         now = self._around.clock()
         drain = self._drain
         status = deployment_status.follow_rollout(
@@ -348,20 +353,20 @@ class DeploymentSync:
         return deployment_status.with_condition(self._deployment.status, condition)
 
     async def _write(self, status: DeploymentStatus, *, revision: str | None = None) -> None:
-        """Write status and revision if they differ. Later writes continue from the answer."""
+        """Write status and revision if they have changed. Later writes use the resourceVersion of the answer."""
         known = self._deployment.metadata.annotations.get(revisions.REVISION)
         annotations = {} if revision is None or revision == known else {revisions.REVISION: revision}
         if annotations or status != self._deployment.status:
             self._deployment = await self._writes.status(self._deployment, status, annotations)
 
-    # The lists.
+    # The ReplicaSets
 
     def _demanded_new(self) -> ReplicaSet:
         assert self._new is not None, "it was found or created before"
         return self._new
 
     def _replace(self, replica_set: ReplicaSet) -> None:
-        """Replace a ReplicaSet by its version after a write."""
+        """Replace a ReplicaSet by the version that the server returned."""
         uid = replica_set.metadata.uid
         if self._new is not None and self._new.metadata.uid == uid:
             self._new = replica_set

@@ -1,7 +1,7 @@
-"""The writes of the Deployment controller: it creates, scales, annotates and deletes ReplicaSets, and writes statuses.
+"""The requests with which the Deployment controller writes ReplicaSets and the Deployment's status and annotations.
 
-Every patch names the resourceVersion on which the decision was based. If another writer was faster, the patch fails
-with a Conflict, and the sync is repeated.
+Every patch has the resourceVersion of the object on which the decision was based. If another client has changed the
+object meanwhile, the patch fails with a Conflict, and the sync is repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_NAME: Final = 253
 
 @dataclass(frozen=True, slots=True)
 class DeploymentWrites:
-    """Makes the requests. Each method returns the object as the server has it afterwards."""
+    """Makes the write requests. A method that writes an object returns the server's new version of it."""
 
     deployments: ObjectClient[Deployment]
     replica_sets: ObjectClient[ReplicaSet]
@@ -41,8 +41,7 @@ class DeploymentWrites:
     async def status(
         self, deployment: Deployment, status: DeploymentStatus, annotations: Mapping[str, str] | None = None
     ) -> Deployment:
-        """Write the status together with annotations. The subresource takes both, and does not increase the
-        generation."""
+        """Write the status together with annotations. The subresource ``status`` accepts both in one request."""
         metadata: dict[str, Any] = {"resourceVersion": deployment.metadata.resource_version}
         if annotations:
             metadata["annotations"] = dict(annotations)
@@ -51,14 +50,14 @@ class DeploymentWrites:
         return await self.deployments.patch(where.namespace, where.name, body, subresource="status")
 
     async def annotate(self, deployment: Deployment, annotations: Mapping[str, str | None]) -> Deployment:
-        """Set annotations of a Deployment. The value None removes one."""
+        """Set annotations of a Deployment. An annotation with the value None is removed."""
         where = deployment.metadata
         body = {"metadata": {"resourceVersion": where.resource_version, "annotations": dict(annotations)}}
         return await self.deployments.patch(where.namespace, where.name, body)
 
     async def replace_template(self, deployment: Deployment, patch: Sequence[Mapping[str, Any]]) -> Deployment:
-        """Apply a JSON patch to a Deployment. It fails with a Conflict if the Deployment has changed since it was
-        read."""
+        """Apply a JSON patch to a Deployment. The request fails with a Conflict if the Deployment has changed since it
+        was read."""
         where = deployment.metadata
         unchanged = {"op": "add", "path": "/metadata/resourceVersion", "value": where.resource_version}
         return await self.deployments.patch(where.namespace, where.name, [unchanged, *patch], content_type=JSON_PATCH)
@@ -72,7 +71,8 @@ class DeploymentWrites:
         return created
 
     async def scale(self, deployment: Deployment, scale: Scale) -> ReplicaSet:
-        """Set the size of a ReplicaSet, and note the size of the Deployment. Write nothing if both are unchanged."""
+        """Set the size of a ReplicaSet, and record the Deployment's size in its annotations. Write nothing if both are
+        unchanged."""
         replica_set = scale.replica_set
         where = replica_set.metadata
         noted = scale_annotations(deployment.spec.replicas, max_total(deployment))
@@ -88,7 +88,7 @@ class DeploymentWrites:
         return scaled
 
     async def refresh(self, deployment: Deployment, replica_set: ReplicaSet, revision: int) -> ReplicaSet:
-        """Bring annotations and minReadySeconds of the new ReplicaSet up to date, if they differ."""
+        """Update the annotations and minReadySeconds of the new ReplicaSet from the Deployment, if they differ."""
         where = replica_set.metadata
         wanted = annotations_for_new(deployment, where.annotations, revision, exists=True)
         least = deployment.spec.min_ready_seconds
@@ -101,7 +101,7 @@ class DeploymentWrites:
         return await self.replica_sets.patch(where.namespace, where.name, body)
 
     async def delete(self, replica_set: ReplicaSet) -> None:
-        """Delete a ReplicaSet. It is no error if the ReplicaSet is gone already."""
+        """Delete a ReplicaSet. Do nothing if it no longer exists."""
         where = replica_set.metadata
         try:
             await self.replica_sets.delete(where.namespace, where.name, uid=where.uid)
@@ -116,13 +116,13 @@ class DeploymentWrites:
 
 
 def replica_set_name(deployment: Deployment) -> str:
-    """Return the name of the ReplicaSet for the Deployment's template and collision count."""
+    """Return the name of the new ReplicaSet, which depends on the Deployment's template and collision count."""
     value = template.template_hash(deployment.spec.template, deployment.status.collision_count)
     return f"{deployment.metadata.name[: _MAX_NAME - 1 - len(value)]}-{value}"
 
 
 def new_replica_set(deployment: Deployment, replicas: int, revision: int) -> dict[str, Any]:
-    """Return the ReplicaSet for the Deployment's template, which is copied with every field."""
+    """Return the JSON of the new ReplicaSet, with all fields of the Deployment's template."""
     value = template.template_hash(deployment.spec.template, deployment.status.collision_count)
     pods = template.with_hash(deployment.spec.template, value)
     selector = to_wire(deployment.spec.selector)

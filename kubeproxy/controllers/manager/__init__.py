@@ -1,6 +1,6 @@
-"""The controller manager: one process with a client, informers, leader election and the controllers.
+"""The controller manager: one process with clients, informers, leader election and the controllers.
 
-manager  the controllers and what they need, put together
-process  signals, the HTTP server, and the end; `pages` and `metrics` are what the server answers
-rival    notices another manager that keeps the same objects
+manager  makes and runs the controllers, with their clients and informers
+process  runs the process: signals and HTTP servers; `pages` and `metrics` are what the servers answer
+rival    detects another controller manager that controls the same objects
 """

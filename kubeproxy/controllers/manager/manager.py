@@ -1,4 +1,4 @@
-"""The controllers in one process: clients, informers, leader election, and the controllers themselves."""
+"""Runs the controllers in one process, with their clients, informers and leader election."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ DEPLOYMENT: Final = "deployment"
 REPLICASET: Final = "replicaset"
 REPLICATIONCONTROLLER: Final = "replicationcontroller"
 WORKLOADS: Final = frozenset({DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER})
-"""The controllers that work in the place of kube-controller-manager's, by its names in 1.20. Newer ones add
-``-controller``."""
+"""The controllers that replace those of kube-controller-manager. The names are those of Kubernetes 1.20; newer versions
+append ``-controller``."""
 READINESS: Final = "readiness"
-"""The controller of readiness gates, which works beside kube-controller-manager."""
+"""The controller of readiness gates, which kube-controller-manager does not have."""
 CONTROLLERS: Final = (DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, READINESS)
 LEASE: Final = LeaseName("kube-system", "kubeproxy-controller-manager")
-"""A Lease of our own, so that kube-controller-manager and this process do not keep each other from working."""
+"""The Lease of this process. It is not kube-controller-manager's, so that both processes can lead at the same time."""
 READINESS_LEASE: Final = LeaseName("kube-system", "kubeproxy-readiness")
-"""The Lease of a process that has only the readiness gates, so that it works beside one that has the others."""
+"""The Lease of a process that runs only the controller of readiness gates. It can lead while another process runs the
+other controllers."""
 EVENT_CAPACITY: Final = 1000
-"""How many Events may wait at once, as in client-go."""
+"""The largest number of queued Events, as in client-go."""
 
 RIGHTS: Final = "bind the roles of deploy/controllers, or of deploy/components/readiness"
-"""What the log recommends if the API server refuses a request."""
+"""The advice in the log if the API server denies a request."""
 
 Connect = Callable[[str], Awaitable[Client]]
-"""A function that opens a client for one purpose. Each client has its own request limits, as in
-kube-controller-manager."""
+"""A function that opens a client for a purpose, which is a name. Like in kube-controller-manager, each client has
+request limits of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerSettings:
-    """Which controllers run, and how."""
+    """The settings of a controller manager: which controllers run, with how many workers, and its leader election."""
 
     identity: str
     controllers: frozenset[str] = frozenset(CONTROLLERS)
@@ -69,7 +70,7 @@ class ManagerSettings:
     renew_s: float = RENEW_S
     retry_s: float = RETRY_S
     require_exclusive: bool = False
-    """Whether this process ends when another manager keeps the same objects."""
+    """Whether this process exits if another controller manager controls the same objects."""
 
 
 class ControllerManager:
@@ -83,19 +84,20 @@ class ControllerManager:
         self._recorders: list[EventRecorder] = []
         self._states: list[Callable[[], ReflectorState]] = []
         self.leadership: Leadership | None = None
-        """The leader election. It is None without leader election, and before `run`."""
+        """The leader election. It is None before `run`, and if leader election is off."""
         self.controllers: list[Controller] = []
         self.informers = Informers()
         self.rival: Rival | None = None
-        """The search for another manager. It is None before this process leads, and without workload controllers."""
+        """The detection of another controller manager. It is None before this process leads, and if only the controller
+        of readiness gates is enabled."""
         self.readiness: ReadinessController | None = None
         """The controller of readiness gates. It is None before this process leads, and if it is not enabled."""
         self.working = False
-        """Whether the caches are complete and the controllers work."""
+        """Whether the caches are complete and the controllers run."""
 
     @property
     def clients(self) -> Mapping[str, Client]:
-        """Return the open clients by their purpose."""
+        """Return the open clients by purpose."""
         return self._clients
 
     @property
@@ -104,7 +106,7 @@ class ControllerManager:
         return self._recorders
 
     def watches(self) -> list[ReflectorState]:
-        """Return the states of all lists and watches."""
+        """Return the state of each reflector, which lists and watches one kind."""
         return [state() for state in self._states]
 
     async def run(self) -> None:
@@ -136,7 +138,7 @@ class ControllerManager:
         return client
 
     async def _work(self) -> None:
-        """Fill the caches, then run the controllers."""
+        """Start the informers, wait until their caches are complete, and run the controllers."""
         watching = await self._client("informers")
         self.controllers = await self._make_controllers()
         outages = Connectivity(server=watching.server, clock=self._clock, rights=RIGHTS)
@@ -174,7 +176,8 @@ class ControllerManager:
     async def _watch_proxies(self, client: Client) -> None:
         """Watch Services and drain reports once a Deployment or a readiness gate needs them.
 
-        This user may lack the right to read them, and nothing else needs them, so their outages are logged separately.
+        Their outages are logged separately, because this user may lack the right to read Services and Leases, and the
+        other work goes on without them.
         """
         await self.informers.proxies_wanted.wait()
         outages = Connectivity(server=client.server, clock=self._clock, rights=RIGHTS)

@@ -1,4 +1,5 @@
-"""Metrics of the controller manager. Queues, election and requests have upstream's names, and rollouts have our own."""
+"""Metrics of the controller manager. Metrics of work queues, leader election and requests have upstream's names. The
+others begin with ``kubeproxy_``."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from kubeproxy.runtime.histogram import Histogram, cumulative
 
 
 class ManagerCollector(Collector):
-    """Reads everything from the manager when it is scraped, in the thread of the event loop."""
+    """Collects the manager's metrics at each scrape. It must run in the thread of the event loop."""
 
     def __init__(self, manager: ControllerManager) -> None:
         self._manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all families, as prometheus_client asks for them."""
+        """Yield all metric families, for prometheus_client."""
         yield from self._queues()
         yield from self._leadership()
         yield from self._requests()
@@ -167,7 +168,7 @@ class ManagerCollector(Collector):
 
 
 def registry(manager: ControllerManager) -> CollectorRegistry:
-    """Return a registry with everything that the manager and its process measure."""
+    """Return a registry with the metrics of the manager and of its process."""
     made = CollectorRegistry()
     made.register(ManagerCollector(manager))
     ProcessCollector(registry=made)

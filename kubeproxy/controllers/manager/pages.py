@@ -1,4 +1,4 @@
-"""The pages of the controller manager: health, metrics, and the state of every rollout."""
+"""The HTTP pages of the controller manager: health, metrics, and the state of every rollout."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from kubeproxy.model.printable import printable
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHOWN = 500
-"""How many rollouts one page shows. Unfinished ones come first."""
+"""The largest number of rollouts on the status page. Unfinished rollouts come first."""
 
 
 def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time) -> list[web.RouteDef]:
     """Return the routes of all pages.
 
-    ``/healthz`` and ``/livez`` answer while the event loop runs. ``/readyz`` says whether the caches are complete, or
-    another process leads. Then there are ``/metrics``, and ``/statusz`` as text or, with ``?format=json``, as JSON.
+    ``/healthz`` and ``/livez`` answer 200 while the event loop runs. ``/readyz`` answers 200 if the caches are
+    complete, or another process leads. ``/metrics`` has the metrics. ``/statusz`` has the status as text or, with
+    ``?format=json``, as JSON.
     """
     collected = registry(manager)
 
@@ -39,7 +40,7 @@ def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time
         return web.Response(text="ok" if trouble is None else trouble, status=200 if trouble is None else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        # Collect in this thread, because what is collected belongs to the event loop.
+        # Collect in this thread, because the metrics read objects that only the event loop's thread may use.
         return web.Response(body=generate_latest(collected), headers={"Content-Type": CONTENT_TYPE})
 
     async def status(request: web.Request) -> web.Response:
@@ -58,7 +59,7 @@ def routes(manager: ControllerManager, *, clock: Callable[[], float] = time.time
 
 
 def unready(manager: ControllerManager) -> str | None:
-    """Return why this process is not ready, or None if it works or waits for another one to end."""
+    """Return why this process is not ready. Return None if its controllers run, or another process leads."""
     if manager.working:
         return None
     leadership = manager.leadership

@@ -1,4 +1,4 @@
-"""The process of the controller manager: signals, the HTTP servers, and its end."""
+"""Runs the process of the controller manager: handles signals, serves HTTP, and ends the process."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ log = structlog.get_logger(__name__)
 
 REVIEWS: Final = "reviews"
 UNLIMITED: Final = frozenset({"informers", "leader-election"})
-"""The purposes of clients without a limit of requests: watches must not wait behind writes, and nothing may delay a
-renewal."""
+"""The purposes of clients without a request limit. Watches must not wait behind writes, and nothing may delay the
+renewal of the Lease."""
 
 
 OPEN_PAGES: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
-"""The pages of the plain HTTP port that other hosts may read. The status page is not one of them, because it names
-every Deployment."""
+"""The pages of the plain HTTP port that clients on other hosts may read. The status page is only for this host, because
+it names every Deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The addresses of health, metrics and status. Port 0 means that there is no such server."""
+    """The addresses of the HTTP servers. With port 0, the server is off."""
 
     address: str
     port: int
     """The port of plain HTTP."""
     secure_address: str = ""
     secure_port: int = 0
-    """The TLS port. It answers clients that the API server allows to read the page."""
+    """The TLS port. For each request, the API server decides whether the client may read the page."""
     files: TlsFiles = field(default_factory=TlsFiles)
     always_allowed: frozenset[str] = frozenset()
-    """Paths that the secure port answers for any client. A path that ends in ``/*`` stands for all paths below it."""
+    """Paths that the TLS port serves to any client. A path that ends in ``/*`` stands for all paths below it."""
 
     def is_open(self, path: str) -> bool:
-        """Return whether the secure port serves a path to any client."""
+        """Return whether the TLS port serves a path to any client."""
         return any(
             path == allowed or (allowed.endswith("/*") and path.startswith(allowed[:-1]))
             for allowed in self.always_allowed
@@ -68,20 +68,20 @@ class ServiceManager(Protocol):
         """Report that this process is not ready yet."""
 
     def ready(self, status: str) -> None:
-        """Report that this process works, or waits for the lease."""
+        """Report that this process is ready: its controllers run, or it waits for the Lease."""
 
     def stopping(self, status: str, *, takes_s: float) -> None:
         """Report that this process is about to end."""
 
     async def beat(self, status: Callable[[], str]) -> None:
-        """Repeat the status until cancelled."""
+        """Report the status at intervals, until cancelled."""
 
     def close(self) -> None:
         """Close the connection to the service manager."""
 
 
 def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
-    """Run until a signal comes, and return 0, or until leadership is lost, and return 1."""
+    """Run the process, and return its exit status: 0 after a signal, 1 after leadership is lost."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -89,7 +89,7 @@ def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, not
 
 
 async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
-    """Live from the start to the end of the process."""
+    """Run the manager and the HTTP servers, and return the exit status."""
 
     async def connect(purpose: str) -> Client:
         return await Client.connect(replace(client, qps=0.0) if purpose in UNLIMITED else client)
@@ -117,7 +117,8 @@ async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serv
 
 
 def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
-    """Return the plain and the secure server, if they have a port. `reviews` asks the API server about clients.
+    """Return the plain HTTP server and the TLS server, each if its port is not 0. `reviews` is a client of the API
+    server, which authenticates and authorizes the clients of the TLS server.
 
     Raise ConfigError if a TLS file cannot be used.
     """
@@ -138,7 +139,8 @@ def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests
 
 
 def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
-    """Return a gate that refuses clients that the API server does not allow to read a page."""
+    """Return a gate for HTTP requests. It refuses a request unless the API server allows the client to read the
+    page."""
 
     async def refuse(request: web.Request) -> web.Response | None:
         # The answer will be 404 or 405, so the API server need not be asked.
@@ -162,8 +164,8 @@ def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
 
 
 async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:
-    """Work until a signal comes or the work ends. Return the exit status."""
-    tasks = TaskSet(lambda name, error: None)  # The work may fail; its error is read below.
+    """Run the manager until a signal comes or the manager ends. Return the exit status."""
+    tasks = TaskSet(lambda name, error: None)  # Errors are read below.
     working = tasks.start(manager.run(), name="controller manager")
     stopping = tasks.start(stop.wait(), name="signals")
     tasks.start(notifier.beat(lambda: summary(manager)), name="service manager")
@@ -177,14 +179,14 @@ async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifi
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the first error of a group that task groups have wrapped around it."""
+    """Return the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def summary(manager: ControllerManager) -> str:
-    """Return one line for `systemctl status`."""
+    """Return the status line that `systemctl status` shows."""
     leadership = manager.leadership
     if leadership is not None and not leadership.is_leading():
         return f"waits for the lease of {leadership.holder}" if leadership.holder else "waits for the lease"

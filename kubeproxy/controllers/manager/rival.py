@@ -1,9 +1,9 @@
-"""Notices another manager that controls the same objects: two of them create twice the pods, and undo each other's
-work.
+"""Detects another controller manager that controls the same objects. Two managers would create twice the pods, and undo
+each other's work.
 
-Users may forget to take the three controllers away from kube-controller-manager, and an upgrade of the control plane
-may bring them back. The Lease of kube-controller-manager proves nothing, because it leads for its other controllers,
-too. The objects that it has created do: the API server records who created an object (``managedFields``).
+Users may forget to disable the three controllers in kube-controller-manager, and an upgrade of the control plane may
+enable them again. The Lease of kube-controller-manager proves nothing, because its other controllers need it, too. But
+the API server records which client has created an object (``managedFields``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from kubeproxy.model.errors import KubeproxyError
 log = structlog.get_logger(__name__)
 
 OTHER: Final = "kube-controller-manager"
-"""The name with which kube-controller-manager identifies itself to the server, and the name of its Lease."""
+"""The name of kube-controller-manager in ``managedFields``, and the name of its Lease."""
 EVERY_S: Final = 60.0
 MOST: Final = 20
-"""How many new objects are checked each time. One that another manager has created is enough."""
+"""The largest number of new objects that are examined in one check."""
 REMEDY: Final = (
     "run kube-controller-manager with --controllers=*,-deployment-controller,-replicaset-controller,"
     "-replicationcontroller-controller, or stop this one"
@@ -40,7 +40,7 @@ REMEDY: Final = (
 
 
 class RivalError(KubeproxyError):
-    """Raised if another manager controls the same objects, although this one is to be the only one."""
+    """Raised if another controller manager controls the same objects, and the settings require that there is none."""
 
 
 class _Change(Wire, frozen=True):
@@ -64,7 +64,7 @@ class _Items(Wire, frozen=True):
 
 
 class Rival:
-    """Looks for another manager. Call `run` while this process leads."""
+    """Looks for another controller manager. Call `run` while this process leads."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Rival:
         exclusive: bool,
         clock: Callable[[], float],
     ) -> None:
-        """`replica_sets` are the caches of kinds whose objects a controller makes, by their path. With `exclusive`,
-        `run` raises `RivalError` once another manager is at work. `clock` gives Unix seconds."""
+        """`replica_sets` are further caches of objects that controllers create, each with the path of its API group.
+        With `exclusive`, `run` raises `RivalError` when it detects another manager. `clock` returns Unix seconds."""
         self._requests = requests
         self._caches: list[tuple[str, Iterable[Pod | ReplicaSet]]] = [("/api/v1", pods), *replica_sets]
         self._exclusive = exclusive
@@ -84,14 +84,15 @@ class Rival:
         self._since = clock()
         self._seen: set[str] = set()
         self.holder = ""
-        """The holder of kube-controller-manager's Lease, as long as the Lease is renewed. It is empty if there is none,
-        or the Lease cannot be read."""
+        """The holder of kube-controller-manager's Lease. It is empty if the Lease does not exist, has expired or cannot
+        be read."""
         self.made = ""
-        """An object of ours that kube-controller-manager has created. It is empty if none was seen."""
+        """An object that kube-controller-manager has created for one of the owners that this process controls. It is
+        empty if none was found."""
 
     @property
     def text(self) -> str:
-        """Return in one line what was seen, or an empty text if nothing was."""
+        """Return one line about what was detected, or an empty text."""
         if self.made:
             return f"{OTHER} makes objects of the same owners ({self.made}): {REMEDY}"
         if self.holder:
@@ -123,7 +124,7 @@ class Rival:
                 return
 
     async def _leader(self) -> str:
-        """Return the holder of kube-controller-manager's Lease, if it has been renewed within its duration."""
+        """Return the holder of kube-controller-manager's Lease, or an empty text if the Lease has expired."""
         try:
             body = await self._requests.get_json(f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{OTHER}")
         except ApiError as error:
@@ -134,8 +135,8 @@ class Rival:
         return record.holder if self._clock() - record.renewed < record.duration_s + EVERY_S else ""
 
     def _new_objects(self) -> list[tuple[str, Pod | ReplicaSet]]:
-        """Return some objects with an owner that were created since this process leads, and were not looked at
-        before."""
+        """Return at most `MOST` owned objects that were created since this process leads and have not been checked
+        yet."""
         found = (
             (path, item)
             for path, cache in self._caches
@@ -150,7 +151,7 @@ class Rival:
 
     async def _made_by_other(self, path: str, namespace: str, name: str) -> bool:
         kind = "pods" if path == "/api/v1" else "replicasets"
-        # This reads a list, because the controllers need the right to get a single pod for nothing else.
+        # Read a list with one object instead of the object, because the controllers have no right to get a single pod.
         body = await self._requests.get_json(
             f"{path}/namespaces/{quote(namespace)}/{kind}", {"fieldSelector": f"metadata.name={name}"}
         )

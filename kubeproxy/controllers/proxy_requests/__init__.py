@@ -1,8 +1,8 @@
-"""What rollouts and readiness gates ask of the node proxies.
+"""The requests of rollouts and readiness gates to the node proxies, and the proxies' reports.
 
-requests           what is asked, on the Services of a pod (pure)
-reports            what the proxies answer (pure)
-proxy_drain        asks and waits, for a command
-node_proxies       asks and reads, for a controller
-deployment_drains  what the Deployment controller knows of rollouts that ask, and the marks of their pods
+requests           the requests about a pod, in an annotation of its Services (pure)
+reports            the proxies' reports, in an annotation of their Leases (pure)
+proxy_drain        writes requests and waits for the reports, for a command
+node_proxies       writes requests and watches reports, for a controller
+deployment_drains  the Deployment controller's memory of rollouts that wait for proxies; marks their draining pods
 """

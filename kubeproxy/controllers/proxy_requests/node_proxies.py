@@ -1,7 +1,7 @@
-"""The node proxies as controllers see them: Services, reports, and the requests that a controller writes.
+"""Writes a controller's requests to the node proxies, and watches the proxies' reports.
 
-None of these is watched before a controller needs it. Requests are written to Services, so a new leader continues where
-the last one stopped.
+Services and reports are watched only once a controller needs them. Requests are stored on Services, so a new leader
+finds the requests of the former leader.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from kubeproxy.model.drain_request import Want
 from kubeproxy.model.errors import ClusterError
 
 PATIENCE_S: Final = 30.0
-"""How long a controller waits for the first list of Services and reports. It also waits that long for a server that
-fails when the proxies are to be asked."""
+"""How long a controller waits for the first list of Services and reports. It also retries a failed write of requests
+for this time."""
 _REFUSALS: Final = frozenset({400, 403, 413, 422})
-"""Answers that the same request gets every time, as when a right is missing, a webhook refuses, or a Service has too
-many annotations."""
+"""HTTP statuses of errors that a retry cannot mend: a right is missing, a webhook refuses, or a Service has too many
+annotations."""
 SOON_S: Final = 0.25
-"""How long reports are collected before the objects that wait for them are synced again."""
+"""How long further changes of reports are awaited before the objects that wait for reports are synced."""
 
 
 class NotAskedError(ClusterError):
-    """Raised if the API server refuses the requests to the proxies, so that the controller continues without them."""
+    """Raised if requests to the proxies cannot be written. The controller then continues without the proxies."""
 
 
 class FailingWrites:
-    """Tells a write that can never succeed from one that fails for a moment."""
+    """Decides whether a failed write can still succeed."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        """Since when each kind of write has failed, in the loop's time."""
+        """The time of the first failure of each kind of write, in monotonic seconds."""
 
     def succeeded(self, about: str) -> None:
-        """Note that a write was taken."""
+        """Note that a write has succeeded."""
         self._since.pop(about, None)
 
     def refused(self, about: str, error: ApiError) -> None:
-        """Raise `NotAskedError` if a write can never succeed, or has failed for longer than `PATIENCE_S`."""
+        """Raise `NotAskedError` if a failed write can never succeed, or this kind of write has failed for longer than
+        `PATIENCE_S`."""
         if error.status is None or isinstance(error, Unauthorized) or is_conflict(error):
             return
         since = self._since.setdefault(about, monotonic())
@@ -67,7 +68,8 @@ class FailingWrites:
 
 
 class NodeProxies:
-    """Services and reports, and the requests of one controller. `clock` returns Unix seconds."""
+    """The node proxies as one controller sees them: their Services, their reports, and the controller's requests.
+    `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class NodeProxies:
         clock: Callable[[], float],
         on_reports: Callable[[Collection[str] | None], None],
     ) -> None:
-        """`on_reports` is called when a report has changed, with the namespaces about which it says something new. None
-        stands for all namespaces."""
+        """When a report changes, `on_reports` is called with the namespaces of the changed Services. None means all
+        namespaces."""
         self._services = MutationCache(informers.services)
         self._client = service_client(requests, written=self._services.written)
         self._clock = clock
@@ -86,9 +88,9 @@ class NodeProxies:
         self._synced = (informers.services.synced, informers.leases.synced)
         self._leases: dict[str, tuple[Lease, NodeReport]] = {}
         self._asked: dict[str, None] = {}
-        """The Services with requests of any rollout."""
+        """The keys of Services that have requests of any owner."""
         self._since: float | None = None
-        """When the proxies were first needed, in the loop's time."""
+        """When the proxies were first needed, in monotonic seconds."""
         self._failing = FailingWrites()
         self.wanted = informers.proxies_wanted
         informers.services.add_handler(_ServiceHandler(self._asked))
@@ -96,11 +98,12 @@ class NodeProxies:
 
     @property
     def ready(self) -> bool:
-        """Return whether Services and reports are known."""
+        """Return whether Services and reports have been listed."""
         return all(event.is_set() for event in self._synced)
 
     def expect(self) -> bool:
-        """Begin to watch. Return whether it is still worth waiting for the first list."""
+        """Begin to watch Services and reports. Return True while the caller should wait for the first list: it is not
+        complete, and `PATIENCE_S` is not over."""
         self.wanted.set()
         if self._since is None:
             self._since = monotonic()
@@ -112,14 +115,14 @@ class NodeProxies:
         return reports_of([lease for lease in self._leases.values() if is_live(lease[0], now)])
 
     def exposures(self, namespace: str) -> Callable[[Pod], bool]:
-        """Return a function that says whether a Service selects a pod of the namespace, and proxies can distinguish the
-        pod from others."""
+        """Return a function that tells whether a pod of the namespace is selected by a Service, and has an address of
+        its own."""
         find = self.finder(namespace)
         return lambda pod: any(addresses_for(service, pod) for service in find(pod))
 
     def finder(self, namespace: str) -> Callable[[Pod], list[Service]]:
-        """Return a function that finds the Services by which proxies send connections to a pod of the namespace. It
-        looks once for all pods with the same labels, because a namespace may have a thousand Services."""
+        """Return a function that finds the Services by which proxies send connections to a pod of the namespace. The
+        function keeps its results by the pods' labels, because a namespace may have a thousand Services."""
         services = self._services.indexed(NAMESPACE, namespace)
         known: dict[tuple[tuple[str, str], ...], list[Service]] = {}
 
@@ -132,7 +135,7 @@ class NodeProxies:
         return find
 
     def states(self, namespace: str, owner: str, reports: Reports) -> dict[str, PodDrain]:
-        """Return what nodes report about the pods that an owner asks about in a namespace."""
+        """Return what the nodes report about an owner's requests in a namespace, by pod name."""
         requests = {name_of(service): requests_of(service) for service in self.asked_in(namespace)}
         pods = {request.pod for found in requests.values() for request in found.requests if request.owner == owner}
         return {pod: reports.state(pod, owner, requests) for pod in pods}
@@ -140,7 +143,7 @@ class NodeProxies:
     async def ask(
         self, namespace: str, owner: str, wanted: Iterable[tuple[Pod, Want]], withdrawn: Collection[str] = ()
     ) -> None:
-        """Bring an owner's requests up to date on every Service of its pods."""
+        """Write an owner's requests to every Service that selects its pods, if they have changed."""
         find = self.finder(namespace)
         wishes: dict[str, list[Wish]] = {key_of(service): [] for service in self.asked_in(namespace)}
         for pod, want in wanted:
@@ -152,8 +155,8 @@ class NodeProxies:
             await self.write(key, owner, of_service, withdrawn)
 
     async def tidy(self, namespace: str, owner: str) -> float | None:
-        """Remove expired requests. Return when to call this again, in Unix seconds, for requests that have not expired
-        yet."""
+        """Remove an owner's expired requests. Return the earliest expiry of its other requests, in Unix seconds, or
+        None."""
         later: list[float] = []
         for service in self.asked_in(namespace):
             own = [request for request in requests_of(service).requests if request.owner == owner]
@@ -173,7 +176,8 @@ class NodeProxies:
         return [service for service in found if service is not None]
 
     async def write(self, key: str, owner: str, wishes: Sequence[Wish], withdrawn: Collection[str]) -> None:
-        """Write an owner's requests to a Service if they differ. Raise `NotAskedError` if that cannot succeed."""
+        """Write an owner's requests to a Service, if they have changed. Raise `NotAskedError` if the write can never
+        succeed."""
         service = self._services.get(key)
         if service is None:
             return
@@ -209,7 +213,7 @@ class NodeProxies:
 
 
 class _ServiceHandler:
-    """Notes the Services that have requests."""
+    """Keeps track of the Services that have requests."""
 
     def __init__(self, asked: dict[str, None]) -> None:
         self._asked = asked
@@ -228,7 +232,7 @@ class _ServiceHandler:
 
 
 class _LeaseHandler:
-    """Decodes each report once."""
+    """Decodes a report when its Lease changes."""
 
     def __init__(self, owner: NodeProxies) -> None:
         self._owner = owner

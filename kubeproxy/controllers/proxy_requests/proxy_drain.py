@@ -1,7 +1,7 @@
-"""Asks the proxies of all nodes to drain pods, and waits until they have done so, for one rollout.
+"""Asks the proxies of all nodes to drain pods of one rollout, and waits until the pods are drained.
 
-The requests are written to the Services that select the pods, and expire by themselves if this process ends. Pods that
-no Service selects need no draining. If the API server refuses a request, an `ApiError` is raised.
+The requests are stored on the Services that select the pods, and expire if this process ends. Pods that no Service
+selects need no draining. If the API server refuses a write, an `ApiError` is raised.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests,
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 0.5
-"""How often reports are read while the command waits. With many nodes a thousandth of a second is added for each."""
+"""The interval at which reports are read while the command waits. A millisecond is added for each node."""
 COUNT_S: Final = 3.0
-"""How long the command waits for counts of connections. They only help to choose pods, so this is short."""
+"""The longest wait for the nodes' connection counts. The wait is short, because the counts only help to choose pods."""
 CLEAN_UP_S: Final = 10.0
 CONFLICTS: Final = 10
-"""How often one change of a Service is tried."""
+"""The number of attempts to change a Service when other clients change it, too."""
 
 
 _Slices = api_types.ObjectList[api_types.EndpointSlice]
 
 
 class ProxyDrain:
-    """The requests of one rollout, `owner`, about pods of one namespace. `clock` returns Unix seconds."""
+    """The requests of one rollout about pods of one namespace. `owner` is the rollout's name in the requests. `clock`
+    returns Unix seconds."""
 
     def __init__(
         self,
@@ -57,12 +58,12 @@ class ProxyDrain:
         self._clock = clock
 
     async def proxies(self) -> frozenset[str]:
-        """Return the live nodes with proxies that take part. There are none if no proxy does, or if this user may not
-        read their reports."""
+        """Return the names of the live nodes whose proxies write drain reports. The result is empty if there are none,
+        or if this user may not read reports."""
         return frozenset((await self._reports()).nodes)
 
     async def connections(self, pods: Sequence[Pod]) -> dict[str, int]:
-        """Return the open connections by the pod's name, as far as nodes report them within `COUNT_S`."""
+        """Return the number of open connections by pod name, as far as nodes report it within `COUNT_S`."""
         await self._until_done(pods, COUNT_S, Want.COUNT)
         services, reports = await self._selecting(pods), await self._reports()
         return {
@@ -73,7 +74,7 @@ class ProxyDrain:
         }
 
     async def start(self, pods: Sequence[Pod]) -> None:
-        """Ask every node to send these pods no new connections."""
+        """Request that all proxies send these pods no new connections."""
         await self._ask(pods, Want.DRAIN)
 
     async def state(self, pods: Sequence[Pod]) -> dict[str, PodDrain]:
@@ -83,24 +84,24 @@ class ProxyDrain:
     async def wait(
         self, pods: Sequence[Pod], timeout_s: float, on_change: Callable[[Mapping[str, PodDrain]], None] | None = None
     ) -> dict[str, PodDrain]:
-        """Wait until every node has followed and no connection to these pods is open, for at most `timeout_s` seconds.
-        Return the last state.
+        """Wait until every node has carried out the requests and no connection to these pods is open, for at most
+        `timeout_s` seconds. Return the last state by pod name.
 
-        The requests of `start` are kept alive, and made again if they have been removed. `on_change` is called with
-        each new state.
+        The requests of `start` are renewed meanwhile, and written again if another client has removed them. `on_change`
+        is called with each new state.
         """
         return await self._until_done(pods, timeout_s, Want.DRAIN, on_change=on_change)
 
     async def withdraw(self, pods: Sequence[Pod]) -> None:
-        """Withdraw the requests for these pods. Those that run get connections again at once."""
+        """Withdraw the requests about these pods. Pods that still run get connections again at once."""
         names = {pod.metadata.name for pod in pods}
         for service in await self._selecting(pods):
             await self._change(service, [], withdrawn=names)
 
     async def clean_up(self, timeout_s: float = CLEAN_UP_S) -> None:
-        """Remove what this rollout has left on Services, as soon as no EndpointSlice has its deleted pods as ready.
+        """Remove this rollout's requests from Services, as soon as no EndpointSlice lists its deleted pods as ready.
 
-        This only tidies up: what is left after `timeout_s` seconds expires by itself.
+        Requests that are left after `timeout_s` seconds expire by themselves.
         """
         clock = asyncio.get_running_loop().time
         ends_at = clock() + timeout_s
@@ -115,8 +116,7 @@ class ProxyDrain:
                 await asyncio.sleep(POLL_S)
 
     async def _ready_endpoints(self, service: Service) -> frozenset[tuple[str, str]]:
-        """Return the address and the pod (see `Endpoint.pod`) of each endpoint that the EndpointSlices of a Service
-        show as ready."""
+        """Return the address and the pod (see `Endpoint.pod`) of each ready endpoint in a Service's EndpointSlices."""
         name = service.metadata.name
         query = {"labelSelector": f"kubernetes.io/service-name={name}"}
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
@@ -125,8 +125,7 @@ class ProxyDrain:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            # If slices cannot be read, or not in this version, they may contain every pod, and the requests have to
-            # expire.
+            # If the slices cannot be read, assume that they list every pod, so that the requests are left to expire.
             return frozenset((a, request.uid) for request in requests_of(service).requests for a in request.addresses)
         slices = msgspec.json.decode(body, type=_Slices)
         return frozenset(
@@ -168,7 +167,7 @@ class ProxyDrain:
         return {pod.metadata.name: reports.state(pod.metadata.name, self._owner, requests) for pod in pods}
 
     async def _ask(self, pods: Sequence[Pod], want: Want) -> list[Service]:
-        """Put requests for these pods on every Service that selects them. Return the Services afterwards."""
+        """Write requests about these pods to every Service that selects them. Return the changed Services."""
         asked = []
         for service in await self._selecting(pods):
             wishes = [
@@ -180,7 +179,8 @@ class ProxyDrain:
         return asked
 
     async def _change(self, service: Service, wishes: Sequence[Wish], withdrawn: Collection[str] = ()) -> Service:
-        """Write the requests of a Service if they differ. Try again if another writer was faster."""
+        """Write the requests of a Service, if they have changed. Try again if another client has changed the Service
+        meanwhile."""
         for last in (*[False] * (CONFLICTS - 1), True):
             current = requests_of(service)
             found = merged(current, self._owner, wishes, withdrawn=withdrawn, now=self._clock())
@@ -190,7 +190,7 @@ class ProxyDrain:
                 return await self._services.patch(self._namespace, service.metadata.name, request_patch(service, found))
             except ApiError as error:
                 if is_not_found(error):
-                    break  # A Service that is gone leads no proxy to the pods.
+                    break  # Without the Service, no proxy sends the pods connections.
                 if last or not is_conflict(error):
                     raise
                 service = await self._services.get(self._namespace, service.metadata.name)
@@ -217,6 +217,7 @@ def _is_ready(request: DrainRequest, ready: Collection[tuple[str, str]]) -> bool
 
 
 def request_patch(service: Service, requests: DrainRequests) -> dict[str, object]:
-    """Return the merge patch that gives a Service these requests. Without any request it removes the annotation."""
+    """Return the merge patch that stores these requests on a Service. It removes the annotation if there are no
+    requests."""
     text = encode_requests(requests) if requests.requests else None
     return {"metadata": {"resourceVersion": service.metadata.resource_version, "annotations": {REQUESTS: text}}}

@@ -1,4 +1,4 @@
-"""Reads the reports of the node proxies, and what they say about pods."""
+"""Reads the node proxies' drain reports, and finds in them the state of pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 
 _USES = (Want.USE, Want.READY)
 NODES_NAMED = 3
-"""How many nodes a text names before it counts the rest."""
+"""The largest number of nodes that a text names. It counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,21 @@ class PodDrain:
     """What the proxies of all live nodes report about one pod."""
 
     waiting: frozenset[str] = frozenset()
-    """The nodes that have not followed."""
+    """The nodes that have not carried out the request."""
     connections: int = 0
     """The number of open connections to the pod, on all nodes."""
     busy: frozenset[str] = frozenset()
-    """The nodes with such connections."""
+    """The nodes with open connections to the pod."""
     kept: frozenset[str] = frozenset()
-    """The nodes that continue to use the pod, because they have no other endpoint."""
+    """The nodes that still send the pod new connections, because they have no other endpoint."""
     omitted: frozenset[str] = frozenset()
-    """Those of the `waiting` nodes whose reports have no room for all Services of the namespace."""
+    """The nodes of `waiting` whose reports lack the namespace, because they have no room for all its Services."""
     since: float | None = None
-    """When the request was made, in Unix seconds, or None if no Service selects the pod or no request was made."""
+    """When the request was made, in Unix seconds, or None if there is no request about the pod."""
 
     @property
     def done(self) -> bool:
-        """Return whether every node has followed, and no connection is open."""
+        """Return whether every node has carried out the request, and no connection is open."""
         return not self.waiting and not self.connections
 
 
@@ -54,12 +54,13 @@ NOTHING = PodDrain()
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The reports of the live nodes."""
+    """The drain reports of the live nodes."""
 
     nodes: Mapping[str, NodeReport]
-    """The nodes with proxies that take part in rollouts. It may be empty."""
+    """The reports by node, of nodes whose proxies take part in rollouts. It may be empty."""
     leaving: Mapping[str, NodeReport] = field(default_factory=dict)
-    """The connections of proxies that a newer instance on their node has replaced, by node."""
+    """The reports of proxies that a newer instance on the same node has replaced, by node. Only their connections
+    count."""
 
     def state(
         self,
@@ -70,8 +71,8 @@ class Reports:
         local: Collection[ServiceName] = (),
         node: str = "",
     ) -> PodDrain:
-        """Return what is reported about the requests of an owner for a pod, on all Services that have some. Only the
-        pod's `node` matters to the Services `local`."""
+        """Return the state of a pod according to all reports about the owner's requests. For the Services `local`, only
+        the report of the pod's `node` counts."""
         asked = [
             (name, request)
             for name, requests in services.items()
@@ -103,12 +104,12 @@ class Reports:
         )
 
     def connections(self, endpoints: Iterable[tuple[ServiceName, Collection[Address]]]) -> int:
-        """Return the number of open connections to these endpoints of Services, on all nodes."""
+        """Return the number of open connections to these addresses of Services, on all nodes together."""
         return sum(self._open_on(list(endpoints)).values())
 
     def _open_on(self, endpoints: Sequence[tuple[ServiceName, Collection[Address]]]) -> dict[str, int]:
-        """Return the number of open connections by node, without zeros. A node counts by address, because each Service
-        that has the address reports all connections to it."""
+        """Return the number of open connections by node, without zeros. Each address of a node is counted once, because
+        every Service with the address reports all connections to it."""
         found: Counter[str] = Counter()
         for node, report in (*self.nodes.items(), *self.leaving.items()):
             counts: dict[Address, int] = {}
@@ -126,13 +127,13 @@ def _follows(report: ServiceReport, request: DrainRequest) -> bool:
 
 
 def live_reports(leases: Iterable[Lease], now: float) -> Reports:
-    """Return the reports that have not expired at `now`, in Unix seconds. A report that cannot be read counts as one
-    without contents."""
+    """Return the reports that have not expired at `now`, in Unix seconds. A report that cannot be decoded counts as
+    empty."""
     return reports_of([(lease, report_of(lease)) for lease in leases if is_live(lease, now)])
 
 
 def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
-    """Return the reports of Leases that have not expired."""
+    """Return the reports of live Leases as `Reports`."""
     found: dict[bool, dict[str, NodeReport]] = {False: {}, True: {}}
     for lease, report in live:
         found[lease.metadata.labels.get(REPORT) == LEAVING][lease.spec.holder_identity] = report
@@ -140,10 +141,11 @@ def reports_of(live: Iterable[tuple[Lease, NodeReport]]) -> Reports:
 
 
 def is_live(lease: Lease, now: float) -> bool:
-    """Return whether a Lease is the report of a node, and has not expired.
+    """Return whether a Lease has the report of a node, and has not expired.
 
-    The Lease must be owned by the Node. The garbage collector then deletes the Leases of nodes that do not exist any
-    more, for which rollouts would wait. No report is believed for longer than proxies write.
+    The Lease must be owned by the Node object, so that the garbage collector deletes it with the Node. Otherwise
+    rollouts would wait for removed nodes. A Lease with a longer duration than proxies write expires after the duration
+    that proxies write.
     """
     node, spec = lease.spec.holder_identity, lease.spec
     role = LEAVING if lease.metadata.labels.get(REPORT) == LEAVING else NODE
@@ -155,7 +157,7 @@ def is_live(lease: Lease, now: float) -> bool:
 
 
 def report_of(lease: Lease) -> NodeReport:
-    """Return the report of a Lease. A report that cannot be read has no contents."""
+    """Return the report of a Lease. A report that cannot be decoded is returned as empty."""
     try:
         return decode_report(lease.metadata.annotations.report or "")
     except ValueError:
@@ -163,7 +165,7 @@ def report_of(lease: Lease) -> NodeReport:
 
 
 def changed_namespaces(before: NodeReport, now: NodeReport) -> set[str]:
-    """Return the namespaces about which two reports of a node differ."""
+    """Return the namespaces in which two reports of a node differ."""
     return {
         name.namespace
         for name in before.services.keys() | now.services.keys()

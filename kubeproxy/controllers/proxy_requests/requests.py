@@ -1,8 +1,9 @@
-"""The drain requests of a rollout: to which Services they belong, and how they are merged with those of other rollouts.
+"""The drain requests of a rollout: chooses the Services that they are stored on, and merges them with other rollouts'
+requests.
 
-Several rollouts may ask about one Service at once, so each changes only its own requests. A request that a rollout does
-not repeat stays until it expires, because while a deleted pod leaves the EndpointSlices, no proxy may take it for a
-ready one.
+Several rollouts may have requests on one Service, so each changes only its own requests. A request that a rollout does
+not repeat stays until it expires. While a deleted pod is still in the EndpointSlices, the request keeps proxies from
+sending the pod connections.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from kubeproxy.model.drain_request import MAX_AHEAD_S, MAX_REQUESTS, DrainReques
 log = structlog.get_logger(__name__)
 
 LIFETIME_S: Final = 120.0
-"""For how long a request is valid, if the client that wrote it is killed."""
+"""How long a request is valid. It bounds the effect of a client that is killed."""
 RENEW_S: Final = 60.0
-"""A request with less time left is renewed. So a rollout that only waits writes at most once a minute."""
+"""A request that expires in less than this time is renewed. So a rollout that only waits writes at most once a
+minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wish of a rollout about one pod."""
+    """What a rollout wants the proxies to do with one pod."""
 
     pod: str
     uid: str
@@ -35,7 +37,7 @@ class Wish:
     want: Want
 
     def is_stated_by(self, request: DrainRequest) -> bool:
-        """Return whether a request already states this wish."""
+        """Return whether a request already has the content of this wish."""
         mine, its = (self.pod, self.uid, self.want), (request.pod, request.uid, request.want)
         return mine == its and self.addresses == request.addresses
 
@@ -55,8 +57,8 @@ def is_node_local(service: Service) -> bool:
 
 
 def addresses_for(service: Service, pod: Pod, *, shared: bool = False) -> tuple[Address, ...]:
-    """Return the addresses of a pod in the families of a Service. A pod on the host's network has none, because other
-    pods have the same address, including the pod that replaces it. With `shared` this does not matter."""
+    """Return a pod's addresses of a Service's address families. Return none for a pod on the host's network, unless
+    `shared` is true, because other pods on the node, and the pod's successor, have the same address."""
     if pod.spec.host_network and not shared:
         return ()
     families = {family_of(Address(ip)) for ip in service.spec.cluster_ips or [service.spec.cluster_ip]}
@@ -65,12 +67,12 @@ def addresses_for(service: Service, pod: Pod, *, shared: bool = False) -> tuple[
 
 
 def name_of(service: Service) -> ServiceName:
-    """Return the name of a Service as reports have it."""
+    """Return the name by which reports refer to a Service."""
     return ServiceName(service.metadata.namespace, service.metadata.name)
 
 
 def requests_of(service: Service) -> DrainRequests:
-    """Return the requests that a Service has. Requests that cannot be read are left out, and the next write replaces
+    """Return the requests that are stored on a Service. If they cannot be decoded, return none; the next write replaces
     them."""
     text = service.metadata.annotations.drain_requests
     if not text:
@@ -90,10 +92,11 @@ def merged(
     withdrawn: Collection[str] = (),
     now: float,
 ) -> DrainRequests:
-    """Return the requests with these wishes of an owner, or `current` itself if nothing has to be written.
+    """Return the Service's requests after an owner's wishes are merged into them, or `current` itself if nothing
+    changes.
 
-    This owner's requests for the pods `withdrawn` end at once. If there is no room, requests that this owner does not
-    repeat end, too. Raise ValueError if even that leaves too many.
+    This owner's requests for the pods `withdrawn` are removed. If there are more than `MAX_REQUESTS`, requests that
+    this owner does not repeat are removed, too. Raise ValueError if there are still more.
     """
     wanted = {(wish.pod, wish.want): wish for wish in wishes}
     taken = {address for wish in wishes for address in wish.addresses}
@@ -108,7 +111,7 @@ def merged(
         elif request.pod not in withdrawn and taken.isdisjoint(request.addresses) and not _superseded(request, wishes):
             kept.append(request)
     if (surplus := len(kept) + len(wanted) - MAX_REQUESTS) > 0:
-        # The pods of this rollout's oldest requests have left the EndpointSlices long ago.
+        # The requests that expire first are removed first, because their pods have probably left the EndpointSlices.
         past = sorted((request for request in kept if request.owner == owner), key=lambda request: request.until)
         dropped = frozenset(past[:surplus])
         kept = [request for request in kept if request not in dropped]
@@ -127,7 +130,7 @@ def merged(
 
 
 def _superseded(request: DrainRequest, wishes: Iterable[Wish]) -> bool:
-    """Return whether the owner wants something else of the same pod by now."""
+    """Return whether one of the owner's wishes replaces this request about the same pod."""
     return any(wish.pod == request.pod for wish in wishes)
 
 
@@ -143,5 +146,5 @@ def _renewed(request: DrainRequest, now: float) -> DrainRequest:
 
 
 def _content(request: DrainRequest) -> DrainRequest:
-    """Return a request without its end, because a node has nothing to report about a renewal."""
+    """Return a request without its expiry, because a renewal needs no new report from the nodes."""
     return replace(request, until=0.0)

@@ -1,4 +1,4 @@
-"""The time-outs of drains and of readiness gates, as annotations state them."""
+"""Reads the timeouts of drains and of readiness gates from annotations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from fractions import Fraction
 from typing import Final
 
 DRAIN_TIMEOUT: Final = "kubeproxy/drain-timeout"
-"""The annotation of a Deployment: how long after the beginning of its drain a pod is deleted, whatever is open."""
+"""The annotation of a Deployment with the longest time that a pod drains, as a duration. The pod is then deleted even
+if connections are open."""
 DRAIN_S: Final = 30.0
 USE_TIMEOUT: Final = "kubeproxy/use-timeout"
-"""The annotation of a Deployment, or of a pod with the readiness gate: how long the pod waits for the proxies."""
+"""The annotation of a Deployment, or of a pod with the readiness gate, with the longest time that a pod waits for the
+proxies, as a duration."""
 USE_S: Final = 60.0
 _DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 def seconds_in(text: str | None, name: str, default: float) -> float:
-    """Return the seconds that the annotation `name` states. Raise ValueError, which says what is wrong, for a text that
-    is no duration."""
+    """Return the duration `text` of the annotation `name` in seconds, or `default` if `text` is None. Raise ValueError,
+    with a message for the user, if the text is not a duration."""
     if text is None:
         return default
     match = _DURATION.fullmatch(text)

@@ -1,5 +1,6 @@
-"""The controller of the readiness gate `kubeproxy/in-use`: a pod becomes ready when every node's proxy uses it.
+"""The controller of the readiness gate `kubeproxy/in-use`, with which a pod becomes ready only when every node's proxy
+uses it.
 
-gates       which pods wait, for how long at most, and what their condition says (pure)
-controller  asks the proxies, and sets the condition
+gates       decides which pods wait, for how long at most, and what their condition says (pure)
+controller  writes requests to the proxies, and sets the condition
 """

@@ -1,6 +1,7 @@
-"""The controller of readiness gates: asks the proxies to use pods that are about to be ready, and opens their gates.
+"""The controller of readiness gates: asks the proxies to use pods whose containers are ready, and opens the pods'
+gates.
 
-A key is a namespace, so that one write of a Service asks about all of its pods that wait.
+A key of its work queue is a namespace, so that one write to a Service has the requests about all waiting pods.
 """
 
 from __future__ import annotations
@@ -31,23 +32,26 @@ from kubeproxy.model.drain_request import Want
 log = structlog.get_logger(__name__)
 
 OWNER: Final = "readiness"
-"""The owner of the requests. Every leader has the same, so a new one continues with them."""
+"""The owner that the requests name. It is the same for every leader, so a new leader continues with the requests of the
+former leader."""
 LOOK_S: Final = 1.0
-"""How often a namespace with pods that wait is looked at, even if nothing happens: a Lease expires silently."""
+"""The interval at which a namespace with waiting pods is synced even without events, because no event tells that a
+Lease has expired."""
 RETRY_S: Final = 10.0
 """The longest back-off after an error."""
 SHARE: Final = 4.0
-"""The pause after a look at a namespace, as a multiple of the time that the look took."""
+"""The pause after the sync of a namespace, as a multiple of the duration of the sync."""
 MOST_ASKED: Final = 200
-"""How many pods of one Service are asked about at once. Each has a request in an annotation, whose size is limited."""
+"""The largest number of pods of one Service that have requests at once. The requests are in an annotation, whose size
+is limited."""
 MOST_WRITTEN: Final = 50
-"""How many conditions are written before the namespace is looked at again."""
+"""The largest number of conditions that one sync writes."""
 _OF_THIS_POD: Final = frozenset({400, 403, 409, 422})
-"""Status codes of errors that concern only the pod whose condition was written."""
+"""HTTP statuses of errors that concern only the pod whose condition was written."""
 
 
 class ReadinessController:
-    """Opens the gates of all pods. `clock` gives Unix seconds."""
+    """Opens the gates of all pods. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -58,30 +62,31 @@ class ReadinessController:
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
-        """`services` and `leases` of `informers` need not run until `proxies_wanted` is set."""
+        """Register the handlers. The informers `services` and `leases` need not run before `informers.proxies_wanted`
+        is set."""
         self._pods = MutationCache(informers.pods)
         self._client = pod_client(requests, written=self._pods.written)
         self._sink = sink
         self._clock = clock
         self._waiting: dict[str, dict[str, None]] = {}
-        """The keys of pods that wait, by namespace."""
+        """The keys of waiting pods, by namespace."""
         self._pauses: dict[str, float] = {}
-        """How long reports are collected before a namespace is looked at again, in seconds."""
+        """The delay in seconds, by namespace, from a changed report to the sync."""
         self._faulty: set[str] = set()
-        """The UIDs of pods that wait and whose annotation was reported as faulty."""
+        """The UIDs of waiting pods whose faulty annotation has been reported."""
         self.opened: Counter[str] = Counter()
-        """The gates that were opened, by the reason."""
+        """The number of opened gates by reason."""
         self.proxies = NodeProxies(requests, informers, clock=clock, on_reports=self._look_again)
         self.controller = Controller("readiness", self.sync, workers=workers)
         informers.pods.add_handler(_PodHandler(self))
 
     @property
     def waiting(self) -> int:
-        """Return how many pods wait."""
+        """Return the number of waiting pods."""
         return sum(map(len, self._waiting.values()))
 
     def pod_seen(self, pod: Pod, *, exists: bool = True) -> None:
-        """Note whether a pod with the gate waits, and look at its namespace."""
+        """Note whether a pod with the gate waits, and have its namespace synced."""
         self.proxies.wanted.set()
         namespace, key = pod.metadata.namespace, key_of(pod)
         if exists and gates.waits(pod):
@@ -99,7 +104,8 @@ class ReadinessController:
     # Sync
 
     async def sync(self, namespace: str) -> None:
-        """Take the next step for a namespace. After an error the next one follows soon, because pods wait for it."""
+        """Take the next step for all waiting pods of a namespace. After an error, retry after `RETRY_S` at the
+        latest."""
         if self.proxies.expect():
             self.controller.enqueue_after(namespace, LOOK_S)
             return
@@ -110,8 +116,8 @@ class ReadinessController:
             raise
 
     async def _step(self, namespace: str) -> None:
-        """Ask about the pods of a namespace that wait, open the gates of those that are in use, and withdraw the
-        requests that have served their purpose."""
+        """Write requests about the waiting pods of a namespace, open the gates of pods that all proxies use, and
+        withdraw requests that are no longer needed."""
         begun = monotonic()
         known = (self._pods.get(key) for key in self._waiting.get(namespace, ()))
         waiting = sorted((pod for pod in known if pod is not None and gates.waits(pod)), key=gates.waits_since)
@@ -131,7 +137,7 @@ class ReadinessController:
             raise failed
 
     def _exposures(self, namespace: str, pods: Iterable[Pod]) -> dict[str, list[Service]]:
-        """Return the Services by which proxies send connections to each pod, by the pod's name."""
+        """Return, by pod name, the Services by which proxies send connections to the pod."""
         find = self.proxies.finder(namespace)
         return {
             pod.metadata.name: [each for each in find(pod) if addresses_for(each, pod, shared=True)] for pod in pods
@@ -140,13 +146,13 @@ class ReadinessController:
     async def _ask(
         self, namespace: str, waiting: Iterable[Pod], found: dict[str, list[Service]]
     ) -> tuple[dict[str, str], ApiError | None]:
-        """Bring the requests on every Service up to date. Return why the proxies cannot be asked about pods, by the
-        pod's name, and an error that may pass. A Service that cannot be written delays the pods of no other."""
+        """Write the requests to every Service where they have changed. If a Service cannot be written, continue with
+        the others. Return, by pod name, why there can be no request about the pod, and the last temporary error."""
         wishes: dict[str, list[Wish]] = {key_of(service): [] for service in self.proxies.asked_in(namespace)}
         for pod in waiting:
             services = {key_of(service): service for service in found[pod.metadata.name]}
             if any(len(wishes.get(key, ())) >= MOST_ASKED for key in services):
-                continue  # This pod's turn comes when others are in use.
+                continue  # There will be room for this pod when others are in use.
             for key, service in services.items():
                 addresses = addresses_for(service, pod, shared=True)
                 wish = Wish(pod.metadata.name, pod.metadata.uid, addresses, Want.READY)
@@ -164,8 +170,8 @@ class ReadinessController:
         return troubles, failed
 
     def _settled(self, namespace: str) -> set[str]:
-        """Return the names of pods whose requests have served their purpose. Look at the namespace again when the next
-        request has."""
+        """Return the names of pods whose requests are no longer needed. Have the namespace synced when the next request
+        is no longer needed."""
         now, names = self._clock(), set()
         own = (
             request
@@ -184,7 +190,7 @@ class ReadinessController:
     def _verdicts(
         self, namespace: str, waiting: Iterable[Pod], found: dict[str, list[Service]], troubles: dict[str, str]
     ) -> list[tuple[Pod, Verdict]]:
-        """Return the conditions that have to be written, those that open a gate first."""
+        """Return the conditions to be written. Those that open a gate come first."""
         now, ready = self._clock(), self.proxies.ready
         unread = "" if ready else "Services or drain reports cannot be read: bind the roles of the component readiness"
         reports = self.proxies.reports() if ready else Reports({})
@@ -208,7 +214,7 @@ class ReadinessController:
         return sorted(verdicts, key=lambda each: not each[1].opens)
 
     async def _write(self, verdicts: Iterable[tuple[Pod, Verdict]]) -> None:
-        """Write conditions. An error that concerns one pod alone is raised when the others are written."""
+        """Write conditions. If an error concerns only one pod, write the others before raising the error."""
         failed: ApiError | None = None
         for pod, verdict in verdicts:
             where = pod.metadata
@@ -219,7 +225,7 @@ class ReadinessController:
                 )
             except ApiError as error:
                 if is_not_found(error):
-                    continue  # The pod is gone, which the watch is about to report.
+                    continue  # The pod was deleted, and the watch will report that.
                 if error.status not in _OF_THIS_POD:
                     raise
                 failed = error
@@ -233,7 +239,7 @@ class ReadinessController:
             raise failed
 
     def _check(self, pod: Pod) -> None:
-        """Report once that a pod's annotation cannot be read."""
+        """Report an Event, once, if a pod's annotation is invalid."""
         if pod.metadata.uid not in self._faulty and (fault := gates.fault_of(pod)):
             self._faulty.add(pod.metadata.uid)
             self._report(pod, event_sink.DRAIN_OPTIONS, fault)

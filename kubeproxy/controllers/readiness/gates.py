@@ -1,8 +1,9 @@
-"""Decides which pods wait at their readiness gate, and what the gate's condition says. Pure; times are Unix seconds.
+"""Decides which pods wait at their readiness gate, and what the gate's condition says. It is pure; times are Unix
+seconds.
 
-The gate answers one question: has every node's proxy taken this pod into use? So once the condition is True it stays
-True, as with the gates of cloud load balancers. A pod that is unready for a while becomes ready again without the
-proxies, and proxies that fail later take no running pod out of service.
+The condition says whether every node's proxy has begun to use the pod. Once it is True it stays True, as with the gates
+of cloud load balancers. So a pod that is unready for a while becomes ready again without the proxies, and proxies that
+fail later do not make running pods unready.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from kubeproxy.controllers.proxy_requests.timeouts import USE_S, USE_TIMEOUT, se
 from kubeproxy.kubernetes import timestamps
 
 GATE: Final = "kubeproxy/in-use"
-"""The type of the condition, which a pod lists among its readinessGates."""
+"""The type of the condition, which a pod lists in spec.readinessGates."""
 SETTLE_S: Final = 10.0
-"""How long a request stays after the pod has become ready, so that every node has the pod's new EndpointSlice by
-then."""
+"""How long a request stays after the gate has opened. By then, every node has the EndpointSlice that lists the pod as
+ready."""
 LATE_S: Final = 5.0
-"""How long nodes may take before the condition names them."""
+"""A node is named in the condition if it does not use the pod after this time."""
 REWRITE_S: Final = 10.0
 """The shortest time between two writes of a condition that names nodes."""
 
 
 class Reason(StrEnum):
-    """Why the condition has its status."""
+    """The reason in the gate's condition."""
 
     IN_USE = "InUse"
     NO_SERVICE = "NoService"
@@ -42,48 +43,50 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the condition of a pod's gate is to say."""
+    """The content of the condition of a pod's gate."""
 
     reason: Reason
     message: str
     event: str = ""
-    """The reason of the Event that warns the pod's owner, or an empty text for none."""
+    """The reason of a Warning Event about the pod, or an empty text if no Event is to be reported."""
 
     @property
     def opens(self) -> bool:
-        """Return whether the condition is True."""
+        """Return whether the status of the condition is True."""
         return self.reason is not Reason.WAITS
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What is known about one pod that waits."""
+    """What is known about one waiting pod."""
 
     reports: Reports
     exposed: bool
-    """Whether the proxies send connections of a Service to the pod."""
+    """Whether the proxies send the pod connections of any Service."""
     state: PodDrain
-    """What the nodes report about the pod."""
+    """The state of the pod according to the nodes' reports."""
     trouble: str = ""
-    """Why the proxies cannot be asked about the pod."""
+    """Why there can be no request about the pod, or an empty text."""
 
 
 def has_gate(pod: Pod) -> bool:
-    """Return whether a pod waits for the proxies before it becomes ready."""
+    """Return whether a pod has the readiness gate of the proxies."""
     return any(gate.condition_type == GATE for gate in pod.spec.readiness_gates)
 
 
 def waits(pod: Pod) -> bool:
     """Return whether only this gate keeps a pod from being ready.
 
-    Other gates come first. They may be reasons to send a pod no connections yet."""
+    The other gates have to be open first, because they may mean that the pod must not get connections yet.
+    """
     if not has_gate(pod) or not is_active(pod) or not pod.status.pod_ips:
         return False
     return not _is_true(pod, GATE) and all(_is_true(pod, type) for type in _before(pod))
 
 
 def waits_since(pod: Pod) -> float:
-    """Return when the pod began to wait: when its containers became ready, and its other gates were open."""
+    """Return when the pod began to wait, in Unix seconds. It waits since its containers are ready and its other gates
+    are open."""
     known = (condition_of(pod, type) for type in _before(pod))
     times = (timestamps.parse(each.last_transition_time) for each in known if each is not None)
     begun = [at for at in times if at is not None]
@@ -91,8 +94,8 @@ def waits_since(pod: Pod) -> float:
 
 
 def needs_request(pod: Pod, now: float) -> bool:
-    """Return whether the proxies still have to be asked to use a pod, because its gate is closed or has only just
-    opened. A pod whose containers are not ready any more gets no connections."""
+    """Return whether a request to use the pod is needed: its containers are ready, and its gate is closed or was opened
+    less than `SETTLE_S` seconds ago."""
     if waits(pod):
         return True
     ready = is_active(pod) and has_gate(pod) and all(_is_true(pod, type) for type in (*_before(pod), GATE))
@@ -100,16 +103,16 @@ def needs_request(pod: Pod, now: float) -> bool:
 
 
 def settles_in(pod: Pod, now: float) -> float:
-    """Return the seconds until every node has the EndpointSlice of a pod whose gate is open."""
+    """Return the seconds until the request about a pod with an open gate is no longer needed."""
     since = ready_since(pod)
     return SETTLE_S if since is None or not is_ready(pod) else since + SETTLE_S - now
 
 
 def verdict(pod: Pod, answers: Answers, now: float) -> Verdict | None:
-    """Return what the condition is to say now, or None if it has to say nothing yet."""
+    """Return the content for the condition of a waiting pod, or None if it is too early for one."""
     state, use_s = answers.state, use_seconds(pod)
     if not answers.exposed:
-        return Verdict(Reason.NO_SERVICE, "No Service leads connections to this pod through the proxies of nodes")
+        return Verdict(Reason.NO_SERVICE, "No Service sends connections to this pod through the node proxies")
     if answers.trouble:
         return Verdict(Reason.NOT_ASKED, f"{answers.trouble}; proxies are not waited for", event_sink.PROXIES_UNKNOWN)
     if not answers.reports.nodes:
@@ -127,7 +130,10 @@ def verdict(pod: Pod, answers: Answers, now: float) -> Verdict | None:
 
 def _late(state: PodDrain, use_s: float) -> str:
     if state.since is None:
-        return f"The pod counts although no proxy was asked within {use_s:g} s: no controller led, or others came first"
+        return (
+            f"The pod counts although no proxy was asked within {use_s:g} s: no controller was the leader, or other"
+            " pods came first"
+        )
     return (
         f"The pod counts although the proxies of {number_and_names(state.waiting)} do not use it after {use_s:g} s."
         " Read kubeproxy's log and status there: it may be cut off from the API server, or too old for readiness gates"
@@ -135,13 +141,13 @@ def _late(state: PodDrain, use_s: float) -> str:
 
 
 def use_seconds(pod: Pod) -> float:
-    """Return how long a pod waits at most. An annotation that cannot be read counts as the default; `fault_of` says
-    what is wrong with it."""
+    """Return how long a pod waits at most, in seconds. If the annotation is invalid, return the default; `fault_of`
+    describes the fault."""
     return USE_S if fault_of(pod) else seconds_in(pod.metadata.annotations.use_timeout, USE_TIMEOUT, USE_S)
 
 
 def fault_of(pod: Pod) -> str:
-    """Return what is wrong with the pod's annotation, or an empty text."""
+    """Return a message about the pod's annotation if it is invalid, or an empty text."""
     try:
         seconds_in(pod.metadata.annotations.use_timeout, USE_TIMEOUT, USE_S)
     except ValueError as error:
@@ -150,8 +156,8 @@ def fault_of(pod: Pod) -> str:
 
 
 def worth_writing(pod: Pod, found: Verdict, now: float) -> bool:
-    """Return whether the condition has to be written, because it opens the gate, has another reason, or names other
-    nodes than before. A change of the names alone is written every `REWRITE_S` at most."""
+    """Return whether the condition has to be written: it opens the gate, or its reason or message has changed. If only
+    the message has changed, the last write must be `REWRITE_S` seconds ago."""
     current = condition_of(pod, GATE)
     if found.opens or current is None or current.reason != found.reason:
         return True
@@ -160,7 +166,7 @@ def worth_writing(pod: Pod, found: Verdict, now: float) -> bool:
 
 
 def patch(pod: Pod, found: Verdict, now: float) -> dict[str, Any]:
-    """Return the strategic merge patch of the status of exactly this pod. It leaves all other conditions alone."""
+    """Return the strategic merge patch that sets this condition in the status of exactly this pod."""
     current, status, moment = condition_of(pod, GATE), str(found.opens), timestamps.seconds(now)
     changed = current is None or current.status != status or current.last_transition_time is None
     condition = {
@@ -175,7 +181,7 @@ def patch(pod: Pod, found: Verdict, now: float) -> dict[str, Any]:
 
 
 def _before(pod: Pod) -> list[str]:
-    """Return the conditions that come before this gate."""
+    """Return the types of the conditions that must be True before this gate is examined."""
     others = (gate.condition_type for gate in pod.spec.readiness_gates if gate.condition_type != GATE)
     return ["ContainersReady", *others]
 

@@ -1,6 +1,6 @@
 """The controller of ReplicaSets and ReplicationControllers.
 
-controller   keeps as many pods as are wanted
-status       the status of both
-pod_control  creates and deletes pods; `slow_start` is how many at once
+controller   gives each object its number of pods
+status       computes the status of both kinds
+pod_control  creates and deletes pods; `slow_start` sends the requests in growing batches
 """

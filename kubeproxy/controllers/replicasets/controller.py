@@ -1,4 +1,4 @@
-"""The controller that gives a ReplicaSet or ReplicationController as many pods as it wants."""
+"""The controller that creates and deletes pods so that a ReplicaSet or ReplicationController has its number of pods."""
 
 from __future__ import annotations
 
@@ -62,26 +62,26 @@ class ReplicaSetController:
         pods.add_handler(PodHandler(self))
         pods.add_list_handler(self._look_again)
 
-    # The handlers of what the cache reports.
+    # Called by the handlers of changes in the caches.
 
     def enqueue(self, replica_set: ReplicaSet) -> None:
-        """Sync a ReplicaSet."""
+        """Put the ReplicaSet into the work queue."""
         self.controller.enqueue(key_of(replica_set))
 
     def gone(self, replica_set: ReplicaSet) -> None:
-        """Forget a ReplicaSet that was deleted, or whose name another one has now."""
+        """Forget a ReplicaSet that was deleted, perhaps with a successor of the same name."""
         self.expectations.forget(key_of(replica_set))
         self.enqueue(replica_set)
 
     def _look_again(self) -> None:
-        """Sync every controller that still expects pods, after a list of all pods. An expected pod that is not in the
-        list was created and deleted while no watch ran."""
+        """After a new list of all pods, sync every ReplicaSet that still expects created or deleted pods. An expected
+        pod that is not in the list was created and deleted while no watch ran."""
         for key in self.expectations.unfulfilled():
             self.controller.enqueue(key)
 
     def owner_of(self, pod: Pod) -> ReplicaSet | None:
-        """Return the ReplicaSet that controls a pod, or None if the pod is an orphan, or of another kind or another
-        UID."""
+        """Return the ReplicaSet that controls a pod. Return None if the pod has no controller, or its controller is of
+        another kind or has another UID."""
         owner = controller_of(pod)
         if owner is None or owner.kind != self._kind.kind:
             return None
@@ -89,7 +89,7 @@ class ReplicaSetController:
         return found if found is not None and found.metadata.uid == owner.uid else None
 
     def enqueue_matching(self, pod: Pod) -> None:
-        """Sync every ReplicaSet that might adopt an orphan."""
+        """Put every ReplicaSet whose selector matches this pod without controller into the work queue."""
         there = self._replica_sets.indexed(NAMESPACE, pod.metadata.namespace)
         matching = [replica_set for replica_set in there if _selects(replica_set, pod)]
         if len(matching) > 1:
@@ -100,7 +100,7 @@ class ReplicaSetController:
     # The sync.
 
     async def sync(self, key: str) -> None:
-        """Bring one ReplicaSet to its number of pods, and write its status."""
+        """Create or delete pods of one ReplicaSet until it has its number of pods, and write its status."""
         replica_set = self._replica_sets.get(key)
         if replica_set is None:
             self.expectations.forget(key)
@@ -149,7 +149,7 @@ class ReplicaSetController:
     async def _manage(self, key: str, replica_set: ReplicaSet, active: Sequence[Pod]) -> BaseException | None:
         """Create or delete pods. Return the first error.
 
-        Expectations are set before the requests are sent, so that an event that overtakes the answer is counted.
+        Expectations are set before the requests are sent, so that an event that arrives before the answer is counted.
         """
         surplus = len(active) - replica_set.spec.replicas
         if surplus < 0:
@@ -170,7 +170,7 @@ class ReplicaSetController:
         return None
 
     def _related(self, replica_set: ReplicaSet) -> list[Pod]:
-        """Return the active pods of all ReplicaSets with the same owner, because those of a Deployment are spread
+        """Return the active pods of all ReplicaSets with the same owner. The pods of a Deployment are spread over nodes
         together."""
         owner = controller_of(replica_set)
         if owner is None:
@@ -184,7 +184,7 @@ class ReplicaSetController:
         ]
 
     async def _write_status(self, replica_set: ReplicaSet, status: ReplicaSetStatus) -> None:
-        """Write the status if it differs. After a conflict, try once more on the object as the server has it."""
+        """Write the status if it has changed. After a Conflict, read the object from the server and try once more."""
         if not replicaset_status.worth_writing(replica_set.status, status):
             return
         metadata = replica_set.metadata
@@ -204,7 +204,7 @@ class ReplicaSetController:
                     raise
                 continue
             if status.terminating_replicas is not None and written.status.terminating_replicas is None:
-                self._terminating_served = False  # A server before 1.33, or with the feature off, drops the field.
+                self._terminating_served = False  # Servers before 1.33 drop the field.
             return
 
 
@@ -225,13 +225,13 @@ class _ReplicaSetHandler:
 
 
 class PodHandler:
-    """Handles changes of pods for expectations and the queue."""
+    """Handles changes of pods: counts expected ones, and syncs their ReplicaSets."""
 
     def __init__(self, owner: ReplicaSetController) -> None:
         self._owner = owner
 
     def added(self, item: Pod) -> None:
-        """Handle a new pod, which was expected or is an orphan."""
+        """Handle a new pod, which a ReplicaSet expects or which has no controller."""
         if item.metadata.deletion_timestamp is not None:
             self.deleted(item)
         elif controller_of(item) is None:
@@ -252,7 +252,7 @@ class PodHandler:
                 self.deleted(old)
             return
         if moved and (before := self._owner.owner_of(old)) is not None:
-            # The end of the pod will be reported for its new owner only.
+            # The pod's deletion will be reported for its new owner only.
             self._owner.expectations.deletion_observed(key_of(before), key_of(old))
             self._owner.enqueue(before)
         if controller_of(new) is None:
@@ -264,7 +264,7 @@ class PodHandler:
                 self._owner.controller.enqueue_after(key_of(owner), owner.spec.min_ready_seconds)
 
     def deleted(self, item: Pod) -> None:
-        """Handle the end of a pod that is gone or about to be deleted."""
+        """Handle a pod that was deleted or is being deleted."""
         if (owner := self._owner.owner_of(item)) is not None:
             self._owner.expectations.deletion_observed(key_of(owner), key_of(item))
             self._owner.enqueue(owner)

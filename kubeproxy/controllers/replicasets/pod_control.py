@@ -1,4 +1,4 @@
-"""Creates and deletes the pods of one ReplicaSet, and reports Events about that."""
+"""Creates and deletes the pods of one ReplicaSet, and reports an Event for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _MAX_PREFIX = 253
 
 
 def pod_from_template(kind: ReplicaSetKind, replica_set: ReplicaSet) -> dict[str, Any]:
-    """Return the pod that a template describes, owned by the ReplicaSet. The server completes its name."""
+    """Return the JSON of a new pod from the ReplicaSet's template, owned by the ReplicaSet. The server generates the
+    pod's name."""
     template = template_of(replica_set.spec.template)
     given = template.get("metadata") or {}
     prefix = f"{replica_set.metadata.name}-"
@@ -40,7 +41,7 @@ def pod_from_template(kind: ReplicaSetKind, replica_set: ReplicaSet) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class PodRequests:
-    """The requests for one ReplicaSet. `pods` is the client of the pods' resource."""
+    """Makes the requests that create and delete pods. `pods` is a client of pods."""
 
     pods: ObjectClient[Pod]
     sink: EventSink
@@ -49,10 +50,10 @@ class PodRequests:
     async def create(
         self, replica_set: ReplicaSet, number: int, created: Callable[[Pod], None]
     ) -> tuple[int, BaseException | None]:
-        """Create pods in slow start. Return how many were created, and the first error.
+        """Create `number` pods in growing batches. Return how many were created, and the first error.
 
-        `created` is called with each new pod. A namespace that is being deleted accepts no pods, which counts as
-        success and is not reported.
+        `created` is called with each new pod. If the namespace is being deleted, the server's refusal counts as success
+        and is not reported.
         """
         wanted = pod_from_template(self.kind, replica_set)
         if not wanted["metadata"].get("labels"):
@@ -76,10 +77,10 @@ class PodRequests:
     async def delete(
         self, replica_set: ReplicaSet, pods: Sequence[Pod], not_deleted: Callable[[Pod], None]
     ) -> BaseException | None:
-        """Delete pods at once, and return the first error.
+        """Delete pods in parallel, and return the first error.
 
-        `not_deleted` is called for each pod that this call has not deleted. A pod that is gone already is no error, but
-        nobody will see a deletion of it either.
+        `not_deleted` is called for each pod that this call has not deleted, so that the caller expects no event for it.
+        A pod that no longer exists is among them, but is not an error.
         """
         involved = self._involved(replica_set)
 
@@ -98,8 +99,8 @@ class PodRequests:
         return next((result for result in results if isinstance(result, BaseException)), None)
 
     def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
-        """Report a refusal as an Event. Without a server no Event arrives, and waiting Events use up the object's
-        share."""
+        """Report the server's refusal as an Event. Report nothing if the server is unreachable, because queued Events
+        would only use up the object's rate limit."""
         if not isinstance(error, Unreachable):
             self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")
 
@@ -108,6 +109,6 @@ class PodRequests:
 
 
 def _another_now(error: ApiError) -> bool:
-    """Return whether the UID in the precondition belongs to no pod any more, because another pod has the name. (A
-    webhook may refuse with the same status.)"""
+    """Return whether a deletion failed because another pod now has the name. A webhook may refuse with the same status,
+    so the message about the UID is checked."""
     return error.status == 409 and "UID in precondition" in server_text(error)

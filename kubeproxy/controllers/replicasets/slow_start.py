@@ -1,4 +1,5 @@
-"""Makes requests in batches of 1, 2, 4, 8 …, so that a quota that refuses everything costs one request."""
+"""Makes requests in batches of 1, 2, 4, 8 and so on, so that only one request is made if a quota refuses all of
+them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Final
 
 INITIAL: Final = 1
 BURST: Final = 500
-"""How many pods one sync creates or deletes at most (upstream's BurstReplicas)."""
+"""The largest number of pods that one sync creates or deletes (upstream's BurstReplicas)."""
 
 
 def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
@@ -22,8 +23,8 @@ def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
 
 
 async def slow_start(number: int, request: Callable[[], Awaitable[None]]) -> tuple[int, BaseException | None]:
-    """Make `number` requests, all requests of a batch at once. Stop after a batch with an error. Return how many
-    succeeded, and the first error."""
+    """Make `number` requests in growing batches. The requests of a batch run in parallel. Stop after a batch with an
+    error. Return how many requests succeeded, and the first error."""
     succeeded = 0
     for size in batches(number):
         results = await asyncio.gather(*(request() for _ in range(size)), return_exceptions=True)

@@ -24,7 +24,8 @@ def compute(
 ) -> ReplicaSetStatus:
     """Return the status computed from the active pods before this sync created or deleted any.
 
-    A failure is noted once and kept until creating and deleting works again. Its message is not refreshed.
+    `failure` sets the condition ReplicaFailure, which stays with its first message until creating and deleting succeed
+    again.
     """
     before = replica_set.status
     spec = replica_set.spec
@@ -56,10 +57,10 @@ def compute(
 
 
 def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
-    """Return whether a status has something new.
+    """Return whether the server's status `before` has to be replaced by `after`.
 
-    If the server has no count of terminating pods, a count of 0 is nothing new. A server before 1.33 drops that field,
-    and otherwise every start of the controller would write each ReplicaSet once.
+    A missing count of terminating pods in `before` equals 0, because servers before 1.33 drop that field. Otherwise
+    every start of the controller would write the status of each ReplicaSet once.
     """
     if before.terminating_replicas is None and after.terminating_replicas == 0:
         after = msgspec.structs.replace(after, terminating_replicas=None)
@@ -67,7 +68,7 @@ def worth_writing(before: ReplicaSetStatus, after: ReplicaSetStatus) -> bool:
 
 
 def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float) -> float | None:
-    """Return the seconds until the next ready pod becomes available, or None if no pod is about to."""
+    """Return the seconds until the next ready pod becomes available, or None if there is no such pod."""
     least = replica_set.spec.min_ready_seconds
     moments = (available_at(pod, least) for pod in active)
     future = [moment - now for moment in moments if moment is not None and moment > now]
@@ -75,8 +76,8 @@ def next_availability(replica_set: ReplicaSet, active: Sequence[Pod], now: float
 
 
 def patch(replica_set: ReplicaSet, status: ReplicaSetStatus) -> dict[str, Any]:
-    """Return the merge patch of the subresource ``status``. The patch fails with a Conflict if the object was changed
-    after it was read."""
+    """Return the merge patch for the subresource ``status``. The request fails with a Conflict if the object has
+    changed since it was read."""
     body = to_wire(status)
     if status.terminating_replicas is None:
         del body["terminatingReplicas"]
