@@ -1,6 +1,6 @@
-"""``/debug/`` on the metrics port: stacks of tasks and threads.
+"""Serves ``/debug/`` on the metrics port: the stacks of tasks and threads.
 
-kube-proxy serves Go profiles there, which a Python process cannot. The pages need enableProfiling.
+kube-proxy serves Go profiles at this path, which a Python process cannot. The pages exist only with enableProfiling.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CONTENTS: Final = (
 
 
 def debug_routes(*, enabled: bool) -> list[web.RouteDef]:
-    """Return the routes of both pages. Other paths, such as those of Go profiles, get a text that lists the two
-    pages."""
+    """Return the routes of the two pages. All other paths under ``/debug/``, such as those of Go profiles, answer 404
+    with a list of the pages. If `enabled` is false, every path answers 404."""
 
     async def tasks(request: web.Request) -> web.Response:
         return _text(tasks_text())

@@ -1,9 +1,9 @@
-"""Decides whether the proxy is live, healthy and ready (pure); `routes` answers this over HTTP.
+"""Decides whether the proxy is live, healthy and ready (pure). `routes` serves the result over HTTP.
 
 The rule is kube-proxy's (pkg/proxy/healthcheck): the proxy is healthy unless a change has waited for more than twice
-the sync period, which happens only if syncs fail or do not end. An idle proxy is healthy. A proxy without a successful
-sync is live, but not healthy: kube-proxy does not even listen until then. Readiness, which kube-proxy does not have,
-ends with the drain.
+the sync period, which happens only if syncs fail or do not end. An idle proxy is healthy. Before its first successful
+sync, the proxy is live but not healthy (kube-proxy does not even listen until then). Readiness, which kube-proxy does
+not have, ends when the drain begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kubeproxy.model import Family
 
 
 class Reason(StrEnum):
-    """The reasons why something is wrong with the daemon, the worst first.
+    """The kinds of problems of the daemon, the worst first.
 
     All readers use this one list: the head of the status, its page, ``/readyz``, and the label of
     ``kubeproxy_degraded``.
@@ -26,32 +26,32 @@ class Reason(StrEnum):
     DRAINING = "draining"
     STARTING = "starting"
     SYNC = "sync"
-    """A sync has failed and is tried again."""
+    """A sync has failed and is being retried."""
     LATE = "late"
-    """A change has waited for too long."""
+    """A change has waited for a sync for too long."""
     EXHAUSTED = "exhausted"
     NODE = "node"
-    """The cluster keeps load balancers from this node, or does not know it."""
+    """The cluster keeps load balancers away from this node, or does not know the node."""
     WORKERS = "workers"
     CONNTRACK = "conntrack"
     DESCRIPTORS = "descriptors"
     MEMORY = "memory"
     RESCUE = "rescue"
-    """The kernel path's clients meet dead endpoints."""
+    """Failed connections of the kernel path are not rescued, so clients meet dead endpoints."""
     SLOTS = "slots"
-    """Services stay in user space, or are refused, because the kernel path has no slots for them."""
+    """Frontends use the userspace path, or are refused, because the kernel path has no slots for them."""
     SERVER = "server"
     """A port for health or metrics cannot be opened."""
     OPERATOR = "operator"
     """A person has taken endpoints out by hand."""
     STALE = "stale"
-    """The saved state of an earlier run is still served, because some source has not delivered a complete list since
-    the start."""
+    """The saved state of an earlier run is still served, because a source has not delivered a complete list since the
+    start."""
     KUBERNETES = "kubernetes"
-    """Changes of the API server's objects are not known, or not all objects are kept."""
+    """The API server is unreachable, so changes of objects are not known, or some objects exceed the memory limit."""
     CONFIGURATION = "configuration"
     MANIFESTS = "manifests"
-    """A manifest is faulty, and its contents are not in effect."""
+    """A manifest is faulty, so its contents are not in effect."""
     LEFTOVERS = "leftovers"
     """Rules of another proxy are in force."""
     LOG = "log"
@@ -65,7 +65,7 @@ DEGRADES_ONLY: Final = frozenset(
         *(Reason.OPERATOR, Reason.LOG, Reason.ACCESS_LOG),
     )
 )
-"""The reasons with which the daemon still serves and applies changes."""
+"""The problems during which the daemon still serves and applies changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,10 @@ class Health:
     last_updated: float | None
     """When a sync last succeeded. It is None before the first success."""
     on_time: bool
-    """Whether no change has waited for too long."""
+    """Whether no change has waited for a sync for too long."""
     node_eligible: bool
-    """Whether the node takes new connections. It does not if it is being deleted or has a taint that announces that."""
+    """Whether the node takes new connections. It takes none if it is being deleted, or has a taint that announces its
+    deletion."""
     draining: bool
     failing: str | None
     """Why the last sync failed, or None if it did not fail."""
@@ -92,14 +93,14 @@ class Health:
 
     @property
     def live(self) -> bool:
-        """Return whether /livez succeeds, because the process needs no restart. The deletion of the node is no reason
-        to restart."""
+        """Return whether /livez succeeds, which means that the process needs no restart. A deleted node is no reason to
+        restart."""
         return self.on_time
 
     @property
     def healthy(self) -> bool:
-        """Return whether /healthz succeeds, so that load balancers may send new connections to this node. It fails
-        before the first sync; until then kube-proxy does not even listen."""
+        """Return whether /healthz succeeds, which tells load balancers to send new connections to this node. It fails
+        before the first sync, when kube-proxy would not even listen."""
         return self.last_updated is not None and self.on_time and self.node_eligible and self.exhausted is None
 
     @property
@@ -157,9 +158,9 @@ class ProxyHealth:
         self._waiting_since = None
 
     def progressed(self, now: float) -> None:
-        """Record a sync after which further changes wait; their wait begins now.
+        """Record a sync after which further changes wait. Their wait begins now.
 
-        Under constant changes some change may always be waiting, but none for too long.
+        Under constant changes a change may always be waiting, but no single one waits for too long.
         """
         if self._waiting_since is not None:
             self._waiting_since = now
@@ -178,9 +179,9 @@ class ProxyHealth:
         self._node_exists = exists
 
     def degraded(self, reason: Reason, problem: str | None, *, part: str = "") -> None:
-        """Record a problem, in words, that does not make the node unhealthy. None ends it.
+        """Record a problem, in words, that does not make the node unhealthy. With None the problem is over.
 
-        Problems of several parts with the same reason are kept apart.
+        Problems of different parts with the same reason are kept separately.
         """
         problems = self._degraded.setdefault(reason, {})
         if problem is None:
@@ -196,11 +197,11 @@ class ProxyHealth:
         self._exhausted = reason
 
     def draining(self) -> None:
-        """Record that the process ends when its connections have."""
+        """Record that the process is draining: it exits when its connections have ended."""
         self._draining = True
 
     def at(self, now: float) -> Health:
-        """Return the health at a moment."""
+        """Return the health at the time `now`, in seconds of the proxier's clock."""
         late = self._waiting_since is not None and now - self._waiting_since >= self.timeout_s
         return Health(
             now=now,

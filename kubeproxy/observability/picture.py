@@ -1,4 +1,4 @@
-"""The state of the control plane at one moment, from which metrics and the status are made."""
+"""The state of the control plane at one moment. Metrics and the status are made from it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from kubeproxy.observability.health import Reason
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationState:
-    """The configuration in force, compared with the file on disk at the last reload. Times are Unix seconds."""
+    """The configuration in force, and how it differs from the file read by the last reload. Times are Unix seconds."""
 
     file: str
-    """The configuration file. It is empty if there are only flags."""
+    """The path of the configuration file, or empty if only flags are used."""
     loaded_at: float
     """The time at which the configuration in force was read."""
     faults: tuple[str, ...] = ()
-    """Why the last reload was refused. It is empty if the reload was not refused."""
+    """Why the last reload was refused. It is empty if the reload succeeded."""
     refused_at: float | None = None
-    """When the first of the reloads refused since then was refused."""
+    """When the first of the refused reloads since the last successful one happened, or None if the last reload
+    succeeded."""
     needs_restart: tuple[str, ...] = ()
-    """The fields that have changed in the file and take effect only at a restart."""
+    """The fields that have changed in the file but take effect only at a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventCounts:
-    """Kubernetes Events since the start of this process."""
+    """Counts of Kubernetes Events since the start of this process."""
 
     sent: int
     """How many Events the API server has accepted."""
     dropped: int
-    """The number of Events beyond the rate limit, or refused by the API server."""
+    """How many Events were dropped, by the rate limit or because the API server refused them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainingEndpoints:
-    """The requests of rollouts to this node."""
+    """The endpoints that rollouts have asked this node to drain."""
 
     addresses: Collection[Address]
-    """The endpoints that drain now."""
+    """The addresses of the endpoints that are draining."""
     open: Mapping[Address, int]
-    """The number of open connections to the draining endpoints, and to others for which rollouts ask, without zeros."""
+    """The number of open connections to these endpoints, and to others about which a rollout asks. Addresses with none
+    are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,15 @@ class KernelFlowsState:
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
-    """Why the last reading failed. It is empty if the reading succeeded."""
+    """Why the last reading of connection tracking failed. It is empty if the reading succeeded."""
     reading_s: float
     """How many seconds the last reading took. It is 0 before the first reading."""
     ends_followed: bool
-    """Whether the kernel reports the end of each connection, as the access log needs."""
+    """Whether the kernel notifies this process of the end of each connection, which the access log needs."""
     ends: int
-    """The number of reported ends of our connections."""
+    """The number of notified ends of our connections."""
     overflows: int
-    """The number of times at which the kernel had no room for ends."""
+    """How often notifications were lost because the kernel's buffer was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,11 @@ class Picture:
     rescue: RescueState | None = None
     """The state of the rescue, or None if the kernel path is not configured."""
     kernel_flows: KernelFlowsState | None = None
-    """The state of the kernel path's connections, or None until a rule of this process has led one."""
+    """The state of the kernel path's connections, or None if no rule of this process has used the kernel path yet."""
     conntrack: ConntrackRoom | None = None
     """The usage of connection tracking, or None if the kernel does not track connections, or does not report them."""
     stale: Mapping[str, float] = field(default_factory=dict)
-    """The sources for which the state of an earlier run is served, each with the time in Unix seconds since which that
-    state may be wrong."""
+    """The sources that are replaced by the state of an earlier run. For each, the Unix time since which that state may
+    be out of date."""
     reasons: Mapping[Reason, str] = field(default_factory=dict)
     """The problems of the daemon (see `Health.reasons`)."""

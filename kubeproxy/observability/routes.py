@@ -18,10 +18,10 @@ from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 
 MODE: Final = "userspace"
-"""The answer of ``/proxyMode``: kube-proxy's name for this kind of proxy."""
+"""The answer of ``/proxyMode``: kube-proxy's name for a userspace proxy."""
 
 _SMALL: Final = 16 * 1024
-"""The size in bytes up to which answers are not compressed."""
+"""Answers up to this size in bytes are not compressed."""
 
 
 def health_routes(
@@ -31,10 +31,10 @@ def health_routes(
     clock: Callable[[], float] = time.monotonic,
     wall_ns: Callable[[], int] = time.time_ns,
 ) -> list[web.RouteDef]:
-    """Make the routes ``/healthz`` and ``/livez``, as in the newest kube-proxy, and ``/readyz``.
+    """Return the routes ``/healthz`` and ``/livez``, as in the newest kube-proxy, and ``/readyz``.
 
-    `clock` is the proxier's, in seconds, and `wall_ns` returns Unix nanoseconds. Only clients by loopback get reasons,
-    because the server is open to the network for load balancers.
+    `clock` is the proxier's, in seconds, and `wall_ns` returns Unix nanoseconds. Only clients that connect from
+    loopback see reasons, because the server has to be open to the network for load balancers.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -74,7 +74,7 @@ def health_routes(
 
 
 def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
-    """Make the root page of a server, a plain list of its pages."""
+    """Return the route of a server's root page, a plain list of its pages."""
     text = "".join(f"{page.path}\n" for page in pages)
 
     async def index(request: web.Request) -> web.Response:
@@ -86,7 +86,8 @@ def index_route(pages: Sequence[web.RouteDef]) -> web.RouteDef:
 def metrics_routes(
     exposition: Exposition, metrics: Metrics, configuration: Callable[[], Mapping[str, object]]
 ) -> list[web.RouteDef]:
-    """Return the pages of the metrics server. `configuration` returns the settings in effect with Go's field names."""
+    """Return the routes of the metrics server. `configuration` returns the settings in effect, with Go's field
+    names."""
 
     async def scrape(request: web.Request) -> web.Response:
         text = await exposition.render()
@@ -124,11 +125,12 @@ def metrics_routes(
 def health_body(
     state: Health, wall_ns: int, *, healthy: bool, node_eligible: bool | None, detailed: bool
 ) -> dict[str, object]:
-    """Return the body of the newest kube-proxy. `detailed` adds ``reasons``, the problems of the daemon.
+    """Return the body of ``/healthz`` and ``/livez``, as in the newest kube-proxy. `detailed` adds ``reasons``, the
+    problems of the daemon.
 
-    While the proxy is healthy, ``lastUpdated`` is the current time, because load balancers expect that: older releases
-    gave the time of the last sync, which ran even without changes. ``status`` has the families that were synced, and
-    when.
+    While the proxy is healthy, ``lastUpdated`` is the current time, because load balancers expect a recent time. (Older
+    releases showed the last sync, and synced even without changes.) ``status`` has the time of the last sync for each
+    IP family.
     """
 
     def wall(moment: float | None) -> str:
@@ -156,16 +158,17 @@ def _texts(state: Health) -> list[str]:
 
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
-"""Go's zero time."""
+"""The zero time of Go."""
 
 
 def rfc3339_nano(unix_ns: int) -> str:
-    """Format a time as Go's time.RFC3339Nano does in UTC, with fractions without trailing zeros."""
+    """Format a Unix time in nanoseconds as Go's time.RFC3339Nano does in UTC: without trailing zeros of the
+    fraction."""
     seconds, nanoseconds = divmod(unix_ns, 1_000_000_000)
     fraction = f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
 
 
 def _json(status: int, body: Mapping[str, object]) -> web.Response:
-    # No charset: JSON has none, and kube-proxy sends none.
+    # The type has no charset, because JSON defines none and kube-proxy sends none.
     return web.Response(status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"})

@@ -1,8 +1,8 @@
-"""Decides which requests an HTTP server answers, by page, client address and ``Host`` header.
+"""Decides which requests an HTTP server answers, by their page, client address and ``Host`` header.
 
-It prevents two attacks. A page about all namespaces must not be readable by the whole network just because Prometheus
-needs the metrics. And a browser on this host must not read it for a website that resolves to this host (DNS
-rebinding): such a request carries the website's name.
+There are two dangers. Pages about all namespaces must not be readable by the whole network just because Prometheus
+needs the metrics from the same port. And a website must not read them through a browser on this host, by a name that
+resolves to this host (DNS rebinding). Such a request has the website's name in its ``Host`` header.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 OPEN_PAGES: Final = frozenset({"/metrics", "/metrics/slis", "/healthz", "/healthz/ping", "/proxyMode"})
-"""The pages of the metrics server for other hosts: what Prometheus scrapes, and pages without names of the cluster."""
+"""The pages of the metrics server that other hosts may read: those that Prometheus scrapes, and those without names of
+cluster objects."""
 
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 
@@ -29,9 +30,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one server.
+    """The access rules of one server.
 
-    `names` has the host names of this node, in lower case. With `public` other hosts may read every page
+    `names` has the host names of this node, in lower case. If `public` is true, other hosts may read every page
     (``kubeproxy.publicStatus``).
     """
 
@@ -41,11 +42,12 @@ class Access:
     """The pages that other hosts may read."""
 
     def refusal(self, page: str | None, hosts: Sequence[str], *, from_loopback: bool) -> Refusal | None:
-        """Return the refusal of a request, or None if the request is answered.
+        """Return the refusal of a request, or None if the request is allowed.
 
         `page` is the pattern of the route, or None if no route matches. `hosts` has all values of the ``Host`` header.
-        A client without the header (HTTP/1.0) is no browser. From other hosts, open pages accept any name, because
-        Prometheus may scrape by any DNS name. From loopback they do not, so that a loopback server answers no website.
+        A request without the header (HTTP/1.0) is allowed, because it is from no browser. From other hosts, open pages
+        accept any name, because Prometheus may scrape by any DNS name. Requests from loopback need one of the known
+        names on every page, so that no website can read a page through a local browser.
         """
         is_open = page in self.open_pages
         if not (is_open or from_loopback or self.public):
@@ -79,7 +81,8 @@ def host_name(value: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a client's address is a loopback address, or one that an IPv6 socket maps to IPv6."""
+    """Return whether a client's address is a loopback address, or a loopback IPv4 address in IPv6 form
+    (::ffff:127.0.0.1)."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

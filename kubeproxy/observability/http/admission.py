@@ -1,8 +1,8 @@
 """Decides which connections an HTTP server keeps when there are too many.
 
-Limits are per client address, because one attacker has few addresses. A flood from one address is refused before it
-costs an answer. If there are still too many connections, the address with the most connections loses one. So a probe of
-the kubelet or of a load balancer, which has one or two connections, gets its answer.
+Limits hold per client address, because one attacker has few addresses. A flood from one address is refused before any
+request of it is read. If there are still too many connections, the address with the most connections loses one. So a
+probe of the kubelet or of a load balancer, with its one or two connections, gets its answer.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 RATE: Final = 100.0
-"""The number of new connections per second for an address of another host. A load balancer makes one every few
+"""How many new connections per second an address of another host may open. A load balancer opens one every few
 seconds."""
 LOCAL_RATE: Final = 2000.0
-"""The number of new connections per second for an address of this host, which all local clients share."""
+"""How many new connections per second an address of this host may open. All local clients share such an address."""
 BURST_S: Final = 2.0
-"""For how many seconds the allowance may be saved up during a pause."""
+"""For how many seconds an unused allowance accumulates."""
 ADDRESSES: Final = 4096
-"""The number of addresses whose rate is recorded. Beyond it the address that was seen longest ago is dropped."""
+"""The number of addresses whose rate is recorded. Beyond that number the address that was seen longest ago is
+dropped."""
 LOCAL_SHARE: Final = 4
-"""Addresses of this host lose connections last, unless one address has more than this fraction (1/n) of all
-connections."""
+"""Connections from this host are closed last, unless one address of this host has more than this fraction (1/n) of the
+limit."""
 
 T = TypeVar("T")
 
 
 def client_key(address: str) -> str:
-    """Return the key for a client's limits: an IPv4 address, or the /64 network of an IPv6 address, because one host
-    has all of its addresses."""
+    """Return the key by which a client is limited: its IPv4 address, or the /64 network of its IPv6 address, because
+    one host can use every address of that network."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -48,11 +49,11 @@ class Admission:
     def __init__(self, *, rate: float = RATE, local_rate: float = LOCAL_RATE) -> None:
         self._rate, self._local_rate = rate, local_rate
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """The remaining connections of each client key, and when they were computed. The key that was seen longest ago
-        comes first."""
+        """For each client key, how many connections it may still open, and when that number was computed. The key that
+        was seen longest ago comes first."""
 
     def admit(self, key: str, now: float, *, local: bool) -> bool:
-        """Return whether a new connection of this client key is served."""
+        """Return whether a new connection of this client key may be served. `now` is in seconds."""
         rate = self._local_rate if local else self._rate
         left, since = self._buckets.get(key, (rate * BURST_S, now))
         left = min(rate * BURST_S, left + (now - since) * rate)
@@ -99,8 +100,8 @@ class Kept(Generic[T]):
             self._local.discard(key)
 
     def surplus(self) -> T | None:
-        """Return the connection to close when there are more than the limit: the oldest of the key with the most
-        connections. Return None if there are not."""
+        """Return the connection to close if there are more than the limit: the oldest one of the key with the most
+        connections. Return None if the limit is not exceeded."""
         if self._count <= self._limit:
             return None
         return next(iter(self._by_key[max(self._by_key, key=self._weight)]))

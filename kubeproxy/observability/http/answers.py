@@ -13,7 +13,7 @@ from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 
 SERVER: Final = "kubeproxy"
 """The ``Server`` header. It has no versions, which would help an attacker."""
-# aiohttp has no setting for this, and no hook sees its answers to malformed requests.
+# aiohttp has no setting for this header, and no hook sees its answers to malformed requests.
 web_response.SERVER_SOFTWARE = SERVER  # type: ignore[attr-defined]
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -27,11 +27,11 @@ HEADERS: Final = {
 caching them."""
 
 Gate = Callable[[web.Request], Awaitable[web.Response | None]]
-"""A function that returns the answer to a request that its page must not answer, or None."""
+"""A function that returns an answer to send instead of the page, or None to let the page answer."""
 
 
 def answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
-    """Answer 503 if there is no memory for a page."""
+    """Return a middleware that answers 503 if there is no memory for a page."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -45,7 +45,7 @@ def answer_out_of_memory(limited: RateLimitedLog) -> Middleware:
 
 
 def only(access: Access) -> Middleware:
-    """Refuse requests that `access` does not allow, before any page handles them."""
+    """Return a middleware that refuses the requests that `access` does not allow."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -63,7 +63,7 @@ def only(access: Access) -> Middleware:
 
 
 def behind(gate: Gate) -> Middleware:
-    """Answer with what the gate returns. If it returns None, the page answers."""
+    """Return a middleware that answers with the result of the gate, or by the page if that is None."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,10 +1,10 @@
-"""The listening sockets of an HTTP server: one address and port, and several accept queues.
+"""Opens the listening sockets of an HTTP server: several sockets at one address and port, each with an accept queue.
 
 A flood fills an accept queue faster than a busy process empties it, and the kernel drops the packets of all other
-clients. A client tries again only after a second, when a kubelet has already given up. So clients of this host have a
-queue of their own, and clients of other hosts are spread over several queues by address, so that a flood from one
-address fills only one of them. A classic BPF program chooses the queue (SO_ATTACH_REUSEPORT_CBPF). Without the program
-the kernel chooses, and the queues are no worse than one.
+clients. A client's kernel repeats the SYN only after a second, when a kubelet has already given up. So clients of this
+host have a queue of their own, and clients of other hosts are spread over several queues by address, so that a flood
+from one address fills only one of them. A classic BPF program chooses the queue (SO_ATTACH_REUSEPORT_CBPF). If the
+program cannot be attached, the kernel chooses the queue, which is no worse than one queue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 OTHERS: Final = 4
-"""The number of queues for clients of other hosts, which is a power of two."""
+"""The number of queues for clients of other hosts; it must be a power of two."""
 BACKLOG: Final = 1024
 """How many connections may wait in each queue."""
 
@@ -41,10 +41,10 @@ _LOCAL: Final = (RET, 0, 0, 0)
 
 
 def program() -> tuple[Step, ...]:
-    """Return the BPF program that computes the number of the queue.
+    """Return the BPF program that computes the index of the queue.
 
-    It is 0 for clients of this host, which have a loopback address or the same address as the destination. It is 1 to
-    `OTHERS` for other clients, by the last byte of the IPv4 address or of the IPv6 network (/64).
+    The index is 0 for clients of this host: their address is a loopback address or equals the destination address. For
+    other clients it is 1 to `OTHERS`, by the last byte of the IPv4 address or of the IPv6 network (/64).
     """
     ipv4: list[Step] = [
         (LD_ABS, 0, 0, NETWORK_HEADER + 12),
@@ -61,7 +61,7 @@ def program() -> tuple[Step, ...]:
     ipv6: list[Step] = []
     other = _spread(NETWORK_HEADER + 15)  # The last word is 8 bytes into the source address, which begins at 8.
     for word in range(4):
-        left = 4 * (3 - word) + 1  # These are the remaining steps of the comparison, and its return.
+        left = 4 * (3 - word) + 1  # The number of steps left in this comparison, with its return.
         ipv6 += [
             (LD_ABS, 0, 0, NETWORK_HEADER + 8 + 4 * word),
             (TAX, 0, 0, 0),
@@ -76,10 +76,12 @@ def _spread(byte: int) -> tuple[Step, ...]:
 
 
 def open_queues(host: str, port: int, *, dualstack: bool, alone: bool = False) -> list[socket.socket]:
-    """Open the listening sockets, with the one for this host first. Raise OSError if the address is not free.
+    """Open the listening sockets and return them, the one for clients of this host first. Raise OSError if the address
+    is not free.
 
-    With `alone` open one socket for all clients, which saves descriptors if there are many servers. The first socket is
-    bound without SO_REUSEPORT, so that the bind fails if another process listens on the port, even one that shares it.
+    If `alone` is true, open one socket for all clients, which saves descriptors if there are many servers. The first
+    socket is bound without SO_REUSEPORT, so that the bind fails if another process listens on the port, even with
+    SO_REUSEPORT.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     queues: list[socket.socket] = []

@@ -2,7 +2,7 @@
 
 A connection carries one request and has a time limit from accept to last byte. The limit stops clients that send
 nothing, that send headers slowly, or that do not read the answer. In a flood of connections, `admission` decides by the
-clients' addresses which ones stay; `access` decides which requests are answered.
+clients' addresses which ones stay; `access` decides which requests are allowed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from kubeproxy.runtime.tasks import TaskSet
 RETRY_S: Final = 5.0
 """Seconds between two attempts to bind, as in kube-proxy."""
 EXPECTED_RETRY_S: Final = 0.05
-"""Seconds between two attempts while the address is about to become free."""
+"""Seconds between two attempts to bind while the address is expected to become free (`expect_port`)."""
 EXPECTED_S: Final = 30.0
-"""For how many seconds an address is expected to become free. This is longer than a takeover from a predecessor."""
+"""For how many seconds an address is expected to become free. A takeover from a predecessor takes less."""
 CONNECTION_S: Final = 30.0
 """The time limit of a connection in seconds. Prometheus gives up after 10 s by default, and the kubelet's probes after
 1 s."""
@@ -50,21 +50,22 @@ CONNECTIONS: Final = 64
 CLOSE_S: Final = 1.0
 """How many seconds pending answers get when the server closes."""
 ACCEPTED_AT_ONCE: Final = 64
-"""The largest number of connections accepted from one queue per turn of the loop. With this number a flood delays other
-work by about a millisecond."""
+"""The largest number of connections accepted from one queue per turn of the loop. So a flood delays other work by about
+a millisecond."""
 FULL_PAUSE_S: Final = 0.1
-"""For how many seconds nothing is accepted if the process has no descriptor or memory for a connection."""
+"""For how many seconds accepting stops if the process has no descriptor or memory for a connection."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""The value of SO_LINGER: on, with 0 s. Closing then resets the connection, and the kernel keeps no state."""
+"""The value of SO_LINGER: on, with 0 s. Closing a socket then resets its connection and leaves no state in the
+kernel."""
 _AGAIN: Final = frozenset({errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EPERM})
-"""The errors that concern one connection, which ended before it was accepted. The next accept may work."""
+"""The errors of accept that concern only one connection, which ended before it was accepted."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """The address where a server listens, and what happens if it cannot."""
+    """The address at which a server listens, and what happens if it cannot."""
 
     name: str
     """The server's name, for messages."""
@@ -82,10 +83,10 @@ class Listening:
     quiet: bool = False
     """Whether failures are logged only at level debug, because `on_failure` reports them."""
     on_failure: Callable[[str], None] = lambda problem: None
-    """A function that is called with a bind's failure, once for each reason."""
+    """A function that is called when a bind has failed, once for each reason."""
     on_listening: Callable[[], None] = lambda: None
     holder_of: Callable[[str, int], str] = lambda host, port: ""
-    """A function that names the process that has an address, or returns an empty text."""
+    """A function that names the process that listens at an address, or returns an empty text if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +96,15 @@ class Protection:
     connection_s: float = CONNECTION_S
     connections: int = CONNECTIONS
     admission: Admission | None = None
-    """The limits for addresses that connect. With None the default limits hold."""
+    """The limits for client addresses, or None for the default limits."""
     on_refused: Callable[[], None] = lambda: None
     """A function that is called for each connection beyond the limit of its address."""
     access: Access | None = None
-    """The rules for requests. With None all requests are answered."""
+    """The rules for requests, or None to answer all requests."""
     gate: Gate | None = None
-    """A function that is called after `access`. It answers a request instead of the request's page, or returns None."""
+    """A function that is called after `access`. Its answer is sent instead of the page, unless it is None."""
     tls: Callable[[], ssl.SSLContext] | None = None
-    """The source of the context for each handshake. With None the server speaks plain HTTP."""
+    """A function that returns the TLS context of each handshake, or None for plain HTTP."""
 
 
 class HttpServer:
@@ -141,7 +142,7 @@ class HttpServer:
         self._expected_until = -math.inf
         self._retry_now = asyncio.Event()
         self._logged_reason = ""
-        """The reason of the last failed bind that was logged."""
+        """The reason of the failed bind that was logged last."""
         self._tasks = TaskSet(self._crashed)
         self._accepting = TaskSet(self._crashed)
 
@@ -154,7 +155,8 @@ class HttpServer:
         return port
 
     async def start(self) -> None:
-        """Start to listen. If the bind fails, raise KernelError with `hard_fail`; otherwise a task tries again."""
+        """Start to listen. If the bind fails, raise KernelError if `hard_fail` is true; otherwise a task tries
+        again."""
         await self._runner.setup()
         try:
             await self._listen()
@@ -171,8 +173,8 @@ class HttpServer:
     def expect_port(self, within_s: float = EXPECTED_S) -> None:
         """Expect the address to become free within `within_s` seconds.
 
-        Until then the server tries to bind often, and a failed attempt is no failure. This may be called at any time,
-        also before `start`.
+        During that time the server tries to bind often, and does not report failed attempts. This method may be called
+        at any time, also before `start`.
         """
         self._expected_until = asyncio.get_running_loop().time() + within_s
         self._retry_now.set()
@@ -182,8 +184,8 @@ class HttpServer:
         return asyncio.get_running_loop().time() < self._expected_until
 
     async def close(self) -> None:
-        """Stop listening and free the port. Pending answers get a second. This may be called at any time,
-        repeatedly."""
+        """Stop listening and free the port. Pending answers get a second to complete. This may be called at any time,
+        and repeatedly."""
         self._stop_accepting()
         await self._tasks.close()
         try:
@@ -191,8 +193,8 @@ class HttpServer:
         finally:
             for connection in list(self._open):
                 connection.abort()
-            # This must not be done earlier: uvloop closes a connection whose accept is cancelled, and does not tell
-            # aiohttp.
+            # The queue must not be closed earlier: uvloop closes a connection whose accept is cancelled, and does not
+            # tell aiohttp.
             await self._accepting.close()
 
     async def _listen(self) -> None:
@@ -237,7 +239,7 @@ class HttpServer:
             self._listening.on_failure(f"cannot listen on {self._address}: {reason}")
 
     def _reason(self, error: OSError) -> str:
-        """Return the kernel's reason, with the process that has the address."""
+        """Return the kernel's reason, together with the process that listens at the address."""
         holder = (
             self._listening.holder_of(self._listening.host, self._listening.port)
             if error.errno == errno.EADDRINUSE
@@ -330,7 +332,8 @@ class HttpServer:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about a fault of ours. Clients could fill the log with faults of their own."""
+    """Return whether a log record is about a fault of this program. Clients could fill the log with errors that they
+    cause."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 

@@ -35,9 +35,9 @@ class _Binding(NamedTuple):
 class ServiceHealthServers:
     """One HTTP server for each health check node port and node address.
 
-    If a port is not free, its Service has no such server for the time being. The failure is logged once and reported to
-    `on_failure` (for an event on the Service), and the server tries again. If two Services have the same port, the one
-    that already serves it keeps it. `clock` is the clock of `health`.
+    If a port is not free, the failure is logged once and reported to `on_failure` (for an Event on the Service), and
+    the server tries again. If two Services want the same port, the one that has it keeps it. `clock` is the clock of
+    `health`.
     """
 
     def __init__(
@@ -58,22 +58,23 @@ class ServiceHealthServers:
         self._holders: dict[int, ServiceName] = {}
         self._servers: dict[_Binding, HttpServer] = {}
         self._reported: dict[ServiceName, tuple[int, ServiceName | None]] = {}
-        """The reported failures by Service: the port, and the Service that has the port, or None if another process has
-        it."""
+        """The reported failures by Service: the port, and the Service that holds the port, or None if another process
+        holds it."""
         self._changing = asyncio.Lock()
 
     async def sync(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
         """Serve exactly these Services, each with its healthCheckNodePort and its number of ready endpoints on this
         node. With port 0 the Service has no server.
 
-        New numbers are served at once. Sockets have changed when this returns, which takes up to a second while answers
-        are pending.
+        New numbers of endpoints are served at once. When this returns, the sockets are opened and closed, which takes
+        up to a second if answers are pending.
         """
         self._wanted = {service: of for service, of in wanted.items() if of[0]}
         await self._reconcile()
 
     async def set_addresses(self, addresses: Iterable[Address]) -> None:
-        """Change the addresses of node ports; a wildcard address stands for all of its family."""
+        """Set the node addresses at which node ports are served. A wildcard address means all addresses of its
+        family."""
         self._addresses = bindable(addresses)
         await self._reconcile()
 
@@ -95,7 +96,7 @@ class ServiceHealthServers:
             for service, holder in refused.items():
                 port = self._wanted[service][0]
                 self._report(service, port, f"health check node port {port} is taken by {holder}", holder=holder)
-            # These servers are closed first, because a port may pass from one Service to another.
+            # Close these servers first, because a port may pass from one Service to another.
             await asyncio.gather(*(self._servers.pop(binding).close() for binding in self._servers.keys() - bindings))
             for binding in sorted(bindings - self._servers.keys()):
                 self._servers[binding] = server = self._make_server(binding)
@@ -136,7 +137,7 @@ class ServiceHealthServers:
         )
 
     def _report(self, service: ServiceName, port: int, text: str, *, holder: ServiceName | None = None) -> None:
-        """Report a failure once per Service and port, not per address."""
+        """Report a failure once per Service and port, and not for each address."""
         if self._reported.get(service) != (port, holder):
             self._reported[service] = (port, holder)
             log.warning("health check node port not served", service=str(service), reason=text)
@@ -146,7 +147,7 @@ class ServiceHealthServers:
 def assign(
     wanted: Mapping[ServiceName, tuple[int, int]], holders: Mapping[int, ServiceName]
 ) -> tuple[dict[int, ServiceName], dict[ServiceName, ServiceName]]:
-    """Return the Service of each port, and for each refused Service the one that has its port.
+    """Return the Service that gets each port, and for each refused Service the one that has its port.
 
     A Service keeps its port as long as it wants it. A free port goes to the first Service that wants it.
     """

@@ -1,4 +1,4 @@
-"""A connection that ends in time, whatever its client does."""
+"""A connection with a deadline, whatever its client does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 
 class TimedConnection(asyncio.Protocol):
-    """aiohttp's protocol with a deadline around it."""
+    """Wraps aiohttp's protocol, and aborts the connection after `lifetime_s` seconds."""
 
     def __init__(self, inner: asyncio.Protocol, on_end: Callable[[TimedConnection], None], lifetime_s: float) -> None:
         """`on_end` is called when the connection ends, possibly more than once."""
@@ -36,7 +36,7 @@ class TimedConnection(asyncio.Protocol):
         self._inner.connection_lost(exc)  # type: ignore[arg-type]
 
     def abort(self) -> None:
-        """End the connection now; the client gets a reset."""
+        """Abort the connection now. The client gets a reset."""
         self._aborted = True
         self._deadline.cancel()
         self._on_end(self)

@@ -1,4 +1,4 @@
-"""The certificate of a server: from files that may be replaced at any time, or made in memory and signed by nobody."""
+"""The certificate of a server: from files that may be replaced at any time, or self-signed and kept in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubeproxy.model.errors import ConfigError
 CHECK_S: Final = 10.0
 """The number of seconds between two checks of the files."""
 SELF_SIGNED_DAYS: Final = 365
-"""For how many days the certificate made in memory is valid, as kube-controller-manager's. Each start makes a new
+"""For how many days the self-signed certificate is valid, as with kube-controller-manager. Each start makes a new
 one."""
 
 log = structlog.get_logger(__name__)
@@ -28,10 +28,11 @@ class TlsFiles:
     """The paths of PEM files, which may be empty."""
 
     certificate: str = ""
-    """The server's certificate followed by its chain. If the path is empty, a certificate is made in memory."""
+    """The server's certificate followed by its chain. If the path is empty, a self-signed certificate is made in
+    memory."""
     key: str = ""
     client_ca: str = ""
-    """The authorities of client certificates. If the path is empty, clients are not asked for certificates."""
+    """The CA certificates for client certificates. If the path is empty, clients are not asked for certificates."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -51,8 +52,8 @@ class ServingTls:
         self._checked_at = clock()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next handshake. Files that cannot be used are logged, and the earlier ones stay in
-        use."""
+        """Return the context for the next handshake. If a file has become unusable, log that and use the files as they
+        were before."""
         now = self._clock()
         if now - self._checked_at >= CHECK_S:
             self._checked_at = now
@@ -86,7 +87,7 @@ class ServingTls:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--client-ca-file {files.client_ca}: {error}") from error
             context.verify_mode = ssl.CERT_OPTIONAL
-            # As in Go, a client's CA need not be a root.
+            # As in Go, the CA in the file need not be a root CA.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
@@ -104,7 +105,8 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def _load_self_signed(context: ssl.SSLContext) -> None:
-    """Make a certificate for this host's names and loopback addresses, and a key that is never written to a disk."""
+    """Load a new self-signed certificate for this host's names and loopback addresses. Its key is never written to
+    disk."""
     import ipaddress
     from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,7 @@
 """The access log: one line for each ended connection, in its own file or in the log.
 
-Ended connections of both data paths are fetched twice a second, so that no byte waits for a disk. The file is opened
-for appending, and its name is looked up before every write: to rotate it, move it away.
+Ended connections of both data paths are fetched twice a second, so that no client waits for a disk. The file is opened
+for appending, and its name is looked up before every write. So renaming the file is enough to rotate it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from kubeproxy.observability.logs.setup import OURS, bare_value
 from kubeproxy.runtime.time_slice import TimeSlice
 
 FETCH_S: Final = 0.5
-"""The number of seconds between two fetches. Each process of the data plane keeps a few thousand ended connections."""
+"""The number of seconds between two fetches. Each process of the data plane keeps at most a few thousand ended
+connections."""
 BATCH: Final = 1000
 """The number of lines that are rendered and written at a time."""
 SLICE_S: Final = 0.002
-"""How many seconds of work lie between two yields to the event loop."""
+"""How many seconds of work are done between two yields to the event loop."""
 THE_LOG: Final = "-"
 """The value of the setting that sends the lines to the log itself."""
 MODE: Final = 0o640
-"""The permissions of a new file. Not every user may see addresses of clients."""
+"""The permissions of a new file. Addresses of clients are not for every user."""
 
 log = structlog.get_logger(__name__)
 access = structlog.get_logger(f"{OURS}.access")
 
 
 class AccessLog:
-    """Writes the connections that `ended` returns to the place that `use` sets.
+    """Writes a line for each connection that `ended` returns, to the place set by `use`.
 
-    `on_lost` gets the number of lines that could not be written. A failure of the file is logged once, and writing is
-    tried again with the next lines.
+    `on_lost` is called with the number of lines that could not be written. A failing file is logged once, and tried
+    again with the next lines.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class AccessLog:
     def use(self, where: str, *, as_json: bool) -> None:
         """Set where lines go: a file, the log itself (``-``), or nowhere if `place` is empty.
 
-        A file has logfmt or JSON lines, and the log itself keeps its own format. Each call reopens the file.
+        A file gets JSON lines if `as_json` is true, and otherwise logfmt lines; the log keeps its own format. Each call
+        reopens the file.
         """
         self._where, self._json = where, as_json
         self._complaint = None
@@ -87,12 +89,12 @@ class AccessLog:
             await asyncio.sleep(self._fetch_s)
 
     async def flush(self) -> None:
-        """Write the connections that have ended until now."""
+        """Write the connections that have ended since the last call."""
         async with self._writing:
             if not self._where:
                 return
             try:
-                ended = sorted(await self._ended(), key=_end)  # Each process returns its own connections.
+                ended = sorted(await self._ended(), key=_end)  # The connections of several processes are merged.
             except KubeproxyError as error:
                 self._log.warning("cannot fetch ended connections", reason=str(error))
                 return
@@ -141,7 +143,7 @@ class _File:
             remaining = remaining[os.write(self._descriptor, remaining) :]
 
     def _reopen(self) -> None:
-        """Open the file, unless it is open and still has its name."""
+        """Open the file, unless it is open and still has its old name."""
         if self._descriptor >= 0:
             try:
                 there, here = os.stat(self.path), os.fstat(self._descriptor)
@@ -185,7 +187,7 @@ def facts(ended: Ended) -> dict[str, Any]:
 
 
 def text_line(ended: Ended) -> str:
-    """Return a logfmt line. The time of the end comes first, and ``-`` stands for a missing value."""
+    """Return a logfmt line that begins with the time of the end. ``-`` stands for a missing value."""
     words = [f"{key}={'-' if value in (None, '') else bare_value(value)}" for key, value in facts(ended).items()]
     return f"{_moment(ended)} {' '.join(words)}\n"
 

@@ -1,4 +1,5 @@
-"""Limits the rate of log messages: repetitions are counted, and the next message that is logged has their number."""
+"""Limits the rate of log messages. Repetitions are counted, and the next message that is logged includes their
+number."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import structlog
 class RateLimit:
     """Decides which repetitions of a message are logged (pure).
 
-    A key is allowed at most once in `interval_s` seconds. Memory is bounded: when there are more than `capacity` keys,
-    the one allowed longest ago is dropped together with its count.
+    A message of a key is allowed at most once in `interval_s` seconds. Memory is bounded: when there are more than
+    `capacity` keys, the key that was allowed longest ago is dropped together with its count.
     """
 
     def __init__(self, *, interval_s: float, capacity: int = 1024) -> None:
@@ -24,11 +25,12 @@ class RateLimit:
         self.interval_s = interval_s
         self.capacity = capacity
         self._allowed: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
-        """For each key, when a line was last allowed, and how many were suppressed since then. The oldest comes
-        first."""
+        """For each key, when a message was last allowed, and how many were suppressed since then. The key allowed
+        longest ago comes first."""
 
     def allow(self, key: Hashable, now: float) -> int | None:
-        """Return how often the key was suppressed since it was last allowed, or None if it is to be suppressed now."""
+        """Return how many messages of the key were suppressed since one was last allowed, or None if this one is to be
+        suppressed."""
         allowed_at, suppressed = self._allowed.get(key, (None, 0))
         if allowed_at is not None and now - allowed_at < self.interval_s:
             self._allowed[key] = (allowed_at, suppressed + 1)
@@ -50,7 +52,8 @@ class RateLimit:
 class RateLimitedLog:
     """A logger that suppresses repetitions of a key for `interval_s` seconds.
 
-    The next message of the key has their number as ``suppressed=N``. By default the key is the message.
+    The next message of the key has the number of suppressed ones as ``suppressed=N``. By default the key is the
+    message.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class RateLimitedLog:
         self._write(logging.ERROR, event, key, fields)
 
     def reset(self, key: Hashable) -> None:
-        """Log the next message of the key at once, because the condition that it reports is over."""
+        """Log the next message of the key at once, because the problem that it reports has ended."""
         self._rate_limit.reset(key)
 
     def _write(self, level: int, event: str, key: Hashable, fields: dict[str, Any]) -> None:

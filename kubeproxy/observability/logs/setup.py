@@ -1,8 +1,8 @@
 """Sets up the log: one format for our lines and those of libraries.
 
-Formats are text (terminal, pipe), JSON and the systemd journal. All lines go through the standard library's root
-logger, so lines of aiohttp look like ours. Verbosity and format are state of one handler and of logger levels, so
-`configure` may be called again at any time.
+The formats are text (terminal, pipe), JSON and the systemd journal. All lines go through the standard library's root
+logger, so lines of aiohttp look like ours. `configure` replaces one handler and sets levels, so it may be called again
+at any time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OURS: Final = "kubeproxy"
 """The parent of our loggers. All other loggers belong to libraries."""
 
 _JOURNAL_PRIORITY: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-"""syslog(3) priorities, which sd-daemon(3) reads from a ``<N>`` before each line."""
+"""The priorities of syslog(3). The journal reads them from a ``<N>`` before each line (sd-daemon(3))."""
 
 _VERBOSITY: Final = {"info": 0, "debug": 4}
-"""The value of kube-proxy's ``-v`` from which on a level is logged."""
+"""The lowest value of kube-proxy's ``-v`` with which messages of a level are logged."""
 
 _COLOUR: Final = {"critical": "\x1b[1;31m", "error": "\x1b[31m", "warning": "\x1b[33m", "info": "\x1b[32m", "debug": ""}
 _DIM: Final = "\x1b[2m"
@@ -41,14 +41,14 @@ _BOLD: Final = "\x1b[1m"
 _RESET: Final = "\x1b[0m"
 
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-"""A pattern for values that need no quotes."""
+"""Matches values that need no quotes."""
 
 
 def levels(verbosity: int) -> tuple[int, int]:
-    """Return the lowest logged level of our loggers and of libraries for kube-proxy's ``-v``.
+    """Return the levels of our loggers and of libraries for a value of kube-proxy's ``-v``.
 
-    0 logs messages for the operator, 2 also those of libraries, 4 debugging, and 8 also debugging of libraries, because
-    client-go logs bodies of requests from 8 on.
+    0 logs messages for the operator, 2 also those of libraries, 4 also debug messages, and 8 also those of libraries.
+    (client-go logs bodies of requests from 8 on.)
     """
     ours = logging.DEBUG if verbosity >= 4 else logging.INFO
     libraries = logging.DEBUG if verbosity >= 8 else logging.INFO if verbosity >= 2 else logging.WARNING
@@ -62,7 +62,8 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
     journal = _is_journal(stream)
     root = logging.getLogger()
     before = [old for old in root.handlers if isinstance(old, _Handler)]
-    # The writer of an earlier handler keeps its backlog, which is written first.
+    # If there is already a handler for this stream, its writer is used again, because the writer may have a backlog,
+    # which has to be written first.
     handler = _Handler(
         next((old.log_writer for old in before if old.log_writer.stream is stream), None) or LogWriter(stream)
     )
@@ -106,7 +107,7 @@ def configure(*, verbosity: int, fmt: Format | None = None, stream: TextIO | Non
 
 
 def configure_command() -> None:
-    """Configure the log of a command that ends. Warnings and errors go to stderr, because stdout is for the command's
+    """Configure the log of a short-lived command. Warnings and errors go to stderr, because stdout is for the command's
     output."""
     configure(verbosity=0)
     logging.getLogger(OURS).setLevel(logging.WARNING)
@@ -123,8 +124,8 @@ def writer_problem() -> str | None:
 class TextLine:
     """``2026-01-02T03:04:05.678901Z warning watch ended source=kubernetes reason="connection reset"``
 
-    One line per event, whatever its values are; a traceback follows indented. Journal lines have no time, because the
-    journal has its own, and each begins with its priority.
+    Each event is one line, whatever its values are. A traceback follows on indented lines. Lines for the journal have a
+    priority instead of the time, which the journal adds itself.
     """
 
     def __init__(self, *, colours: bool, priority: bool, timestamp: bool) -> None:
@@ -158,9 +159,9 @@ class TextLine:
 class JsonLine:
     """``{"ts": …, "caller": …, "msg": …, "v": …, "level": …, "logger": …, …}``.
 
-    ``ts``, ``caller`` (file and line), ``msg``, ``v`` (not of warnings and errors) and ``err`` (of an exception; its
-    traceback is in ``exception``) are the keys of Kubernetes' own JSON logs. The time is RFC 3339, which log collectors
-    read without configuration.
+    The keys are those of Kubernetes' own JSON logs: ``ts``, ``caller`` (file and line), ``msg``, ``v`` (missing in
+    warnings and errors) and ``err`` (an exception, whose traceback is in ``exception``). The time is RFC 3339, which
+    log collectors read without configuration.
     """
 
     def __init__(self, *, priority: bool) -> None:
@@ -182,7 +183,7 @@ class JsonLine:
 
 
 class _Handler(logging.Handler):
-    """Our handler. It has a class of its own so that it differs from handlers of libraries and tests."""
+    """A handler with a class of its own, so that it can be told from handlers of libraries and tests."""
 
     def __init__(self, log_writer: LogWriter) -> None:
         super().__init__()
@@ -236,10 +237,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Return whether the stream leads to the journal.
+    """Return whether the stream is connected to the journal.
 
-    systemd puts the journal's device and inode into the environment (systemd.exec(5)). They differ if stderr is
-    redirected.
+    systemd puts the device and inode of the journal's socket into the environment (systemd.exec(5)). Those of a
+    redirected stderr differ.
     """
     expected = os.environ.get("JOURNAL_STREAM", "")
     if not expected:
@@ -261,7 +262,7 @@ def _bare(key: str) -> str:
 
 
 def bare_value(value: object) -> str:
-    """Return a value for a line of text, quoted if necessary, without characters that could forge a line."""
+    """Return a value as text for a log line, quoted if necessary, without characters that could forge a line."""
     plain = _plain(value)
     if isinstance(plain, bool) or plain is None:
         text = json.dumps(plain)
@@ -274,7 +275,7 @@ def bare_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value for JSON. Names, addresses and errors become text (`str`)."""
+    """Return a value that JSON can represent. Names, addresses and errors become text (`str`)."""
     if value is None or isinstance(value, bool) or type(value) in (int, str):
         return value
     if isinstance(value, float):

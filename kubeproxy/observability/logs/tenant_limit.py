@@ -1,7 +1,7 @@
-"""Bounds the log lines that one tenant causes, by object and by namespace.
+"""Limits the log lines that one tenant can cause, by object and by namespace.
 
-Each change of an object may have a line, and a tenant can change an object a hundred times a second. The present state
-is on the status page and in the metrics, whatever the log leaves out.
+Each change of an object may cause a line, and a tenant can change an object a hundred times a second. What the log
+omits is still on the status page and in the metrics.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ FIELDS: Final = {
     "service problem resolved": "service",
     "sync failed": "key",
 }
-"""The messages about objects of tenants, each with the field that has NAMESPACE/NAME."""
+"""The messages about objects of tenants. For each, the field whose value is NAMESPACE/NAME."""
 INTERVAL_S: Final = 60.0
 OF_OBJECT: Final = 5
 OF_NAMESPACE: Final = 50
 """How many lines of one kind a namespace may have in `INTERVAL_S`."""
 CAPACITY: Final = 4096
-"""The number of objects and namespaces that are remembered. Beyond it the oldest interval is forgotten."""
+"""The number of objects and namespaces that are remembered. Beyond that number the oldest one is forgotten."""
 
 
 class TenantLimit:
-    """A processor of structlog that drops lines beyond the bounds. The next line that passes has their number as
-    ``suppressed=N``."""
+    """A structlog processor that drops lines beyond the limits. The next line that passes has the number of dropped
+    lines as ``suppressed=N``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
-        """By message and object or namespace: since when lines are counted, and how many there have been."""
+        """For each message, and object or namespace: since when lines are counted, and how many there have been."""
         self._unsaid: dict[str, int] = {}
         """The number of lines dropped since the last line that passed, by message."""
         self.suppressed = 0
         """The total number of dropped lines."""
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Let a line pass, or drop it."""
+        """Return the event, or raise DropEvent if it exceeds a limit."""
         message = str(event.get("event", ""))
         field = FIELDS.get(message)
         if field is None:

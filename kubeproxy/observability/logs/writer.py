@@ -1,7 +1,7 @@
 """Writes log lines to stderr without waiting for a slow, stopped or missing reader.
 
-Usually the kernel has room and takes a line at once. Otherwise the line waits in a bounded backlog, and a thread writes
-it: other processes share stderr, so it must not be set to O_NONBLOCK, and a blocking write would stop the event loop.
+Usually the kernel has room for a line. Otherwise the line goes into a bounded backlog, which a thread writes. (Other
+processes share stderr, so it must not be set to O_NONBLOCK, and a blocking write would stop the event loop.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TextIO
 BACKLOG_BYTES: Final = 1 << 20
 """The size of the backlog in bytes: some five thousand lines, in addition to the 64 KiB of a pipe."""
 FLUSH_S: Final = 1.0
-"""How many seconds the end of the process waits for a reader."""
+"""How many seconds `flush` waits for a slow reader when the process ends."""
 _FLUSH_POLL_S: Final = 0.01
 
 
@@ -31,7 +31,8 @@ class LogWriter:
             self._descriptor = stream.fileno()
         except OSError:  # The stream has no descriptor.
             self._descriptor = -1
-        # There is no lock, because garbage collection, which may log, runs anywhere. Each counter has one writer.
+        # No lock is used: garbage collection may log at any point, also while this thread holds the lock. Each counter
+        # has one writer instead.
         self._backlog: SimpleQueue[memoryview] = SimpleQueue()
         self._queued = self._written = 0
         self._refused = self._failed = 0
@@ -40,7 +41,7 @@ class LogWriter:
 
     @property
     def lost(self) -> int:
-        """Return how many writes have failed or found no room."""
+        """Return how many writes have failed, or were dropped because the backlog was full."""
         return self._refused + self._failed
 
     @property
@@ -49,7 +50,7 @@ class LogWriter:
         return self._queued - self._written
 
     def write(self, lines: str) -> bool:
-        """Write or queue all lines or none, and return whether they were accepted. One thread at a time may call
+        """Write or queue all lines, or none. Return whether they were accepted. Only one thread at a time may call
         this."""
         if self._descriptor < 0:
             self.stream.write(lines)
@@ -92,9 +93,10 @@ class LogWriter:
         return data
 
     def _start_thread(self) -> None:
-        # Not threading.Thread: its start() waits for a signal of the thread, which never comes without memory.
+        # threading.Thread is not used: its start() waits for a signal of the new thread, which never comes without
+        # memory.
         if not self._has_thread:
-            with contextlib.suppress(RuntimeError):  # There is no thread, so the next line tries again.
+            with contextlib.suppress(RuntimeError):  # No thread could be started. The next line tries again.
                 _thread.start_new_thread(self._write_backlog, ())
                 self._has_thread = True
 
@@ -115,7 +117,7 @@ class LogWriter:
 
 
 def _has_room(descriptor: int, *, within_ms: int | None) -> bool:
-    """Return whether a write of PIPE_BUF bytes would not block. The write may still fail."""
+    """Return whether a write of PIPE_BUF bytes would not block. It may still fail."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(within_ms))

@@ -1,8 +1,9 @@
-"""The metrics of the control plane: kube-proxy's names, types, labels and buckets, then our own.
+"""The metrics of the control plane. First come those of kube-proxy, with the same names, types, labels and buckets, and
+then our own.
 
-Metrics of kube-proxy without meaning here are left out: the counts of iptables rules (``…_iptables_total``,
+Metrics of kube-proxy that would mean nothing here are omitted: the counts of iptables rules (``…_iptables_total``,
 ``…_iptables_last``: a Service costs map elements, not rules), the packets counted by nfacct, Go's runtime, and
-``kubernetes_build_info``, in which dashboards look for the release of Kubernetes.
+``kubernetes_build_info``, which dashboards read as the release of Kubernetes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ SYNC_BUCKETS: Final = tuple(0.001 * 2**power for power in range(15))
 """Go's ExponentialBuckets(0.001, 2, 15), as in pkg/proxy/metrics."""
 
 PROGRAMMING_BUCKETS: Final = (0.0, 0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
-"""The buckets of pkg/proxy/metrics: 0, 0.25, 0.5; then every second, every 5 s from 60 s on, every 30 s from 120 s to
-300 s."""
+"""The buckets of pkg/proxy/metrics, in seconds: 0, 0.25, 0.5; every second to 59; every 5 s from 60; every 30 s from
+120 to 300."""
 
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """The upper bounds of the buckets, in seconds: from a busy loop's usual lag to one that an operator notices."""
@@ -42,7 +43,7 @@ class Metrics:
     """Counters and histograms of the control plane, one method per event; `state` has its gauges.
 
     One sync programs all IP families at once, so each observation counts for the ``ip_family`` of every family, as with
-    kube-proxy's two proxiers. `clock` gives Unix seconds.
+    the two proxiers of kube-proxy. `clock` returns Unix seconds.
     """
 
     def __init__(self, *, families: Iterable[Family] = (Family.IPV4,), clock: Callable[[], float] = time.time) -> None:
@@ -100,7 +101,7 @@ class Metrics:
             *(self._sync, self._full_sync, self._partial_sync, self._programming, self._conntrack),
             *(self._last_sync, self._last_queued, self._nftables_failures, self._iptables_failures),
         )
-        # An alert can use a series that exists from the start with 0, but not one that appears with its first event.
+        # Create all series with 0 now. An alert cannot use a series that appears only with its first event.
         for instrument in by_family:
             for family in self._families:
                 instrument.labels(family)
@@ -171,7 +172,7 @@ class Metrics:
             self._last_queued.labels(name).set(self._clock())
 
     def synced(self, duration_s: float, *, full: bool, adapter: str) -> None:
-        """Count a successful transaction. With `full` it compared everything with the kernel."""
+        """Count a successful transaction. `full` is true if the transaction compared everything with the kernel."""
         self._apply.labels(adapter).observe(duration_s)
         for name in self._families:
             self._sync.labels(name).observe(duration_s)
@@ -179,10 +180,11 @@ class Metrics:
             self._last_sync.labels(name).set(self._clock())
 
     def programmed(self, trigger_time: str) -> None:
-        """Count a change of endpoints, triggered at `trigger_time` (RFC 3339), as in effect now.
+        """Observe the latency of a change of endpoints that has just come into effect. `trigger_time` (RFC 3339) is
+        when the cluster made the change.
 
-        As in kube-proxy, triggers from before the start of this process do not count. Neither does an invalid time,
-        because the annotation of an EndpointSlice may hold any text.
+        As in kube-proxy, times before the start of this process are ignored. Invalid times are ignored, too, because
+        the annotation of an EndpointSlice may contain any text.
         """
         try:
             triggered = datetime.fromisoformat(trigger_time)
@@ -201,17 +203,17 @@ class Metrics:
                 counter.labels(name).inc()
 
     def reconciled(self, duration_s: float, *, deleted: int) -> None:
-        """Count a reconciliation of the kernel's flows and its deleted flows."""
+        """Count a reconciliation of conntrack entries, and the entries that it deleted."""
         for name in self._families:
             self._conntrack.labels(name).observe(duration_s)
         self._deleted_flows.inc(deleted)
 
     def conntrack_failed(self) -> None:
-        """Count a failure to list or delete flows."""
+        """Count a failure to list or delete conntrack entries."""
         self._conntrack_failures.inc()
 
     def lagged(self, lag_s: float) -> None:
-        """Observe a lag of the event loop."""
+        """Observe a lag of the event loop, in seconds."""
         self._lag.observe(lag_s)
 
     def configuration(self, state: ConfigurationState) -> None:
@@ -225,7 +227,7 @@ class Metrics:
         self._access_log_lost.inc(lines)
 
     def drain_report_written(self, succeeded: bool) -> None:
-        """Count a write of the drain report, with its success."""
+        """Count an attempt to write the drain report, and whether it succeeded."""
         self._drain_reports.labels("written" if succeeded else "failed").inc()
 
     def http_refused(self, server: str) -> None:
@@ -233,9 +235,9 @@ class Metrics:
         self._http_refused.labels(server).inc()
 
     def healthz_answered(self, code: int) -> None:
-        """Count an answer of /healthz."""
+        """Count an answer of /healthz by its status code."""
         self._healthz.labels(str(code)).inc()
 
     def livez_answered(self, code: int) -> None:
-        """Count an answer of /livez."""
+        """Count an answer of /livez by its status code."""
         self._livez.labels(str(code)).inc()

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format of kube-proxy, which every scraper reads."""
 SLICE_S: Final = 0.001
-"""How many seconds of work lie between two yields to the event loop."""
+"""How many seconds of work are done between two yields to the event loop."""
 
 
 CountersOf = Mapping[FrontendName, Counters]
@@ -33,7 +33,7 @@ CountersOf = Mapping[FrontendName, Counters]
 class Exposition:
     """Renders scrapes one at a time; concurrent scrapers wait for each other.
 
-    `picture` returns the state of the control plane, and is called in the event loop's thread. If the data plane does
+    `picture` returns the state of the control plane; it is called in the event loop's thread. If the data plane does
     not answer, the scrape has only the metrics of the control plane.
     """
 
@@ -59,8 +59,8 @@ class Exposition:
         async with self._one_at_a_time:
             self._metrics.state.read(self._picture())
             traffic = await self._read_data_plane()
-            # This runs in a thread, because listing /proc/self/fd takes 20 ms with 40,000 connections. The computation
-            # itself is small.
+            # Listing /proc/self/fd takes 20 ms with 40,000 connections, so this runs in a thread. The computation
+            # itself is short.
             parts = [await asyncio.to_thread(generate_latest, self._metrics.registry)]
             time_slice = TimeSlice(SLICE_S)
             for part in traffic:

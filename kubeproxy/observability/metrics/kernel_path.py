@@ -1,4 +1,5 @@
-"""Metrics of the kernel path, read at each scrape: those of the rescue, and those about how connections are counted."""
+"""The metrics of the kernel path, read at each scrape: those of the rescue, of slots, and of how connections are
+counted."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from kubeproxy.observability.picture import KernelFlowsState
 
 
 def rescue_families(state: RescueState) -> Iterator[Metric]:
-    """Yield the metrics of the rescue. The caller has a state for them only if the kernel path is configured."""
+    """Yield the metrics of the rescue. Call this only if the kernel path is configured."""
     counts = state.counts
     yield GaugeMetricFamily(
         "kubeproxy_rescue_working",
@@ -64,7 +65,7 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
 
 
 def slots_family(use: SlotUse) -> Metric:
-    """Return the metric of the endpoints in the kernel's maps."""
+    """Return the metric of slots, which are the places of endpoints in the kernel's maps."""
     slots = GaugeMetricFamily(
         "kubeproxy_kernel_slots",
         "Slots of the kernel path, one for each endpoint of each address of a Service: in use (used), and the most that"
@@ -79,7 +80,7 @@ def slots_family(use: SlotUse) -> Metric:
 def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:
     """Yield the metrics about how connections are counted.
 
-    The caller has a state for them only after a rule has led a connection by the kernel path.
+    Call this only if rules of this process have sent connections over the kernel path.
     """
     yield GaugeMetricFamily(
         "kubeproxy_kernel_bytes_counted",

@@ -1,7 +1,7 @@
 """Serves health checks as service level indicators, at ``/metrics/slis``.
 
-Every component of Kubernetes serves them there (component-base, metrics/prometheus/slis). The page is separate so that
-it can be scraped more often.
+Every component of Kubernetes has this page (component-base, metrics/prometheus/slis). It is separate from /metrics so
+that it can be scraped more often.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 Check = Literal["healthz", "livez", "readyz"]
 
 PROXY: Final = "proxy"
-"""The check behind the health server's pages."""
+"""The name of the check of the health server's pages."""
 
 
 class ServiceLevels:

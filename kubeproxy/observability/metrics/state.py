@@ -1,4 +1,4 @@
-"""Metrics read from the state of other parts at each scrape."""
+"""The metrics of the state of other parts, read at each scrape."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from kubeproxy.runtime.histogram import cumulative
 
 
 class StateCollector(Collector):
-    """Collects the metrics of the last `read`. The event loop's thread reads; any thread collects."""
+    """Collects the metrics of the last `read`. Only the event loop's thread calls `read`; any thread may call
+    `collect`."""
 
     def __init__(self) -> None:
         self._families: Sequence[Metric] = ()
 
     def read(self, picture: Picture) -> None:
-        """Read the numbers. No reference to the picture is kept."""
+        """Store the numbers of a picture. No reference to the picture is kept."""
         families = [*_proxier(picture.proxier), _degraded(picture.reasons), _stale(picture), _suppressed_lines()]
         if picture.conntrack is not None:
             families += _conntrack(picture.conntrack)
@@ -151,7 +152,7 @@ def _data_paths(proxier: Snapshot) -> Metric:
 
 
 def _without_local_endpoints(proxier: Snapshot) -> Metric:
-    """Count service ports under a Local policy without local endpoints, as kube-proxy does."""
+    """Return how many service ports have a Local policy but no local endpoint, as in kube-proxy."""
     counts = {(str(family), policy): 0 for family in Family for policy in _POLICIES.values()}
     for status in proxier.frontends:
         frontend = status.frontend
@@ -245,7 +246,7 @@ def _draining(draining: DrainingEndpoints) -> Iterator[Metric]:
 
 
 def _requests(requests: Requests) -> Iterator[Metric]:
-    """Yield client-go's metrics, in which dashboards look for errors of the API server."""
+    """Yield client-go's metrics of requests, which dashboards use to show errors of the API server."""
     answers = CounterMetricFamily(
         "rest_client_requests_total",
         "Requests to the API server",

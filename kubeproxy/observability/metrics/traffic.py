@@ -2,9 +2,9 @@
 
 The counters are plain integers, read at each scrape. A collector of prometheus_client would take more than a second for
 10,000 Services, so this module writes the text itself. It keeps the lines of the last scrape, and the next scrape
-rewrites only the lines of Services with traffic since then. The text comes in slices of about a millisecond, between
-which the caller can run the event loop. A thread would be worse: it holds the interpreter for 5 ms at a time and delays
-every turn of the loop.
+rewrites only the lines of Services with traffic since then. The text is produced in slices of about a millisecond, so
+that the caller can run the event loop in between. A thread would be worse: it would hold the interpreter lock for 5 ms
+at a time and delay every turn of the loop.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.model import FrontendName, ServicePortName
 
 SLICE: Final = 1000
-"""The number of frontends or lines between two yields."""
+"""The number of frontends or lines in one slice."""
 
 
 class Start(Enum):
-    """The condition under which a service port gets a series. Only few have one from the start, so that ten thousand
-    Services without clients on this node cost ten thousand series and not a hundred thousand."""
+    """The condition under which a service port gets a series. Only a few series exist from the start. So ten thousand
+    Services without clients on this node cost ten thousand series, not a hundred thousand."""
 
     AT_ONCE = auto()
     FIRST_CLIENT = auto()
@@ -33,24 +33,25 @@ class Start(Enum):
 
 
 class Series(NamedTuple):
-    """One number of a service port."""
+    """One series of a service port: the number that it shows, and when it exists."""
 
     counter: str
-    """The field of `Counters`. The empty name stands for the ejected endpoints, which are not a counter."""
+    """The field of `Counters` with the number. An empty name stands for the number of ejected endpoints, which is not a
+    counter."""
     label: str = ""
-    """The value of the family's further label."""
+    """The value of the family's `further_label`."""
     start: Start = Start.FIRST_CLIENT
 
 
 class Family(NamedTuple):
-    """One metric: a ``# HELP``, a ``# TYPE``, and its series."""
+    """A metric: its ``# HELP``, its ``# TYPE``, and its series."""
 
     name: str
     kind: str
     text: str
     series: tuple[Series, ...]
     further_label: str = ""
-    """The label that distinguishes the family's series. A family with one series has none."""
+    """The label that distinguishes the series of the family. It is empty if there is only one series."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -146,20 +147,21 @@ FAMILIES: Final = (
         (Series("", start=Start.FIRST_VALUE),),
     ),
 )
-"""The families in the order of the text: the accepted connections first, and the ejected endpoints last.
+"""The families in the order of the text. `Traffic` relies on the first being accepted connections and the last ejected
+endpoints.
 
-No label is an address of a client or an endpoint, because their number has no bound.
+No label is the address of a client or an endpoint, because the number of addresses is not bounded.
 """
 
 SERIES: Final = tuple(series for family in FAMILIES for series in family.series)
 
 Values = tuple[int, ...]
-"""A frontend's counters, in the order of `SERIES`."""
+"""The counters of a frontend, in the order of `SERIES`."""
 
 
 class _Line(NamedTuple):
-    """The text of a series, except for its labels and value. It is computed once, because there are ten thousand lines
-    of each series."""
+    """The constant parts of a series' line, computed once because each series has a line for each of ten thousand
+    Services."""
 
     opening: str
     """The text before the labels of the service port."""
@@ -185,7 +187,7 @@ _Item = TypeVar("_Item")
 
 
 class _Row:
-    """The numbers of a service port in the order of `SERIES`, and the numbers in its written lines."""
+    """The numbers of a service port in the order of `SERIES`, and those in the lines written last."""
 
     __slots__ = ("ejected_by_port", "frontends", "labels", "sums", "used", "written")
 
@@ -200,11 +202,11 @@ class _Row:
 
 
 class Traffic:
-    """Sums the counters of frontends per service port and writes them.
+    """Sums the counters of frontends by service port, and writes them as text.
 
-    Frontends of a service port (families, scopes) come, go and restart, and so do workers. Their counts stay in the sum
-    as long as the service port exists, because Prometheus takes a falling counter for a restart and its next value for
-    a burst.
+    The frontends of a service port (one per family and scope) come and go, and so do workers. Their counts stay in the
+    sum as long as the service port exists. If a counter fell, Prometheus would see a restart, and the next value would
+    look like a burst.
     """
 
     def __init__(self) -> None:
@@ -212,7 +214,7 @@ class Traffic:
         self._rows: dict[ServicePortName, _Row] = {}
         self._ejected_by_port: Mapping[ServicePortName, int] = {}
         self._stale: dict[ServicePortName, None] = {}
-        """The service ports with lines that have to be rewritten."""
+        """The service ports whose lines have to be rewritten."""
         self._lines: list[dict[ServicePortName, str]] = [{} for _ in SERIES]
 
     def exposition(
@@ -220,8 +222,8 @@ class Traffic:
         counters: Mapping[FrontendName, Counters],
         ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the text in slices, some of them empty. Only one iterator may run at a time, but it need not run to its
-        end."""
+        """Yield the text in slices, some of which are empty. Only one iterator may run at a time. It need not run to
+        its end."""
         read: Counters | None = None
         values = _NOTHING
         for batch in _batches(counters.items()):
@@ -254,8 +256,9 @@ class Traffic:
         else:
             more = tuple(map(sub, now, before))
             if min(more) < 0:
-                # A gauge may fall. A sum that falls counts from 0 again, as that of a listener that was opened again.
-                # Its frontend's other sums may go on: the kernel's do not begin again with a listener.
+                # A gauge may fall. If a sum falls, the listener was opened again and counts from 0, so its whole value
+                # is new. The frontend's other sums may continue, because the kernel's counters do not restart with the
+                # listener.
                 more = tuple(
                     value if is_sum and it < 0 else it for it, value, is_sum in zip(more, now, _IS_SUM, strict=True)
                 )
@@ -274,7 +277,8 @@ class Traffic:
         self._stale[name.service_port] = None
 
     def _set_ejected(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]]) -> None:
-        """Count each ejected endpoint once per service port, not per worker and frontend."""
+        """Store the number of ejected endpoints of each service port. An endpoint counts once, however many workers and
+        frontends have ejected it."""
         targets: dict[ServicePortName, set[object]] = {}
         for name, endpoints in ejected.items():
             targets.setdefault(name.service_port, set()).update(endpoint.target for endpoint in endpoints)
@@ -312,7 +316,7 @@ class Traffic:
         for family in FAMILIES:
             yield f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n".encode()
             for lines in islice(columns, len(family.series)):
-                # This is a copy, because another iterator may change the lines if this one was not run to its end.
+                # Iterate over a copy: if this iterator is abandoned before its end, the next one changes the lines.
                 for batch in _batches(list(lines.values())):
                     yield "".join(batch).encode()
 

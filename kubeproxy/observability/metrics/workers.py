@@ -1,4 +1,4 @@
-"""Metrics of the workers, with sums that outlive them."""
+"""The metrics of the workers, with sums that continue when a worker is replaced."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Life = tuple[int, int, float]
-"""One process: its worker number, process id and start time."""
+"""The identity of a worker process: worker number, process id and start time."""
 
 
 class Workers(Collector):
-    """Collects the metrics of the workers from their status, which `see` gets.
+    """Collects the metrics of the workers from the status given to `see`.
 
-    A replacement inherits the number of its worker, so the number of series does not grow when workers die.
+    A replacement has the number of the worker that it replaces, so the number of series does not grow when workers die.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,18 @@ class Workers(Collector):
         self._dials = (0,) * (len(DIAL_BUCKETS_S) + 1)
         self._dial_seconds = 0.0
         self.accept_paused = 0
-        """How often accept has paused for lack of descriptors or memory since this process started."""
+        """How often workers have stopped accepting for lack of descriptors or memory, since this process started."""
         self.log_skipped = 0
-        """Connections missing in the access log, because too many ended at once."""
+        """The number of connections missing in the access log, because too many ended at once."""
         self.memory_shortages = 0
-        """A number that grows while there is no memory for further clients."""
+        """The total of the workers' counts of memory shortages. It grows while there is no memory for further
+        clients."""
         self.ports_exhausted = 0
-        """How many dials have failed because all ports of this host towards the endpoint were in use."""
+        """How many dials have failed because all local ports towards the endpoint were in use."""
         self.looped = 0
-        """The number of connections and datagrams that were refused because they loop through proxies."""
+        """The number of connections and datagrams that were refused because they looped through proxies."""
         self.adopted = 0
-        """The number of connections and UDP sessions that have moved here from another instance."""
+        """The number of connections and UDP sessions taken over from another instance."""
 
     def see(self, worker_status: Sequence[WorkerStatus], *, restarts: int = 0) -> None:
         """Record the present status of all workers. Call this in the event loop's thread."""
@@ -151,7 +152,7 @@ class Workers(Collector):
 
 
 def consumption(pid: int) -> tuple[float, int] | None:
-    """Return CPU seconds and resident bytes of a process (proc(5)), or None if there is no such process."""
+    """Return the CPU seconds and resident bytes of a process (proc(5)), or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

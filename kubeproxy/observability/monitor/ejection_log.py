@@ -1,4 +1,4 @@
-"""Decides which ejections of endpoints, and which ends of them, the log reports."""
+"""Decides which ejections of endpoints are logged, and which ends of ejections."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ EJECTED_LOG_AFTER: Final = 2
 """The number of failed dials in a row before the log reports an ejection. A terminating pod often fails once before the
 cluster removes it."""
 LASTS_S: Final = 300.0
-"""After this many seconds of ejection the Service gets an Event, because developers see Events but no metrics of
+"""After this many seconds of ejection the Service gets an Event, because developers see Events but not the metrics of
 nodes."""
 QUIET_S: Final = 60.0
-"""For how many seconds after an ejection the next one of the same endpoint is not logged. If it lasts, it is logged
-later."""
+"""For how many seconds after the end of an ejection the next ejection of the same endpoint is not logged. If that one
+lasts, it is logged later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes since the last update."""
+    """The changes of ejections since the last update."""
 
     ejected: Sequence[tuple[ServicePortName, EjectedEndpoint]]
     restored: Sequence[tuple[ServicePortName, Target, float]]
-    """The endpoints that are back, with the seconds for which each was ejected."""
+    """The endpoints whose ejection has ended, each with the seconds that it lasted."""
     removed: Sequence[tuple[ServicePortName, Target, float]]
-    """The endpoints that have left their Service while they were ejected. It is unknown whether they would answer."""
+    """The endpoints that have left their Service while they were ejected, each with the seconds since its ejection. It
+    is unknown whether they would answer."""
     lasting: Sequence[tuple[ServicePortName, Target]]
-    """The endpoints that have been ejected for `LASTS_S` now."""
+    """The endpoints that have just been ejected for `LASTS_S` seconds."""
 
 
 class EjectionLog:
@@ -48,7 +49,7 @@ class EjectionLog:
         self._lasting: set[tuple[ServicePortName, Target]] = set()
 
     def update(self, ejected: Mapping[FrontendName, Sequence[EjectedEndpoint]], now: float) -> Changes:
-        """Return the changes to log. `ejected` has all ejected endpoints (see `DataPlane.ejected`); `now` is in
+        """Return the changes to log. `ejected` has all ejected endpoints (see `DataPlane.ejected`). `now` is in
         seconds."""
         worst: dict[tuple[ServicePortName, Target], EjectedEndpoint] = {}
         for name, endpoints in ejected.items():

@@ -1,6 +1,6 @@
 """Periodic checks of the event loop's lag, the state of the workers, and ejected endpoints.
 
-A problem is logged at most once a minute. The health server shows problems of the proxy itself while they last.
+Each problem is logged at most once a minute. The health server shows problems of the proxy itself while they last.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from kubeproxy.observability.monitor.ejection_log import EjectionLog
 CHECK_S: Final = 5.0
 """The number of seconds between two checks of the data plane."""
 LAG_S: Final = 0.25
-"""The length in seconds of the sleep that measures the loop's lag. The lag is how much longer the sleep takes."""
+"""The length in seconds of the sleep that measures the loop's lag, which is how much longer the sleep really takes."""
 FULL_S: Final = 120.0
-"""For how many seconds all descriptors may be in use before the node is unhealthy for load balancers. Shorter shortages
-end by themselves or by an operator."""
+"""For how many seconds every worker may lack descriptors before load balancers see the node as unhealthy. Shorter
+shortages end by themselves, or an operator ends them."""
 DESCRIPTORS_PER_CLIENT: Final = 2
 REPEAT_S: Final = 60.0
-"""The number of seconds between two log messages of a problem. A problem is also shown for that long after it was last
-seen."""
+"""The number of seconds between two log messages of the same problem. After a problem was last seen, it is also shown
+for this long."""
 MAX_NAMED: Final = 10
-"""The largest number of endpoints that one check logs by name. When a node dies with all its pods, the others are only
-counted."""
+"""The largest number of endpoints that one check logs by name. Further ones are only counted, as when a node dies with
+all its pods."""
 
 LOGGED_WHERE_FOUND: Final = frozenset((Reason.KUBERNETES, Reason.MANIFESTS, Reason.ACCESS_LOG))
-"""The reasons that are logged by the part that finds them, with more detail than this check has."""
+"""The reasons that this check does not log, because the part that finds the problem logs it in more detail."""
 
 _DIGITS: Final = re.compile(r"\d+")
-"""The digits, in which two messages of one problem may differ."""
+"""Matches the digits of a message. Two messages that differ only in digits are the same problem."""
 
 log = structlog.get_logger(__name__)
 
 
 class _Growth:
-    """Tells by how much a counter has grown between two looks."""
+    """Tells by how much a counter has grown since the last check."""
 
     def __init__(self, read: Callable[[], int], clock: Callable[[], float]) -> None:
         self._read = read
@@ -55,7 +55,7 @@ class _Growth:
         self._grew_at: float | None = None
 
     def look(self) -> int:
-        """Return the growth since the last call, or since the beginning."""
+        """Return the growth since the last call, or since the start for the first call."""
         before, self._seen = self._seen, self._read()
         if self._seen > before:
             self._grew_at = self._clock()
@@ -63,16 +63,16 @@ class _Growth:
 
     @property
     def lately(self) -> bool:
-        """Return whether a check has found growth within `REPEAT_S`."""
+        """Return whether a check within the last `REPEAT_S` seconds has found growth."""
         return self._grew_at is not None and self._clock() - self._grew_at <= REPEAT_S
 
 
 class Monitor:
     """Runs `measure_lag` and `run` until cancelled.
 
-    `on_lost` is called for an endpoint that has been ejected for minutes. `is_endpoint` returns whether a target is an
-    endpoint of a frontend now. `checks` are checks of further parts, each of which returns a problem or None. `clock`
-    is monotonic.
+    `on_lost` is called for an endpoint that has been ejected for `LASTS_S` seconds. `is_endpoint` returns whether a
+    target is still an endpoint of a frontend. `checks` are functions of other parts that return a problem or None.
+    `clock` is monotonic.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Monitor:
             await self._sleep(CHECK_S)
 
     async def measure_lag(self) -> None:
-        """Measure again and again how late the event loop runs a timer."""
+        """Measure repeatedly how late the event loop runs a timer."""
         while True:
             before = self._clock()
             await self._sleep(LAG_S)
@@ -197,7 +197,8 @@ class Monitor:
         self._look_whether_full(worker_status)
 
     def _look_whether_full(self, worker_status: Sequence[WorkerStatus]) -> None:
-        """Make the node unhealthy if every worker lacks descriptors for long, because then no client is served."""
+        """Record that the node is unhealthy if every worker has lacked descriptors for `FULL_S` seconds, because then
+        no client is served."""
         if not worker_status or any(
             status.descriptors + DESCRIPTORS_PER_CLIENT <= status.descriptors_limit for status in worker_status
         ):

@@ -36,9 +36,9 @@ from kubeproxy.observability.status.traffic_history import History
 from kubeproxy.observability.status.wording import several
 
 PROBLEMS_SHOWN: Final = 20
-"""The number of faults of manifests that are shown one by one."""
+"""How many faults of manifests are listed."""
 REASONS_SHOWN: Final = 10
-"""The number of reasons for the userspace path that are shown one by one."""
+"""How many reasons for the userspace path are listed."""
 
 
 def status(
@@ -50,7 +50,7 @@ def status(
     recent_warnings: Sequence[RecentWarning],
     interval_s: float,
 ) -> Status:
-    """Build the status without Services; `service` builds those one by one."""
+    """Build the status without its Services, which `service` builds one by one."""
     observation = index.observation
     reasons = observation.health.reasons
     healthy = reasons.keys() <= DEGRADES_ONLY
@@ -92,7 +92,7 @@ def status(
 def service(
     row: Row, observation: Observation, *, port: str, history: History, candidates: Candidates
 ) -> ServiceStatus:
-    """Build the status of one Service. `port` selects one service port. If it is empty, all ports are shown."""
+    """Build the status of one Service. `port` selects one of its service ports; an empty text selects all."""
     return ServiceStatus(
         namespace=row.name.namespace,
         name=row.name.name,
@@ -133,7 +133,7 @@ def frontend(
     kernel_flows: KernelFlowsState | None,
     now: float,
 ) -> FrontendStatus:
-    """Build the status of one frontend with all endpoints of its service port. `now` is a time of the proxier's
+    """Build the status of one frontend with all endpoints of its service port. `now` is in seconds of the proxier's
     clock."""
     wanted = view.frontend
     out = ejected_endpoints(wanted.protocol, wanted.endpoints, ejected, rescue, now)

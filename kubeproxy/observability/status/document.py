@@ -1,7 +1,7 @@
-"""The status of a running daemon as values. ``/statusz`` shows them as JSON, text and page.
+"""The status of a running daemon as values. ``/statusz`` shows it as JSON, as text and as a page.
 
-They are plain data: `kubeproxy status` decodes the JSON to the same values. Durations are in seconds, and times are
-Unix seconds. Nothing in here is secret, and nothing can be changed through it.
+The values are plain data, so that `kubeproxy status` can decode the JSON to the same values. Durations are in seconds,
+and times are Unix seconds. The status contains no secrets, and nothing can be changed through it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kubeproxy.observability.picture import ConfigurationState
 
 
 class State(StrEnum):
-    """The state of a Service. The worst state comes first, and a list shows them in this order."""
+    """The state of a Service, the worst first. Lists of Services use this order."""
 
     PROBLEM = "problem"
     """The Service is not served, or only in part."""
     EJECTED = "ejected"
     """At least one of its endpoints is ejected."""
     EMPTY = "empty"
-    """A port has no endpoint in the cluster, and its clients are refused. A Local traffic policy without endpoints on
-    this node does not count, because that is normal on most nodes."""
+    """A service port has no endpoint in the cluster, so its clients are refused. A Local traffic policy without
+    endpoints on this node does not count, because that is normal on most nodes."""
     WAITING = "waiting"
     """The Service is new and has no listener yet."""
     OK = "ok"
@@ -42,12 +42,12 @@ class Standing(StrEnum):
     EJECTED = "ejected"
     """The endpoint did not answer, and gets no clients until its next probe."""
     PROBING = "probing"
-    """The endpoint was ejected. The next client tries it, or a probe runs now."""
+    """The endpoint was ejected, and is being tried: by a probe that runs now, or by the next client."""
     TERMINATING = "terminating"
-    """The endpoint terminates, and gets clients only while no endpoint is ready (`used`)."""
+    """The endpoint is terminating. It gets clients only while no endpoint is ready (then `used` is true)."""
     DRAINING = "draining"
-    """A rollout has asked that the endpoint gets no new clients. It gets some only while no endpoint is ready
-    (`used`)."""
+    """A rollout has asked that the endpoint gets no new clients. It gets some only while no endpoint is ready (then
+    `used` is true)."""
     UNREADY = "unready"
     """The endpoint is not ready according to its EndpointSlice, and gets no clients."""
     ELSEWHERE = "elsewhere"
@@ -74,30 +74,29 @@ class EndpointStatus:
     workers: tuple[int, ...] = ()
     """The workers that have ejected the endpoint."""
     noticed_by: str = ""
-    """Who noticed the failure of an ejected endpoint: ``rescue`` (a client's packet on the kernel path), ``worker`` (a
-    dial on the userspace path)."""
+    """Which process noticed the failure of an ejected endpoint: ``rescue`` (by a client's packet on the kernel path) or
+    ``worker`` (by a dial on the userspace path)."""
     node: str = ""
     zone: str = ""
     open: int = 0
-    """The number of open connections and sessions of this node through workers. For a draining endpoint those of the
-    kernel path are added, as last counted."""
+    """The number of open connections and sessions to the endpoint through workers. For a draining endpoint it includes
+    those of the kernel path, as last counted."""
     weight: int = 1
     share: float = 0.0
-    """The endpoint's share of new connections by its weight, from 0 to 1. Ejected endpoints count as if they were in
-    use."""
+    """The endpoint's share of new connections by its weight, from 0 to 1, computed as if no endpoint were ejected."""
     by_hand: bool = False
-    """Whether a draining endpoint was taken out by a person and not by a rollout."""
+    """Whether an operator has taken the endpoint out of service, and not a rollout. It is then shown as draining."""
     preserved: bool = False
-    """Whether the proxy dials the endpoint from the client's own address."""
+    """Whether the endpoint is dialed from the client's own address."""
 
 
 class NamedCounters(Counters, array_like=False):
-    """The data plane's counters with field names in JSON. Between processes they have no names."""
+    """The data plane's counters with field names in JSON. (Messages between processes omit the names.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStatus:
-    """One frontend: a service port in one family and scope."""
+    """The status of one frontend: a service port in one family and scope."""
 
     port: str
     """The service port's name. It is empty if the Service has only one port."""
@@ -107,11 +106,11 @@ class FrontendStatus:
     proxy_port: int | None
     """The proxy port, or None while the frontend has no listener yet."""
     addresses: tuple[str, ...]
-    """The addresses that clients use: ``10.96.0.1:80``, ``node port 30080``."""
+    """The addresses that clients use, such as ``10.96.0.1:80`` or ``node port 30080``."""
     own_addresses: tuple[str, ...]
-    """The addresses that are redirected only for this node and its pods."""
+    """The addresses that are served only for clients on this node and its pods."""
     source_ranges: tuple[str, ...]
-    """The client addresses that the load balancer's addresses admit. It is empty if all are admitted."""
+    """The client addresses (CIDRs) that may use the load balancer's addresses. It is empty if all may."""
     affinity_s: int | None
     """The timeout of session affinity, or None without affinity."""
     scheduler: str
@@ -127,7 +126,7 @@ class FrontendStatus:
     data_path_reason: str = ""
     """Why new connections do not take the kernel path. It is empty if they do."""
     targets: tuple[str, ...] = ()
-    """The endpoints to which the kernel leads new connections."""
+    """The endpoints among which the kernel chooses for new connections."""
     kernel_bytes: bool = True
     """Whether the kernel counts bytes of connections (net.netfilter.nf_conntrack_acct)."""
 
@@ -171,8 +170,8 @@ def destination_text(destination: Destination) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The traffic of both data paths, summed over frontends since each began to listen. The kernel's bytes are those of
-    packets."""
+    """The traffic of both data paths, summed over frontends since each of them began to listen. The kernel counts the
+    bytes of whole packets."""
 
     accepted: int = 0
     active: int = 0
@@ -193,8 +192,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Past rates, with one number for each interval of `Status.interval_s` seconds, the newest last. Numbers from
-    before the history began are zero."""
+    """Past rates, the newest last. Each number is for one interval of `Status.interval_s` seconds; before the recorded
+    time it is zero."""
 
     connections: tuple[float, ...] = ()
     failures: tuple[float, ...] = ()
@@ -212,12 +211,12 @@ class ServiceStatus:
     source: str
     problems: tuple[str, ...]
     health_port: int
-    """The node port at which load balancers ask for the Service's health, or 0 if there is none."""
+    """The health check node port, or 0 if there is none."""
     traffic: Traffic
     rates: Rates | None
-    """The rates, or None as long as no two samples were taken in a row."""
+    """The rates, or None until two consecutive samples exist."""
     trend: Trend | None
-    """The trend, or None if there was no traffic in the recorded time."""
+    """The trend, or None if the recorded time has no traffic."""
     frontends: tuple[FrontendStatus, ...]
 
 
@@ -229,7 +228,7 @@ class SourceStatus:
     listed: bool
     """Whether the source's first list is complete."""
     behind_s: float
-    """For how many seconds changes may be missing. It is 0 if the source is up to date."""
+    """For how many seconds changes may have been missed. It is 0 if the source is up to date."""
     last_event: float | None
     """The Unix time of the last event, or None before the first one."""
     faults: int
@@ -239,10 +238,10 @@ class SourceStatus:
     left_out: int = 0
     """The number of objects that are not served because of the memory limit."""
     stale_since: float | None = None
-    """The Unix time since which the state of an earlier run, which replaces the source's own, may be wrong. It is None
-    if no such state is served."""
+    """Since when the saved state of an earlier run, which is served instead, may be out of date (Unix time). It is None
+    if the source itself is served."""
     warnings: int = 0
-    """Probable mistakes in objects that are served all the same."""
+    """The number of probable mistakes in objects that are served nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +250,9 @@ class NetfilterStatus:
 
     adapter: str
     failing: str | None
-    """Why rules, connection tracking or data plane cannot be updated, or None if they can."""
+    """Why the rules, conntrack entries or the data plane cannot be updated, or None if they can."""
     failures: int
-    """The number of failed transactions in a row."""
+    """How many transactions in a row have failed."""
     programmed_ago_s: float | None
     """Seconds since the last transaction, or None before the first one."""
     pending_s: float | None
@@ -268,15 +267,15 @@ class RescueStatus(RescueCounts):
     working: bool
     """Whether failed connections are rescued now."""
     since_s: float
-    """For how many seconds `working` has had its value."""
+    """For how many seconds `working` has not changed."""
     problem: str
-    """Why failed connections are not rescued. It is empty if they are, or if the rescue is about to start."""
+    """Why failed connections are not rescued. It is empty if they are, or if the rescue process is just starting."""
     restarts: int
     """How often the rescue process was started again."""
     reports: int
-    """The number of failures that packets have reported."""
+    """How many failures were reported by packets."""
     ejected: int
-    """The number of endpoints that get no new connections from the kernel now."""
+    """How many endpoints are ejected on the kernel path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,13 +287,13 @@ class KernelFlowsStatus:
     bytes_counted: bool
     """Whether the kernel counts bytes (net.netfilter.nf_conntrack_acct)."""
     problem: str
-    """Why the last reading failed, so that open connections and bytes are old. It is empty if the reading did not
-    fail."""
+    """Why the last reading of connection tracking failed, so that open connections and bytes are out of date. It is
+    empty if the reading succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPathsStatus:
-    """The paths that new connections take."""
+    """How many frontends use each data path, and why."""
 
     wanted: str
     """The setting kubeproxy.dataPath: ``userspace``, ``kernel``, ``auto``."""
@@ -303,15 +302,15 @@ class DataPathsStatus:
     userspace: int
     """The number of frontends whose new connections go through a worker."""
     refused: int
-    """The number of frontends whose new connections are refused, because no worker may serve what the kernel cannot
-    lead."""
+    """The number of frontends whose new connections are refused: the kernel cannot serve them, and workers must not
+    (strict kernel path)."""
     reasons: dict[str, int]
-    """Why frontends do not take the kernel path, each reason with the number of frontends, the most frequent first, at
-    most ten."""
+    """The reasons why frontends do not use the kernel path, each with its number of frontends: at most ten, the most
+    frequent first."""
     rescue: RescueStatus | None
     """The state of the rescue, or None if the kernel path is not configured."""
     flows: KernelFlowsStatus | None = None
-    """The state of the kernel path's flows, or None until a rule has led a connection by the kernel path."""
+    """The state of the kernel path's connections, or None if no rule has used the kernel path yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,12 +322,12 @@ class RecentWarning:
     text: str
     details: str
     times: int = 1
-    """How many times the line was logged in a row."""
+    """How many times in a row the entry was logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """All Services together."""
+    """The sums over all Services."""
 
     services: int
     by_state: dict[State, int]
@@ -348,11 +347,12 @@ class Status:
     now: float
     began: float
     healthy: bool
-    """Whether the daemon serves and its changes take effect in time. An ejected endpoint is no fault of the daemon."""
+    """Whether the daemon serves, and its changes take effect in time. An ejected endpoint does not count as a problem
+    of the daemon."""
     summary: str
-    """The state of the daemon in a few words: ``healthy``, ``degraded, 2 Services with a problem``."""
+    """The state of the daemon in a few words, such as ``healthy`` or ``degraded, 2 Services with a problem``."""
     problems: tuple[str, ...]
-    """The problems of the daemon, the worst first: ``conntrack: the kernel's connection tracking is full``."""
+    """The problems of the daemon, the worst first, such as ``conntrack: the kernel's connection tracking is full``."""
     draining: bool
     netfilter: NetfilterStatus
     sources: tuple[SourceStatus, ...]
@@ -366,9 +366,9 @@ class Status:
     configuration: ConfigurationState | None = None
     data_paths: DataPathsStatus | None = None
     hint: str = ""
-    """Why no Service matches the query, and what was probably meant. It is empty if some do."""
+    """Why no Service matches the query, and what was probably meant. It is empty if a Service matches."""
     matched: int
     """The number of Services that match the query."""
     offset: int
     services: tuple[ServiceStatus, ...]
-    """The Services. This is the last field, so that a long list can be sent in pieces."""
+    """The selected Services. This is the last field, so that a long list can be sent in pieces."""

@@ -1,4 +1,4 @@
-"""The endpoints of a frontend, each with its standing."""
+"""Builds the status of a frontend's endpoints, each with its state (`Standing`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubeproxy.observability.status.document import EndpointStatus, Standing
 
 
 class Ejected(NamedTuple):
-    """The ejection of an endpoint, by workers and on the kernel path, as one value."""
+    """The ejection of an endpoint as one value, whether workers or the rescue ejected it."""
 
     reason: str
     failures: int
@@ -30,8 +30,8 @@ def ejected_endpoints(
     rescue: RescueState | None,
     now: float,
 ) -> Mapping[Target, Ejected]:
-    """Return the ejected endpoints of a frontend. The rescue's ejections replace those of workers, because the rescue
-    informs the workers."""
+    """Return the ejected endpoints of a frontend. If the rescue and workers have ejected the same endpoint, the
+    rescue's ejection is returned, because the rescue informs the workers."""
     by_target: dict[Target, list[EjectedEndpoint]] = {}
     for one in by_workers:
         by_target.setdefault(one.target, []).append(one)
@@ -73,7 +73,8 @@ def endpoint_statuses(
     open_by_endpoint: Mapping[Target, int],
     open_to: Mapping[Address, int],
 ) -> tuple[EndpointStatus, ...]:
-    """Return the endpoints of a frontend, with ejected ones first, and then the other endpoints of the service port."""
+    """Return the status of the frontend's endpoints, ejected ones first, and then of the other endpoints of its service
+    port."""
     total = sum(map(frontend.balancing.weight_of, range(len(frontend.endpoints))))
     used = [
         replace(

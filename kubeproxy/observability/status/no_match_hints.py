@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from kubeproxy.observability.status.service_index import Index, Query, Row, named
 
 LISTED = 5
-"""The number of names and ports in one hint."""
+"""The largest number of names or ports in one hint."""
 
 
 def hint(index: Index, query: Query) -> str:
@@ -40,7 +40,7 @@ def _similar(index: Index, namespace: str, name: str) -> str:
 
 
 def _ports(row: Row) -> Iterator[str]:
-    """Return ``http (80/TCP)`` for each port of a Service."""
+    """Yield ``http (80/TCP)`` and the like for each port of a Service."""
     seen: dict[str, set[int]] = {}
     for view in row.frontends:
         frontend = view.frontend

@@ -15,7 +15,7 @@ from kubeproxy.observability.health import Health
 from kubeproxy.observability.picture import ConfigurationState, KernelFlowsState
 
 Candidates = Callable[[FrontendName], Mapping[Target, Endpoint]]
-"""A function that returns all endpoints of a frontend's service port, chosen or not."""
+"""A function that returns all endpoints of a frontend's service port, whether or not they are selected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Observation:
     node: str
     pid: int
     began: float
-    """The Unix time in seconds at which the process began."""
+    """The Unix time in seconds at which the process started."""
     health: Health
     proxier: Snapshot
     counters: Mapping[FrontendName, Counters]
@@ -40,21 +40,20 @@ class Observation:
     manifests: ManifestState | None = None
     configuration: ConfigurationState | None = None
     why_not_served: Callable[[str, str], str] = lambda namespace, name: ""
-    """A function that returns why a Service that a source has is not served by this proxy, by namespace and name. An
-    empty namespace stands for any. An empty answer means that the reason is not known."""
+    """A function that takes a namespace and a name. It returns why this proxy does not serve that Service although a
+    source has it, or an empty text if the reason is unknown. An empty namespace matches any."""
     stale: Mapping[str, float] = field(default_factory=dict)
-    """The sources for which the state of an earlier run is served, each with the Unix time since which that state may
-    be wrong."""
+    """The sources that are replaced by the state of an earlier run. For each, the Unix time since which that state may
+    be out of date."""
     open_by_endpoint: Mapping[FrontendName, Mapping[Target, int]] = field(default_factory=dict)
-    """The number of open connections and sessions of the workers to each endpoint."""
+    """The number of open connections and sessions through workers, by endpoint."""
     open_by_kernel: Callable[[FrontendName], Mapping[Target, int]] = lambda name: {}
-    """Returns the number of open connections that the kernel leads to each endpoint of a frontend."""
+    """A function that returns the number of open connections on the kernel path of a frontend, by endpoint."""
     open_to: Mapping[Address, int] = field(default_factory=dict)
-    """The number of open connections to endpoints that drain."""
+    """The number of open connections to draining endpoints, by address."""
     data_path: str = "userspace"
     """The setting kubeproxy.dataPath."""
     rescue: RescueState | None = None
     """The state of the rescue, or None if the kernel path is not configured."""
     kernel_flows: KernelFlowsState | None = None
-    """The state of the kernel path's flows, or None until a rule of this process has led a connection by the kernel
-    path."""
+    """The state of the kernel path's connections, or None if no rule of this process has used the kernel path yet."""

@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from kubeproxy.observability.status.document import RecentWarning
 
 KEPT: Final = 50
-"""The number of entries that are kept."""
+"""The number of kept entries."""
 _MAX_LENGTH: Final = 400
-"""The largest number of characters of a text, and of its details."""
+"""The largest length, in characters, of an entry's text and of its details."""
 _NOT_DETAILS: Final = frozenset({"event", "level", "logger", "timestamp", "exc_info", "stack_info", "_record"})
 
 
 class RecentWarnings(logging.Handler):
-    """Keeps the last `KEPT` warnings and counts repetitions; `attach` connects it to the root logger."""
+    """Keeps the last `KEPT` warnings and errors, and counts repetitions. `attach` adds it to the root logger."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.WARNING)
         self._kept: deque[RecentWarning] = deque(maxlen=KEPT)
 
     def attach(self) -> None:
-        """Record everything that is logged from now on, and replace an earlier handler."""
+        """Record everything that is logged from now on. This replaces the handler of an earlier call."""
         root = logging.getLogger()
         for old in [handler for handler in root.handlers if isinstance(handler, RecentWarnings)]:
             root.removeHandler(old)
@@ -35,7 +35,7 @@ class RecentWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Record one log entry; `logging` calls this."""
         from kubeproxy.observability.status.document import (
-            RecentWarning,  # This is imported here, because a start without warnings needs none of it.
+            RecentWarning,  # Imported late, because a start without warnings does not need it.
         )
 
         text, details = _text_and_details(record)
@@ -54,7 +54,8 @@ class RecentWarnings(logging.Handler):
 
 
 def _text_and_details(record: logging.LogRecord) -> tuple[str, str]:
-    """Return the event and its fields. An exception has only type and text here, because the log has the rest."""
+    """Return the event, and its fields as text. Of an exception only type and text are included, because the log has
+    the traceback."""
     from kubeproxy.observability.redaction import redact
 
     if isinstance(record.msg, Mapping):

@@ -20,12 +20,12 @@ from kubeproxy.observability.status.trace_report import TraceReport, TraceReques
 Format = Literal["json", "text", "html"]
 
 TEXT_LIMIT: Final = 200
-"""The number of Services shown as text if there is no ``limit``."""
+"""How many Services are shown as text if the request has no ``limit``."""
 CHUNK: Final = 64 * 1024
-"""The number of bytes of a long answer that are sent at a time."""
+"""The size in bytes of each piece of a long answer."""
 
 _HEADERS: Final = {
-    # The server's own headers allow no script and no style, but the page has one of each.
+    # Unlike the server's other pages, this one needs its own script and style.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -79,8 +79,8 @@ def status_routes(status_service: StatusService, trace: Tracer) -> list[web.Rout
 
 
 def wanted_format(query: Mapping[str, str], headers: Mapping[str, str]) -> Format:
-    """Choose the format by the ``format`` parameter, or else by the Accept header: a browser gets the page, curl the
-    text."""
+    """Return the format asked for by the ``format`` parameter, or else by the Accept header, so that browsers get the
+    page and curl the text."""
     match query.get("format", ""):
         case "json":
             return "json"
@@ -97,8 +97,7 @@ _MEDIA: Final[Mapping[Format, str]] = {"json": "application/json", "html": "text
 
 
 def query_of(query: Mapping[str, str]) -> Query:
-    """Read the query of a request. For an invalid query raise ValueError, which says what is wrong and
-    what is allowed."""
+    """Parse the query of a request. Raise ValueError if it is invalid, with what was found and what is allowed."""
     order = query.get("sort", Order.PROBLEMS)
     if order not in set(Order):
         raise ValueError(f"sort={order}: allowed are {', '.join(Order)}")
@@ -128,14 +127,14 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
 
 
 async def _stream_json(request: web.Request, status_service: StatusService, query: Query) -> web.StreamResponse:
-    """Send the answer in pieces, because ten thousand Services are some 10 MB."""
+    """Send the answer in pieces, because ten thousand Services take some 10 MB."""
     head, services = await status_service.ask(query)
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "application/json"})
     await response.prepare(request)
     if request.method == "HEAD":
         return response
     text = msgspec.json.encode(head)
-    # The list of Services is the last field, and still empty here.
+    # The list of Services is the last field of the text, and is still empty here.
     piece, separator = bytearray(text.removesuffix(b"]}")), b""
     async for service in services:
         piece += separator + msgspec.json.encode(service)

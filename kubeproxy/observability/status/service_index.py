@@ -1,4 +1,4 @@
-"""An observation arranged by Service, with state and sums of traffic."""
+"""Arranges an observation by Service, each with its state and sums of traffic."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.traffic_history import History
 
 SLICE: Final = 250
-"""The number of Services or frontends between two yields, which take about a millisecond."""
+"""How many Services or frontends are processed between two yields. They take about a millisecond."""
 
 REASONS: Final = 100
-"""The number of different reasons for the userspace path that are counted. Some reasons name an endpoint."""
+"""How many different reasons for the userspace path are counted. The number is limited because some reasons name an
+endpoint."""
 
 
 class Order(StrEnum):
     """The orders in which Services can be listed."""
 
     PROBLEMS = "problems"
-    """By state, the worst first, and within a state by the number of failed connections."""
+    """By state, the worst first. Services of the same state are ordered by failed connections."""
     NAME = "name"
     ACTIVE = "active"
     """By open connections."""
     CONNECTIONS = "connections"
-    """By new connections per second in the last interval, then by accepted connections."""
+    """By new connections per second in the last interval, and then by accepted connections."""
     BYTES = "bytes"
-    """By bytes per second in the last interval, then by forwarded bytes."""
+    """By bytes per second in the last interval, and then by forwarded bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Selects Services, their order, and a page of them."""
+    """A query: which Services to show, in which order, and how many."""
 
     service: str = ""
-    """The Service: ``namespace/name`` or ``name``, either with ``:port`` (name or number), or ``IP``, ``IP:PORT``. It
-    must match exactly."""
+    """The Service to show: ``namespace/name`` or ``name``, each optionally with ``:port`` (its name or number); or
+    ``IP`` or ``IP:PORT``. The match is exact."""
     namespace: str = ""
-    """The namespace, or empty for all."""
+    """The namespace, or an empty text for all."""
     search: str = ""
-    """A part of a name, an address or an endpoint's address."""
+    """A part of a name, of an address or of an endpoint's address."""
     states: frozenset[State] = frozenset()
-    """The states, or empty for all."""
+    """The states to show, or an empty set for all."""
     order: Order = Order.PROBLEMS
     offset: int = 0
     limit: int | None = None
@@ -66,7 +67,7 @@ class Row:
 
 
 class Index:
-    """All Services of one observation. Run `fill` to its end before anything else."""
+    """Holds all Services of one observation. Run `fill` to its end before you use anything else."""
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
@@ -75,16 +76,17 @@ class Index:
         self.ejected_endpoints = 0
         self.traffic = Traffic()
         self.by_kernel = self.by_userspace = self.refused = 0
-        """The number of frontends by the path of their new connections."""
+        """The number of frontends by the data path of their new connections."""
         self.kernel_open = 0
         """The number of open connections of the kernel path."""
         self.userspace_reasons: dict[str, int] = {}
-        """Why frontends do not take the kernel path, at most `REASONS` of them."""
+        """Why frontends do not use the kernel path: at most `REASONS` reasons, each with its number of frontends."""
         self._ejected: dict[Protocol, frozenset[Target]] = {}
-        """The endpoints to which the kernel leads no new connections."""
+        """The endpoints that are ejected on the kernel path."""
 
     def fill(self, names: list[ServiceName] | None = None) -> Iterator[None]:
-        """Read the observation, in slices. The `names` of an earlier index save sorting them again."""
+        """Read the observation, and yield between slices of work. Pass the `names` of an earlier index to save sorting
+        them again."""
         proxier = self.observation.proxier
         if self.observation.rescue is not None:
             pairs = list(self.observation.rescue.ejected)
@@ -170,7 +172,7 @@ class Index:
         return State.OK
 
     def select(self, query: Query, history: History) -> Iterator[list[Row] | None]:
-        """Yield the matching rows in order, as the last item, after a None for every slice of work."""
+        """Yield None after each slice of work, and finally the matching rows in order."""
         matched: list[Row] = []
         matches = _matcher(query)
         for number, row in enumerate(self.rows.values(), 1):
@@ -206,18 +208,18 @@ def _matcher(query: Query) -> Callable[[Row], bool]:
 
 
 def split_port(wanted: str) -> tuple[str, str]:
-    """Split the name of a Service from the port after it, which may be empty."""
+    """Split ``name:port`` into the name of a Service and its port, which may be empty."""
     name, _, port = wanted.partition(":")
     return name, port
 
 
 def named(row: Row, name: str) -> bool:
-    """Return whether a Service has that name, with or without its namespace."""
+    """Return whether a Service has this name, given with or without its namespace."""
     return name in (str(row.name), row.name.name)
 
 
 def has_port(view: FrontendState, port: str) -> bool:
-    """Return whether a frontend has a port of that name or number, as service port or node port."""
+    """Return whether a frontend's service port has this name or number, or this node port."""
     frontend = view.frontend
     if frontend.name.service_port.port == port:
         return True
@@ -225,8 +227,8 @@ def has_port(view: FrontendState, port: str) -> bool:
 
 
 def has_address(view: FrontendState, wanted: str) -> bool:
-    """Return whether a frontend has that address, as its own or as that of one of its endpoints. An address with a port
-    must match exactly."""
+    """Return whether an address is one of a frontend's own or of its endpoints'. If it includes a port, the port must
+    match, too."""
     frontend = view.frontend
     for address, _, port in frontend.destinations:
         if wanted in (address, str(Target(address, port))):
@@ -235,7 +237,8 @@ def has_address(view: FrontendState, wanted: str) -> bool:
 
 
 def _mentions(row: Row, search: str) -> bool:
-    """Return whether an address with port of the Service, or of one of its endpoints, contains the text."""
+    """Return whether the text occurs in an address of the Service or of one of its endpoints. The addresses include
+    ports."""
     if not any(character.isdigit() for character in search) and ":" not in search:
         return False
     for view in row.frontends:
@@ -281,7 +284,7 @@ _KEYS: Final[Mapping[Order, Callable[[Row, History], Any] | None]] = {
 
 
 def frontends_of(row: Row, port: str) -> list[FrontendState]:
-    """Return the frontends of one port, or of all ports if the port is empty, by port, family and scope."""
+    """Return the frontends of one port, or of all ports if `port` is empty, sorted by port, family and scope."""
     chosen = [view for view in row.frontends if not port or has_port(view, port)]
     return sorted(chosen, key=_frontend_name)
 

@@ -21,13 +21,13 @@ SAMPLE_S: Final = 2.0
 KEEP_SAMPLING_S: Final = 60.0
 """For how many seconds samples continue after the last query, so that the next query finds a history without a gap."""
 FRESH_S: Final = 0.9
-"""For how many seconds an observation answers further queries."""
+"""For how many seconds an observation is used for further queries."""
 SLICE_S: Final = 0.002
-"""The number of seconds of work between two yields to the event loop."""
+"""How many seconds of work are done between two yields to the event loop."""
 
 
 class StatusService:
-    """Answers queries. `run` takes samples as long as queries arrive, and `look` makes an observation."""
+    """Answers queries. `run` takes samples while queries arrive. `look` is a function that makes an observation."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StatusService:
             await asyncio.sleep(SAMPLE_S)
 
     async def ask(self, query: Query) -> tuple[Status, AsyncIterator[ServiceStatus]]:
-        """Return the status without Services, and the Services one by one."""
+        """Return the status without its Services, and an iterator over the selected Services."""
         self._queried_at = self._clock()
         self._queried.set()
         index = await self._fresh(FRESH_S)
@@ -83,7 +83,7 @@ class StatusService:
         return head, self._services(matched[query.offset : end], index, port=_port_of(query, matched))
 
     async def whole(self, query: Query) -> Status:
-        """Return the status together with the selected Services."""
+        """Return the status with the selected Services."""
         head, services = await self.ask(query)
         return replace(head, services=tuple([service async for service in services]))
 
@@ -94,8 +94,8 @@ class StatusService:
             await time_slice.offer()
 
     async def _fresh(self, age_s: float, *, sample: bool = False) -> Index:
-        """Return the index, at most `age_s` seconds old. With `sample` it is added to the history, but only at a steady
-        pace."""
+        """Return an index that is at most `age_s` seconds old. With `sample`, a new observation is also added to the
+        history."""
         async with self._one_at_a_time:
             if self._index is None or self._clock() - self._looked_at >= age_s:
                 observation = await self._look()
@@ -108,13 +108,13 @@ class StatusService:
 
 
 def _port_of(query: Query, matched: Sequence[Row]) -> str:
-    """Return the port of the Service that a query names. An address with a port names no Service's port."""
+    """Return the port of a Service that the query names, or an empty text. The port of ``IP:PORT`` does not count."""
     name, port = split_port(query.service)
     return port if all(named(row, name) for row in matched) else ""
 
 
 async def _run(work: Iterator[None]) -> None:
-    """Run work that comes in pieces, and yield to the event loop between them."""
+    """Run an iterator to its end, and let the event loop run after each of its slices."""
     time_slice = TimeSlice(SLICE_S)
     for _ in work:
         await time_slice.offer()

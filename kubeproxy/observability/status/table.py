@@ -1,8 +1,8 @@
-"""The table of Services: the same columns in the same order, in a pipe and on a terminal of any width.
+"""Formats the table of Services. Its columns and their order are the same in a pipe and on a terminal of any width.
 
-A new column is one line in `COLUMNS`. If the terminal is too narrow, the columns with the highest `drop` are left out
-first. Columns without a `drop` always stay, and are never cut. The note gets the rest of the line, or lines of its own
-below.
+To add a column, add a line to `COLUMNS`. On a narrow terminal, columns are left out, those with the highest `drop`
+first. Columns with `drop` 0 always stay, and are never cut. The note gets the rest of the line, or lines of its own
+below the row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kubeproxy.observability.status.document import ServiceStatus
 
 GAP: Final = "  "
 LEAST_NOTE: Final = 24
-"""The number of characters that a note needs beside the other columns. If there are fewer, it goes below them."""
+"""The least number of characters for a note beside the other columns. With fewer, the note goes below the row."""
 INDENT: Final = " " * 4
-"""The text before a note below its Service."""
+"""The indentation of a note below its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Column:
     right: bool = False
     """Whether the column is aligned to the right, as numbers are."""
     drop: int = 0
-    """On a narrow terminal the column with the highest number is left out first. A column with 0 always stays."""
+    """Columns with a higher number are left out earlier on a narrow terminal. A column with 0 always stays."""
 
     def aligned(self, text: str, width: int) -> str:
         """Return a cell padded to that width."""
@@ -61,13 +61,13 @@ NOTE: Final = "NOTE"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The header, or one Service."""
+    """A row of the table: the header, or one Service."""
 
     service: ServiceStatus | None
     """The Service, or None for the header."""
     lines: tuple[str, ...]
     note_at: int
-    """The position in the first line where the note begins. All further lines are note."""
+    """The position in the first line at which the note begins. All further lines belong to the note."""
 
 
 def laid_out(
@@ -79,14 +79,14 @@ def laid_out(
 ) -> Iterator[Row]:
     """Return the header and a row for each Service.
 
-    `width` is the terminal's in characters, and None in a pipe. `more` are columns before the endpoints. A note has at
-    most `note_lines` lines, or as many as it needs.
+    `width` is the terminal's width in characters, or None in a pipe. `more` are additional columns, placed before the
+    endpoints. A note has at most `note_lines` lines, or as many as it needs.
     """
     *most, last = COLUMNS
     columns = [(column, _width(column, services)) for column in (*most, *more, last)]
     needed = len(GAP) + LEAST_NOTE if any(map(words.note, services)) else 0
     choices = list(_choices(columns))
-    # A note goes below the row before the number of endpoints is left out, which happens in the last choice.
+    # In the last choice even the number of endpoints is left out. Rather than use it, put notes below the rows.
     fitting = [choice for choice in choices[:-1] if width is None or _sum(choice) + needed <= width]
     beside = bool(fitting)
     columns = (fitting or [choice for choice in choices if width is None or _sum(choice) <= width] or choices[-1:])[0]
@@ -100,7 +100,7 @@ def laid_out(
 
 
 def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, int]]]:
-    """Yield all columns, then fewer and fewer of them."""
+    """Yield all columns, and then fewer and fewer columns."""
     yield columns
     while most := max(column.drop for column, _ in columns):
         columns = [(column, size) for column, size in columns if column.drop != most]
@@ -108,7 +108,7 @@ def _choices(columns: list[tuple[Column, int]]) -> Iterator[list[tuple[Column, i
 
 
 def _with_note(line: str, note: str, width: int | None, *, beside: bool, most: int | None) -> Iterator[str]:
-    """Yield the line of a Service with its note beside or below it, shortened to `most` lines."""
+    """Yield the lines of a row, with its note beside or below it. The note is cut after `most` lines."""
     if not note:
         yield line.rstrip()
     elif width is None:

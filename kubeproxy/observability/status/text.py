@@ -1,4 +1,4 @@
-"""The status as plain text: one fact per line, fixed columns, no terminal control."""
+"""The status as plain text: one fact per line, in fixed columns, without terminal control sequences."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kubeproxy.observability.status.document import (
 from kubeproxy.observability.status.table import laid_out
 
 WARNINGS_SHOWN: Final = 5
-"""The number of recent warnings shown with a summary."""
+"""How many recent warnings a summary shows."""
 NOT_ASKED: Final = "kubeproxy.dataPath is userspace"
-"""The default reason for the userspace path, which a status does not repeat for each frontend."""
+"""The default reason for the userspace path, which is not repeated for each frontend."""
 
 
 def summary(status: Status) -> Iterator[str]:
@@ -42,13 +42,13 @@ def summary(status: Status) -> Iterator[str]:
 
 
 def headline(status: Status) -> str:
-    """Return the first line: ``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
+    """Return the first line, such as ``kubeproxy 1.0 on node-1: healthy, up 5h03m (pid 4242)``."""
     up = words.duration(max(0.0, status.now - status.began))
     return f"kubeproxy {status.version} on {status.node}: {status.summary}, up {up} (pid {status.pid})"
 
 
 def head(status: Status) -> Iterator[str]:
-    """Yield the daemon's state without its Services."""
+    """Yield the lines about the daemon, without its Services."""
     yield headline(status)
     for problem in status.problems:
         yield f"  {problem}"
@@ -81,7 +81,7 @@ def facts(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def configuration(state: ConfigurationState) -> Iterator[tuple[str, str]]:
-    """Yield the configuration file, and which of its contents are not in effect."""
+    """Yield the configuration file, and which parts of it are not in effect."""
     file = state.file or "flags"
     if state.faults:
         first, more = state.faults[0], f" (and {len(state.faults) - 1} more)" if len(state.faults) > 1 else ""
@@ -95,7 +95,7 @@ def configuration(state: ConfigurationState) -> Iterator[tuple[str, str]]:
 
 
 def netfilter(status: Status) -> str:
-    """Return the state of the packet filter: ``nftables; last transaction 3s ago; everything is in effect``."""
+    """Return the state of the packet filter, such as ``nftables; last transaction 3s ago; everything is in effect``."""
     filter_ = status.netfilter
     if filter_.programmed_ago_s is None:
         done = "no transaction yet"
@@ -105,7 +105,7 @@ def netfilter(status: Status) -> str:
         waiting = "" if filter_.programmed_ago_s is None else "; everything is in effect"
     else:
         changes = filter_.changes_pending
-        # A change of this node itself is pending but is not counted.
+        # With no counted change, something on this node itself has changed.
         what = words.several(changes, "change pending", "changes pending") if changes else "not everything is in effect"
         waiting = f"; {what}, for {words.duration(filter_.pending_s)}"
     failures = f"; {words.several(filter_.failures, 'failure', 'failures')} in a row" if filter_.failures else ""
@@ -113,8 +113,8 @@ def netfilter(status: Status) -> str:
 
 
 def data_paths(paths: DataPathsStatus) -> str:
-    """Return the number of frontends by data path: ``120 frontends by the kernel, 3 by userspace (2: there is no
-    endpoint)``."""
+    """Return the number of frontends by data path, such as ``120 frontends by the kernel, 3 by userspace (2: there is
+    no endpoint)``."""
     kernel = words.several(paths.kernel, "frontend", "frontends")
     reason, count = next(iter(paths.reasons.items()), ("", 0))
     others = paths.userspace + paths.refused
@@ -135,7 +135,7 @@ def worker_status(worker: WorkerStatus, now: float) -> str:
 
 
 def traffic(status: Status) -> str:
-    """Return the traffic of all Services together."""
+    """Return the sums of traffic over all Services."""
     total, rates = status.totals.traffic, status.totals.rates
     now = "" if rates is None else f"; now {words.rate(rates.connections)} connections/s, {_bytes_rate(status)}"
     return f"{_sums(total)}{now}"
@@ -175,7 +175,7 @@ def details(service: ServiceStatus) -> Iterator[str]:
 
 
 def listener(frontend: FrontendStatus) -> Iterator[str]:
-    """Yield one frontend with its counters and endpoints."""
+    """Yield the lines of one frontend, with its counters and endpoints."""
     port = f"proxy port {frontend.proxy_port}" if frontend.proxy_port is not None else "does not listen yet"
     yield f"{words.listener(frontend)}: {port}"
     yield f"  addresses   {', '.join(frontend.addresses) or 'none for other hosts'}"
@@ -210,8 +210,8 @@ def listener(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def data_path(frontend: FrontendStatus) -> Iterator[str]:
-    """Yield the path of a frontend's new connections, if the kernel path is configured, and its kernel traffic, if
-    there is any."""
+    """Yield the data path of a frontend if the kernel path is configured, and its traffic on the kernel path if there
+    is any."""
     if frontend.data_path == "kernel":
         count = words.several(len(frontend.targets), "endpoint", "endpoints")
         yield f"data path   kernel, to {count} {_shares(frontend)}; {frontend.counters.by_kernel} connections so far"
@@ -223,7 +223,7 @@ def data_path(frontend: FrontendStatus) -> Iterator[str]:
 
 
 def _shares(frontend: FrontendStatus) -> str:
-    """Return how the kernel spreads clients."""
+    """Return how the kernel distributes clients over the endpoints."""
     if frontend.scheduler in ("source-hash", "maglev"):
         return "by a hash of the client"
     weighed = len({endpoint.weight for endpoint in frontend.endpoints if endpoint.used}) > 1
@@ -231,13 +231,13 @@ def _shares(frontend: FrontendStatus) -> str:
 
 
 def recent_warning(one: RecentWarning) -> str:
-    """Return a warning as one line: ``04:05:06 warning watch ended source=kubernetes``."""
+    """Return a warning as one line, such as ``04:05:06 warning watch ended source=kubernetes``."""
     times = f" ({one.times} times)" if one.times > 1 else ""
     return f"{words.moment(one.at)} {one.level:<7} {one.text}{f' {one.details}' if one.details else ''}{times}"
 
 
 def verdict(status: Status) -> str | None:
-    """Return in one line why the daemon is not healthy, or None if it is healthy."""
+    """Return one line that says why the daemon is not healthy, or None if it is."""
     if status.healthy:
         return None
     return f"{status.node} is not healthy: {'; '.join(status.problems)}; see its log"

@@ -14,11 +14,11 @@ from kubeproxy.observability.status.document import FrontendStatus
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A client's first packet, whose path the report shows."""
+    """The first packet of a client, whose path is traced."""
 
     to: Destination
     source: Address | None = None
-    """The client's address, or None if the client is this node itself."""
+    """The client's address, or None if the client is this node."""
     source_port: int = 0
     """The client's port, or 0 if it is not known."""
 
@@ -27,7 +27,7 @@ class TraceRequest:
         """Parse ``IP:PORT`` or ``[IP]:PORT``, then the client's address (with a port, without one, or empty), then
         ``tcp`` or ``udp``.
 
-        Raise ValueError with what was found and what is allowed.
+        Raise ValueError for anything else, with what was found and what is allowed.
         """
         host, port = _address_and_port(to)
         transport = protocol.upper() or Protocol.TCP
@@ -43,8 +43,8 @@ class TraceRequest:
 
 
 def client_in(text: str) -> tuple[Address | None, int]:
-    """Parse a client's address, with or without its port. Return no address for an empty text. Raise ValueError for
-    anything else."""
+    """Parse a client's address, with or without a port, and return the address and the port (0 if there is none). For
+    an empty text, return None and 0. Raise ValueError for anything else."""
     if text.startswith("[") or text.count(":") == 1:
         host, port = _address_and_port(text)
         return _address(host), port
@@ -74,11 +74,11 @@ class Outcome(StrEnum):
 
     PROXIED = "proxied"
     FORWARDED = "forwarded"
-    """The kernel leads the connection straight to an endpoint."""
+    """The kernel sends the connection straight to an endpoint."""
     REFUSED = "refused"
     DROPPED = "dropped"
     PASSED = "not ours"
-    """No rule matches; the kernel routes the connection without the proxy."""
+    """No rule matches. The kernel routes the connection without the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class WorkerPreview:
 
     worker: int
     order: tuple[str, ...]
-    """The endpoints in the order of the dials."""
+    """The endpoints in the order in which they would be dialed."""
     bound: str | None
     """The endpoint to which session affinity binds the client, or None if there is none."""
 
@@ -100,16 +100,16 @@ class TraceReport:
     protocol: str
     source: str
     client: str
-    """``this node``, ``a pod``, ``another host``."""
+    """What the client is: ``this node``, ``a pod`` or ``another host``."""
     hook: str
-    """The netfilter hook of its first packet: ``output``, ``prerouting``."""
+    """The netfilter hook that the client's first packet enters: ``output`` or ``prerouting``."""
     outcome: Outcome
     reason: str
-    """Why the connection has this outcome."""
+    """The reason for the outcome."""
     steps: tuple[str, ...]
-    """The decisions on the path, in their order. One that begins with a space belongs to the decision before it."""
+    """The decisions on the path, in order. An entry that begins with a space is a detail of the one before it."""
     service: str | None
-    """The service port, ``namespace/name:port``, or None if none has the destination."""
+    """The service port (``namespace/name:port``), or None if the destination belongs to none."""
     frontend: FrontendStatus | None
     """The frontend that gets the connection, or None if there is none."""
     previews: tuple[WorkerPreview, ...]

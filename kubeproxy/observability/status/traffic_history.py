@@ -1,7 +1,7 @@
-"""Recent traffic of each Service as short time series.
+"""Keeps the recent traffic of each Service as short time series.
 
-Every sample adds one point to the series of each Service whose counters have grown. A series is dropped when none of
-its points has traffic. So memory is bounded by the Services in use: about 1.5 KiB each.
+Every sample adds one point to the series of each Service. A series exists only while one of its points has traffic. So
+memory is bounded by the number of active Services, at about 1.5 KiB each.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kubeproxy.observability.status.document import Rates, Trend
 POINTS: Final = 60
 """The number of points of a series."""
 SLICE: Final = 500
-"""The number of frontends between two yields."""
+"""How many frontends are processed between two yields."""
 
 Amounts = tuple[int, int, int, int]
-"""The number of connections, failures, bytes in, and bytes out."""
+"""The number of connections, of failures, of bytes in, and of bytes out."""
 
 
 class _Series:
@@ -63,8 +63,8 @@ class _Before:
 
 
 class History:
-    """The time series of each Service. `add` takes samples at a steady pace. A gap of more than `gap_s` seconds
-    restarts the history."""
+    """The time series of each Service. Call `add` at regular intervals. A gap of more than `gap_s` seconds restarts the
+    history."""
 
     def __init__(self, *, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -74,7 +74,8 @@ class History:
         self._total = _Series(0)
 
     def add(self, counters: Mapping[FrontendName, Counters], now: float) -> Iterator[None]:
-        """Add a sample, in slices. Run each iterator to its end before the next one begins."""
+        """Add a sample, and yield between slices of work. Run each iterator to its end before you start the next
+        one."""
         before, self._before = self._before, _Before(now, counters)
         if before is None or not 0 < now - before.at <= self._gap_s:
             self._series.clear()
@@ -92,7 +93,7 @@ class History:
         self._put(moved, now - before.at)
 
     _known = False
-    """Whether the rates of an interval are known."""
+    """Whether the rates of the last interval are known."""
 
     def _put(self, moved: Mapping[ServiceName, Amounts], interval_s: float) -> None:
         self._tick += 1
@@ -111,14 +112,16 @@ class History:
         self._known = True
 
     def rates(self, service: ServiceName | None) -> Rates | None:
-        """Return the rates of a Service, or of all together if it is None. Return None after only one sample."""
+        """Return the rates of a Service, or the sum over all if `service` is None. Return None until there are two
+        samples."""
         if not self._known:
             return None
         series = self._total if service is None else self._series.get(service)
         return Rates() if series is None else series.rates(self._tick)
 
     def trend(self, service: ServiceName | None) -> Trend | None:
-        """Return the trend of a Service, or of all together if it is None. Return None without traffic."""
+        """Return the trend of a Service, or the sum over all if `service` is None. Return None if there was no
+        traffic."""
         series = self._total if service is None else self._series.get(service)
         return None if series is None or not self._known else series.trend(self._tick)
 
@@ -128,7 +131,7 @@ class History:
 
 def _moved(before: Counters | None, after: Counters) -> Amounts:
     if before is None or before.accepted > after.accepted:
-        return (0, 0, 0, 0)  # This is a new frontend, which counted these before the interval.
+        return (0, 0, 0, 0)  # The frontend is new here; its counts are from before the interval.
     return (
         after.accepted - before.accepted + max(0, after.by_kernel - before.by_kernel),
         max(0, after.failed - before.failed),

@@ -1,4 +1,4 @@
-"""Numbers, durations and states in words."""
+"""Formats numbers, durations and states as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEANING: Final = {
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: ``0.4s``, ``12s``, ``3m20s``, ``5h03m``, ``12d4h``."""
+    """Return a duration as text: ``0.4s``, ``12s``, ``3m20s``, ``5h03m``, ``12d4h``."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in words: ``512 B``, ``1.2 MB``. Units are powers of ten, as networks count."""
+    """Return a number of bytes as text: ``512 B``, ``1.2 MB``. Units are powers of 1000, as usual for networks."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
@@ -62,7 +62,7 @@ def rate(per_second: float | None) -> str:
 
 
 def endpoint(status: EndpointStatus) -> str:
-    """Return why an endpoint has its standing. The text is empty for a ready endpoint."""
+    """Return why an endpoint has its `Standing`, or an empty text for a ready endpoint."""
     match status.standing:
         case Standing.EJECTED:
             return f"{_failure(status)}; next probe in {duration(status.retry_in_s)}"
@@ -106,7 +106,7 @@ def _failure(status: EndpointStatus) -> str:
 
 
 def failures(counters: NamedCounters) -> str:
-    """Return the reasons for which connections failed, like `` (3 refused, 1 timeout)``, or an empty text if none
+    """Return how many connections failed for each reason, such as `` (3 refused, 1 timeout)``, or an empty text if none
     failed."""
     reasons = {
         "refused": counters.refused,
@@ -158,7 +158,7 @@ def kernel_traffic(frontend: FrontendStatus) -> str:
 
 
 def note(service: ServiceStatus) -> str:
-    """Return the most important fact about a Service. The text is empty for a healthy Service."""
+    """Return the most important fact about a Service, or an empty text if the Service is healthy."""
     if service.problems:
         more = f" (and {len(service.problems) - 1} more)" if len(service.problems) > 1 else ""
         return service.problems[0] + more
@@ -194,7 +194,8 @@ def moment(at: float) -> str:
 
 
 def source(status: SourceStatus) -> str:
-    """Return the state of a source: ``up to date``, ``behind by 12s``, ``not listed yet``, and its number of faults."""
+    """Return the state of a source, such as ``up to date``, ``behind by 12s`` or ``not listed yet``, and its number of
+    faults."""
     if status.stale_since is not None:
         text = f"not listed yet, serving the state of an earlier run, stale since {moment(status.stale_since)}"
     elif not status.listed:
