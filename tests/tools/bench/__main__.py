@@ -35,6 +35,7 @@ from tests.tools.bench.peers import (
     RedirectedHAProxy,
     Streams,
     ours,
+    with_python,
 )
 from tests.tools.bench.processes import family
 from tests.tools.bench.scale import SCENARIOS, Scale
@@ -211,6 +212,14 @@ def _print_samples(path: Path) -> None:
     callback=_names_of(_PEERS),
     help=f"These of {', '.join(_PEERS)}, in this order. [{','.join(_USUAL)}]",
 )
+@click.option(
+    "--python",
+    "pythons",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Also kubeproxy with this Python, of an environment of `make pythons`, from the sources and compiled.",
+)
 @click.option("--netfilter", type=click.Choice(["nftables", "iptables"]), default="nftables", show_default=True)
 @click.option("--services", type=click.IntRange(min=10), default=10_000, show_default=True, help="How many for scale.")
 @click.option(
@@ -249,6 +258,7 @@ def main(
     seconds: float | None,
     only: tuple[str, ...] | None,
     peers: tuple[str, ...] | None,
+    pythons: tuple[Path, ...],
     netfilter: str,
     services: int,
     scenarios: tuple[str, ...] | None,
@@ -278,6 +288,7 @@ def main(
     seconds = seconds or (1.0 if quick else 2.0)
     names = only or (_QUICK_NAMES if quick else _NAMES)
     known = [_make_peer(name, netfilter, profile) for name in chosen]
+    known += [peer for python in pythons for peer in with_python(python.absolute())]
     loads = [load for load in LOADS if load.name in names] + ([*SPREADS] if _SCHEDULERS in names else [])
     facts = machine.facts(Cores.split())
     if facts["load_average_before"] > 1:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kubeproxy.runtime.compiled import DIRECTORY, PURE
 from tests.support.compiled_modules import ARE_THERE, environment
 from tests.support.lab import Daemon, write_manifest
 from tests.support.lab.daemon import KUBEPROXY
@@ -199,6 +200,24 @@ class Bare(Program):
 def ours(*, compiled: bool) -> list[str]:
     """The command of this checkout's program, with one form of its byte path."""
     return ["env", *map("=".join, environment(compiled=compiled).items()), sys.executable, KUBEPROXY]
+
+
+def with_python(python: Path) -> list[Kubeproxy]:
+    """Return two peers that another Python runs: the sources, and the compiled byte path, which is made if it is not
+    there. `python` is the interpreter of an environment of ``make pythons``."""
+    version = subprocess.run(
+        [python, "-c", "import platform, sys; print(platform.python_version() + sys.abiflags)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    program, compiled = python.with_name("kubeproxy"), python.parent.parent / "compiled"
+    if not compiled.exists():
+        subprocess.run([python, "deploy/compile.py", compiled], check=True, stdout=subprocess.DEVNULL)
+    return [
+        Kubeproxy(f"{version}-pure", workers=1, program=["env", f"{PURE}=1", str(python), str(program)]),
+        Kubeproxy(version, workers=1, program=["env", f"{DIRECTORY}={compiled}", str(python), str(program)]),
+    ]
 
 
 def _profiled(profile: Path | None) -> list[str]:
