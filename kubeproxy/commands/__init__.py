@@ -1,7 +1,8 @@
-"""Commands that change a cluster through its API server; they know nothing of proxying on this node.
+"""Commands that change a cluster through its API server. They do not use the code that proxies connections on this
+node.
 
 create          ``kubeproxy create``
 rolling_update  ``kubeproxy rolling-update``
 rollout         ``kubeproxy rollout``
-interruption    ends a command cleanly at SIGINT or SIGTERM
+interruption    ends a command in an orderly way at SIGINT or SIGTERM
 """

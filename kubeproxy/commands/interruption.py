@@ -13,12 +13,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """A context in which the first signal ends the command in an orderly way, and a second signal ends the process at
-    once."""
+    """A context manager that handles SIGINT and SIGTERM. The first signal ends `wait`, so that the command can end in
+    an orderly way. The second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.signal = signal.SIGINT
-        """The signal that has interrupted the command."""
+        """The signal that has interrupted the command, once there was one."""
         self._came = asyncio.Event()
 
     @property

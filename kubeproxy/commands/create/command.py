@@ -1,8 +1,8 @@
 """Runs ``kubeproxy create``: reads, checks, sends and reports objects, one after another or several at once.
 
-An error that concerns one object is kept and printed at the end, as kubectl does, and the other objects are still
-created. If the server cannot be reached any more, or the command is interrupted, it begins no further object. A summary
-then names what was not created.
+An error that concerns one object is printed at the end, as kubectl does, and the other objects are still created. If
+the server becomes unreachable, or the command is interrupted, no further objects are sent, and a summary names the
+objects that were not created.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FINISH_S: Final = 3.0
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 CHANGE_CAUSE: Final = "kubernetes.io/change-cause"
 _AHEAD: Final = 4
-"""How many finished objects are kept for each object in progress. Their lines wait for the line of an earlier
-object."""
+"""The largest number of finished objects for each object in progress. Finished objects wait because lines are printed
+in the order of the input."""
 _SHOWN: Final = 10
 
 
 def run(options: CreateOptions) -> int:
-    """Run the command and return its exit status. This must not be called from a running event loop."""
+    """Run the command in a new event loop, and return its exit status."""
     report = Report(progress=True)
     try:
         return asyncio.run(create(options, report))
@@ -60,7 +60,8 @@ def run(options: CreateOptions) -> int:
 
 
 async def create(options: CreateOptions, report: Report) -> int:
-    """Run the command in the event loop of the main thread. Return the exit status."""
+    """Run the command, and return its exit status. The running event loop must be the main thread's, because signals
+    are handled."""
     try:
         access = Access(lambda: load(options.client))
         printer = Printer(options.output, show_managed_fields=options.show_managed_fields)
@@ -87,7 +88,7 @@ def _failed(report: Report, errors: list[Exception], host: str) -> int:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The result for one object. While the object is in progress it has neither a text nor an error."""
+    """The result for one object. It has no text and no error while the object is in progress."""
 
     found: ResourceObject | None = None
     text: str = ""
@@ -148,7 +149,7 @@ class Create:
                 work.result()
             except NothingToDo:
                 return 0
-            # An error that ends the run is printed beside the errors of single objects that came before.
+            # An error that ends the run is printed together with the earlier errors of single objects.
             except KubeproxyError as error:
                 self._errors.append(error)
                 self._lost = error
@@ -162,7 +163,7 @@ class Create:
             await asyncio.sleep(0.25)
             self._report.tick()
 
-    # The objects, as they come.
+    # Reading the objects
 
     def _objects(self) -> AsyncIterator[ResourceObject | Exception]:
         options, config = self._options, self._client.config
@@ -183,7 +184,7 @@ class Create:
         return builder.stream()
 
     async def _sorted(self, builder: Builder) -> AsyncIterator[ResourceObject | Exception]:
-        """Read all objects before the first one is created. Check and map each of them in turn."""
+        """Read all objects and sort them by kind. Then check, map and yield one after the other."""
         objects: list[tuple[ResourceObject, Sequence[str]]] = []
         async for found in builder.unprepared():
             if isinstance(found, tuple):
@@ -195,7 +196,8 @@ class Create:
             yield await builder.prepare(each, duplicates)
 
     async def _await_kind(self, group: str, kind: str) -> bool:
-        """Wait for a kind that the server does not serve, if an object of this run defines it."""
+        """If this run creates the definition of a kind that the server does not serve yet, wait for the kind. Return
+        whether the run defines it."""
         if self._options.dry_run is not DryRun.NONE:
             return False
         await self._drain()
@@ -224,11 +226,11 @@ class Create:
         task = self._tasks.start(self._one(found), name=found.label)
         self._under_way[task] = found
         self._outcomes.append((task, _Outcome(found)))
-        # Let the request be sent now, so that the next document is read while the request is in progress.
+        # Let the task send its request now, so that the next document is read while the request is in progress.
         await asyncio.sleep(0)
 
     async def _any(self) -> None:
-        """Wait for one of the objects in progress, and print what can be printed."""
+        """Wait until one of the objects in progress is finished, and print the lines that are next in order."""
         head = self._outcomes[0][0] if self._outcomes else None
         waiting = set(self._under_way)
         if len(self._outcomes) >= _AHEAD * max(1, self._options.parallel) and head in waiting:
@@ -243,7 +245,7 @@ class Create:
         self._flush()
 
     def _flush(self) -> None:
-        """Record finished objects and print every line whose turn has come."""
+        """Record the finished objects that are next in the order of the input, and print their lines."""
         for done in [task for task in self._under_way if task.done()]:
             self._independence.end(self._under_way.pop(done))
         while self._outcomes and (self._outcomes[0][0] is None or self._outcomes[0][0].done()):
@@ -270,7 +272,7 @@ class Create:
         elif outcome.text:
             self._report.line(outcome.text)
 
-    # The handling of one object.
+    # Creating one object
 
     async def _one(self, found: ResourceObject) -> _Outcome:
         try:
@@ -325,7 +327,7 @@ class Create:
         suffix = {DryRun.NONE: "", DryRun.CLIENT: " (dry run)", DryRun.SERVER: " (server dry run)"}
         return f"{label} {what}{suffix[self._options.dry_run]}"
 
-    # The end of the run.
+    # Ending the run
 
     def _finished(self) -> int:
         report = self._report
@@ -343,7 +345,8 @@ class Create:
         return 0
 
     async def _interrupted(self) -> int:
-        """Let requests in progress end, then report what was created and what was not."""
+        """Wait at most `FINISH_S` for the requests in progress, and report which objects were created and which were
+        not."""
         if self._under_way:
             await asyncio.wait(set(self._under_way), timeout=FINISH_S)
         unknown = [found.label for task, found in self._under_way.items() if not task.done()]
@@ -365,14 +368,14 @@ class Create:
         return self._interruption.status
 
     def _rest(self) -> str:
-        """Describe which objects were not created, and where reading ended."""
+        """Return a text that names the objects that were not created, and the position at which reading stopped."""
         where = self._last_read
         after = f"what follows {where} of {where.source}" if where is not None else "everything"
         return ", ".join([*([_some(self._not_created)] if self._not_created else []), after])
 
 
 def _is_unauthorized(error: Exception) -> bool:
-    """Return whether the server rejects the credentials, and therefore every object."""
+    """Return whether the server rejects the credentials. It would then reject every object."""
     return isinstance(error, StatusError) and error.status == 401
 
 

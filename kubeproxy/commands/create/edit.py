@@ -1,4 +1,4 @@
-"""``--edit``: the user changes the objects in an editor before they are created."""
+"""Implements ``--edit``: the user changes the objects in an editor before they are created."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _MOST_ATTEMPTS: Final = 20
 
 
 async def edited(builder: Builder, options: CreateOptions, report: Report) -> AsyncIterator[ResourceObject | Exception]:
-    """Yield the objects as the user has left them. Open a text that cannot be read again, with the errors at its top.
-    End the command if the text is empty or unchanged."""
+    """Open an editor with the objects, and yield the edited objects. If the edited text cannot be read, open it again
+    with the errors at its top. Raise ConfigError if the text is empty, and `NothingToDo` if it is unchanged."""
     objects = await builder.objects()
     if not objects:
         return
@@ -78,7 +78,7 @@ def _content(text: str) -> str:
 
 
 def _edit(text: str, suffix: str, windows_line_endings: bool) -> str:
-    """Let the user change a text in an editor, and return the result. Raise ConfigError if the editor fails."""
+    """Open a text in the user's editor, and return the edited text. Raise ConfigError if the editor fails."""
     editor = os.environ.get("KUBE_EDITOR") or os.environ.get("EDITOR") or "vi"
     descriptor, path = tempfile.mkstemp(prefix="kubeproxy-edit-", suffix=suffix)
     try:

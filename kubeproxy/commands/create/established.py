@@ -19,7 +19,7 @@ _KIND: Final = "CustomResourceDefinition"
 
 
 class Definitions:
-    """The CustomResourceDefinitions that this command has created."""
+    """Remembers the CustomResourceDefinitions that this command has created, and waits for their kinds."""
 
     def __init__(self, client: Client, mapper: Mapper) -> None:
         self._client = client
@@ -28,7 +28,7 @@ class Definitions:
         """The API version and name of each created definition, by the group and kind that it defines."""
 
     def created(self, data: Data) -> None:
-        """Remember a created object if it is a definition."""
+        """Remember a created object if it is a CustomResourceDefinition."""
         api_version, spec = str(data.get("apiVersion")), data.get("spec")
         if data.get("kind") != _KIND or not api_version.startswith(f"{_GROUP}/") or not isinstance(spec, dict):
             return
@@ -37,7 +37,8 @@ class Definitions:
         self._created[str(spec.get("group")), str(kind)] = api_version, str(data["metadata"].get("name"))
 
     async def wait(self, group: str, kind: str) -> bool:
-        """Wait until the server serves a kind that this command has defined. Return whether it has defined the kind."""
+        """Wait at most `WAIT_S` until the server serves a kind. Return False at once if this command has not defined
+        the kind, and otherwise True."""
         defined = self._created.get((group, kind))
         if defined is None:
             return False
@@ -46,7 +47,7 @@ class Definitions:
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             if await self._is_established(path):
-                # The condition comes first; the server's discovery shows the resource shortly after it.
+                # Discovery lists the resource shortly after the condition Established is set.
                 await self._mapper.refresh(force=True)
                 index = await self._mapper.index()
                 if any(resource.group == group and resource.kind == kind for resource in index.catalog.resources):

@@ -1,5 +1,5 @@
-"""Checks the fields of an object before it is sent, by the server's OpenAPI document, if the server does not check
-them."""
+"""Checks the fields of an object against the server's OpenAPI document before it is sent, if the server does not check
+them itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELD_VALIDATION_MINOR: Final = 27
 
 
 class FieldCheck:
-    """Checks objects for a `Builder`."""
+    """Checks the fields of objects. It is the `validate` function of a `Builder`."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class FieldCheck:
         self._by_server: bool | None = None
 
     async def __call__(self, found: ResourceObject, duplicates: Sequence[str]) -> None:
-        """Check an object. If the level is strict, raise InvalidError for unknown fields; if it is ``warn``, print
-        them."""
+        """Check an object's fields. For unknown or repeated fields, raise InvalidError if the level is ``strict``, and
+        warn if it is ``warn``."""
         if self._level is Validation.IGNORE:
             return
         faults = [Fault(text, ()) for text in duplicates]
@@ -59,7 +59,8 @@ class FieldCheck:
         return found.position.of_field(found.text, fault.path)
 
     async def _server_checks(self) -> bool:
-        """Return whether the server checks the fields of this run's objects. It cannot check what is not sent to it."""
+        """Return whether the server checks the fields of this run's objects. It does not if the objects are not sent,
+        or if it is older than 1.27."""
         if self._dry_run is DryRun.CLIENT:
             return False
         if self._by_server is None:
@@ -73,7 +74,7 @@ class FieldCheck:
         faults = validate(found.data, schemas)
         if not faults and self._known(found, schemas):
             return []
-        if self._source.from_disk:  # The server may have learnt the kind or the field since the document was read.
+        if self._source.from_disk:  # The kind or the field may be newer than the document on disk.
             return validate(found.data, await self._source.refresh())
         return faults
 
@@ -83,7 +84,7 @@ class FieldCheck:
         return schemas.of(group, version, found.kind) is not None
 
     async def _schemas(self) -> Schemas | None:
-        """Return the server's schemas, or None if the server has no such document for this user."""
+        """Return the server's schemas, or None if the server has no OpenAPI document or denies it to this user."""
         try:
             return await self._source.get()
         except StatusError as error:

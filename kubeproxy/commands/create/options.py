@@ -11,11 +11,11 @@ FIELD_MANAGER = "kubeproxy-create"
 
 
 class NothingToDo(Exception):
-    """Raised if the user has decided to create nothing. It ends the command and is not an error."""
+    """Raised if the user has decided to create nothing. It ends the command successfully."""
 
 
 class DryRun(StrEnum):
-    """Whether objects are only printed, only checked by the server, or created."""
+    """The values of ``--dry-run``: objects are created, only printed, or only checked by the server."""
 
     NONE = "none"
     CLIENT = "client"
@@ -23,7 +23,8 @@ class DryRun(StrEnum):
 
 
 class Validation(StrEnum):
-    """What happens to fields that the server does not know, and to keys that a mapping has twice."""
+    """The values of ``--validate``: what happens to fields that the server does not know, and to keys that occur twice
+    in a mapping."""
 
     STRICT = "strict"
     WARN = "warn"
@@ -32,7 +33,7 @@ class Validation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateOptions:
-    """One command line, checked as far as that is possible without reading any file."""
+    """The options of one command line. Only values that need no file to be read have been checked."""
 
     filenames: tuple[str, ...] = ()
     recursive: bool = False

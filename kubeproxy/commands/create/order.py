@@ -1,4 +1,4 @@
-"""The order in which objects are created."""
+"""Decides the order in which objects are created."""
 
 from __future__ import annotations
 
@@ -60,14 +60,16 @@ BARRIERS: Final = {
     "ValidatingAdmissionPolicyBinding",
     "MutatingAdmissionPolicy",
 }
-"""Objects of these kinds affect later ones, so with ``--parallel`` creation waits for them.
+"""With ``--parallel``, objects of these kinds are not created together with other kinds, because they affect objects
+that are created later.
 
-Objects before one of these are created first, objects after it afterwards. Several of one kind are created together.
+All earlier objects are created before such an object, and all later objects after it. Consecutive objects of the same
+kind are created in parallel.
 """
 
 
 def rank(item: ResourceObject) -> int:
-    """Return the place of an object's kind with ``--sort``."""
+    """Return the rank of an object's kind for ``--sort``. Lower ranks are created first."""
     return _LAST_RANKS.get(item.kind, _RANKS.get(item.kind, len(SORTED_KINDS)))
 
 
@@ -80,7 +82,7 @@ class Independence:
         self._under_way: set[tuple[str, str, str, str]] = set()
 
     def conflicts(self, item: ResourceObject) -> bool:
-        """Return whether all objects in progress must be created before this one is begun."""
+        """Return whether this object must wait until all objects in progress are created."""
         return _barrier(item) != self._barrier or _identity(item) in self._under_way
 
     def begin(self, item: ResourceObject) -> None:

@@ -1,4 +1,4 @@
-"""``--raw``: posts one file unchanged."""
+"""Implements ``--raw``: posts one file unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kubeproxy.model.errors import ConfigError
 
 
 async def post_raw(options: CreateOptions, client: Client, report: Report) -> int:
-    """Post the file to the path, print the answer, and return the exit status. Raise StatusError or Unreachable."""
+    """Post the file to the path of ``--raw``, print the answer, and return the exit status. Raise StatusError if the
+    server refuses, and Unreachable if it does not answer."""
     name = options.filenames[0]
     source = StdinSource() if name == STDIN else FileSource(name)
     body = bytearray()

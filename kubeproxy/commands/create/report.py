@@ -1,4 +1,4 @@
-"""Prints what a run does: a line for each object, in order, the errors, and a line of progress on a terminal."""
+"""Prints the results of a run: a line for each object, errors, and a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Report:
     """Writes to standard output and standard error."""
 
     def __init__(self, *, progress: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        """With `progress`, show how far the run is, if standard error is a terminal and the run takes longer than a
+        """With `progress`, show a progress line if standard error is a terminal and the run takes longer than a
         second."""
         self._out = out or sys.stdout
         self._err = err or sys.stderr
@@ -58,15 +58,15 @@ class Report:
         write_lines(self._err, text)
 
     def waits(self, seconds: float, reason: str) -> None:
-        """Show why the command makes no progress for a while."""
+        """Show on the progress line why the command waits."""
         self._draw(printable(f", waits {seconds:.1f} s: {reason}"), force=True)
 
     def tick(self) -> None:
-        """Redraw the line of progress, because time has passed."""
+        """Redraw the progress line."""
         self._draw()
 
     def end(self) -> None:
-        """Remove the line of progress, and draw no further one."""
+        """Remove the progress line for good."""
         self._erase()
         self._shows = False
 

@@ -1,4 +1,4 @@
-"""Sends one object to the server, which creates it once and never twice, even if the connection breaks."""
+"""Creates one object on the server exactly once, even if the connection breaks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data, Resource
 from kubeproxy.model.errors import ClusterError
 
 COMES_BACK_S: Final = 15.0
-"""For how long the command waits for a server that has answered before and does not answer now."""
+"""How long the command waits for a server that has answered before but does not answer now."""
 _PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 2.0
 _CLOCK_S: Final = 2.0
-"""How far creationTimestamp, in whole seconds, and the Date header may differ."""
+"""The largest difference between creationTimestamp, which is in whole seconds, and the time from the Date header."""
 
 
 class ServerLostError(ClusterError):
-    """Raised if the server does not answer any more, so that nothing further can be created."""
+    """Raised if the server no longer answers, so that no further object can be created."""
 
 
 class MaybeCreatedError(ServerLostError):
@@ -50,7 +50,8 @@ class Sender:
         on_wait: Callable[[float, str], None],
         comes_back_s: float = COMES_BACK_S,
     ) -> None:
-        """`query` is sent with every request. With `dry_run` the server keeps nothing."""
+        """`query` is sent with every request. `dry_run` tells that the server only checks the objects and stores
+        none."""
         self._client = client
         self._query = query
         self._dry_run = dry_run
@@ -58,7 +59,7 @@ class Sender:
         self._comes_back_s = comes_back_s
 
     async def create(self, found: ResourceObject) -> Data:
-        """Create an object, and return it as the server keeps it.
+        """Create an object, and return it as the server has stored it.
 
         Raise StatusError, `AlreadyExistsError`, `ServerLostError`, Unreachable or Garbage.
         """
@@ -82,7 +83,7 @@ class Sender:
                 raise AlreadyExistsError(error) from None
             except Unreachable as error:
                 if not self._client.has_answered and not error.was_sent and not sent_before:
-                    raise  # The server has never answered, so there is no reason to expect that it will.
+                    raise  # Do not wait for a server that has never answered.
                 last = error
             if last.was_sent and not self._dry_run:
                 sent_before = True
@@ -126,8 +127,8 @@ class Sender:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _is_ours(self, standing: Data, began: float) -> bool:
-        """Return whether this command has created an object: its field manager is ours, and it is not older than our
-        first try."""
+        """Return whether this command has created the object `standing`. Its field manager must be this command's, and
+        it must not be older than the first request."""
         metadata = standing.get("metadata") or {}
         try:
             created = datetime.fromisoformat(str(metadata.get("creationTimestamp"))).timestamp()

@@ -1,4 +1,5 @@
-"""Runs ``kubeproxy rolling-update`` once: connects, updates, prints, and tells what to do if the update stops."""
+"""Runs ``kubeproxy rolling-update`` once: connects, carries out the update, prints its progress, and, if the update
+stops, prints how to continue."""
 
 from __future__ import annotations
 
@@ -32,17 +33,18 @@ _TICK_S: Final = 1.0
 
 
 def run(options: UpdateOptions) -> int:
-    """Run the command and return its exit status. This must not be called from a running event loop."""
+    """Run the command in a new event loop, and return its exit status."""
     progress = ProgressOutput(options.output.partition("=")[0])
     try:
         return asyncio.run(update(options, progress))
-    except KeyboardInterrupt:  # This is the second interrupt, or one that came before the handlers were set.
+    except KeyboardInterrupt:  # A second SIGINT, or the first before the handlers were set.
         progress.error("interrupted")
         return SIGNALLED + signal.SIGINT
 
 
 async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
-    """Run the command in the event loop of the main thread. Return the exit status."""
+    """Run the command, and return its exit status. The running event loop must be the main thread's, because signals
+    are handled."""
     try:
         access = Access(lambda: load(options.client))
         printer = Printer(options.output)
@@ -76,7 +78,7 @@ async def update(options: UpdateOptions, progress: ProgressOutput) -> int:
 
 
 class Run:
-    """Carries one update out, while a timer redraws the terminal and signals may interrupt it."""
+    """Carries out one update. Meanwhile a timer redraws the terminal, and signals are handled."""
 
     def __init__(
         self, options: UpdateOptions, progress: ProgressOutput, printer: Printer, update: RollingUpdate, host: str
@@ -90,7 +92,7 @@ class Run:
         self._interruption = Interruption()
 
     async def run(self) -> int:
-        """Carry the update out. Return the exit status."""
+        """Carry out the update, and return the exit status."""
         with self._interruption:
             return await self._carry_out()
 
@@ -117,7 +119,7 @@ class Run:
             await asyncio.sleep(_TICK_S)
             self._progress.tick()
 
-    # The end of the run.
+    # Ending the run
 
     def _print(self, found: Controller | Planned) -> None:
         progress, printer, options = self._progress, self._printer, self._options

@@ -1,6 +1,6 @@
-"""A ReplicationController as the server has it, with the marks that an update leaves on it.
+"""A ReplicationController, the annotations ("marks") that an update leaves on it, and the lock of a run.
 
-It is kept as the plain JSON that came, so that fields of other API versions survive when it is written back.
+The controller is kept as the JSON that the server sent, so that unknown fields survive when it is written back.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from kubeproxy.model.errors import ClusterError
 Data = dict[str, Any]
 
 _DIGITS: Final = 10
-"""The digits of the largest number of pods. Python refuses to convert a text of thousands of digits."""
+"""The maximum number of digits in a number of pods. Python refuses to convert thousands of digits."""
 
 _PREFIX: Final = "kubectl.kubernetes.io"
 NEXT: Final = f"{_PREFIX}/next-controller-id"
-"""The annotation of the old controller that holds the new controller's name. This annotation and the next three are
-kubectl's, so that kubectl can continue an update that kubeproxy has begun, and the other way round."""
+"""The annotation of the old controller with the name of the new controller. This annotation and the next three are
+kubectl's, so kubectl can continue an update of kubeproxy, and kubeproxy one of kubectl."""
 ORIGINAL_REPLICAS: Final = f"{_PREFIX}/original-replicas"
-"""The size that the old controller had before the update, on the old controller."""
+"""The annotation of the old controller with its size before the update."""
 SOURCE: Final = f"{_PREFIX}/update-source-id"
-"""``NAME:UID`` of the old controller, on the new one."""
+"""The annotation of the new controller with ``NAME:UID`` of the old controller."""
 DESIRED_REPLICAS: Final = f"{_PREFIX}/desired-replicas"
-"""The size that the new controller has after the update, on the new controller."""
+"""The annotation of the new controller with its size after the update."""
 HOLDER: Final = "kubeproxy/rolling-update"
-"""The process that updates the controller (see `UpdateLock`), on the controller that the command line names first."""
+"""The annotation with the holder of the lock (see `UpdateLock`), on the controller that the command line names
+first."""
 RENAMED_FROM: Final = "kubeproxy/renamed-from"
-"""The name of the other controller, on a controller that is to take over that controller's pods. The label of the same
-name has the other controller's UID."""
+"""The annotation of a renamed controller with the name of its predecessor, whose pods it takes over. The label of the
+same name has the predecessor's UID."""
 MARKS: Final = (NEXT, ORIGINAL_REPLICAS, SOURCE, DESIRED_REPLICAS, HOLDER, RENAMED_FROM)
 
 
 class UpdateError(ClusterError):
-    """Raised if the update cannot continue. The message tells why."""
+    """Raised if the update cannot continue. The message says why."""
 
 
 class DeletedError(UpdateError):
@@ -53,12 +54,13 @@ class DeletedError(UpdateError):
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One ReplicationController. Its properties return the live parts of `data`, so change only a `copy`."""
+    """One ReplicationController as JSON values. Its properties return parts of `data` itself, so change only a
+    `copy`."""
 
     data: Data
 
     def copy(self) -> Controller:
-        """Return a controller that can be changed without changing this one."""
+        """Return a deep copy of this controller."""
         return Controller(copy.deepcopy(self.data))
 
     @property
@@ -88,14 +90,13 @@ class Controller:
 
     @property
     def replicas(self) -> int:
-        """Return the wanted number of pods. It is 1 if the object does not give it."""
+        """Return ``spec.replicas``, or the API's default of 1 if it is absent."""
         found = self.spec.get("replicas")
         return 1 if found is None else int(found)
 
     @property
     def selector(self) -> dict[str, str]:
-        """Return the selector. If the object has none, return the labels of the template, which the server uses by
-        default."""
+        """Return the selector, or the server's default, the labels of the template, if it is absent."""
         if not self.spec.get("selector"):
             self.spec["selector"] = dict(self.template_labels)
         found: dict[str, str] = self.spec["selector"]
@@ -117,13 +118,13 @@ class Controller:
 
     @property
     def deleting(self) -> bool:
-        """Return whether the controller is being deleted and waits for a finalizer."""
+        """Return whether the controller is being deleted. It then exists only because of a finalizer."""
         return bool(self.metadata.get("deletionTimestamp"))
 
     @property
     def present(self) -> int:
-        """Return ``status.replicas``, the pods that are not being deleted, as the controller manager last counted
-        them."""
+        """Return ``status.replicas``, the number of pods that are not being deleted, as the controller manager has
+        counted them."""
         return int((self.data.get("status") or {}).get("replicas") or 0)
 
     @property
@@ -134,13 +135,14 @@ class Controller:
 
     @property
     def synced(self) -> bool:
-        """Return whether the controller manager has acted on the newest spec, and the number of pods is the wanted
-        one."""
+        """Return whether the controller manager has acted on the newest spec, and the controller has its wanted number
+        of pods."""
         return self.observed and self.present == self.replicas
 
     @property
     def failure(self) -> str:
-        """Return why pods cannot be created or deleted, or an empty text if no reason is known."""
+        """Return the message of the condition ReplicaFailure, which says why pods cannot be created or deleted, or an
+        empty text."""
         for condition in (self.data.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
                 return str(condition.get("message") or condition.get("reason") or "")
@@ -148,11 +150,11 @@ class Controller:
 
     @property
     def source_id(self) -> str:
-        """Return the value of `SOURCE` on a controller that replaces this one."""
+        """Return the value that the annotation `SOURCE` has on a controller that replaces this one."""
         return f"{self.name}:{self.uid}"
 
     def number(self, annotation: str) -> int | None:
-        """Return an annotation as a number of pods, or None if it is absent. Raise `UpdateError` if it is not such a
+        """Return the number of pods in an annotation, or None if it is absent. Raise `UpdateError` if it is not a
         number."""
         text = self.annotations.get(annotation)
         if text is None:
@@ -163,12 +165,12 @@ class Controller:
 
 
 def is_source_of(name: str, other: Controller) -> bool:
-    """Return whether `other` replaces a controller of exactly this name."""
+    """Return whether `other` was made to replace the controller `name`."""
     return other.annotations.get(SOURCE, "").rpartition(":")[0] == name
 
 
 def check_source(old: Controller, new: Controller) -> None:
-    """Raise `UpdateError` unless an earlier run has made `new` to replace `old`."""
+    """Raise `UpdateError` unless the annotations of `new` say that it replaces `old`."""
     if new.annotations.get(SOURCE) == old.source_id and DESIRED_REPLICAS in new.annotations:
         return
     if finished(old, new):
@@ -180,9 +182,9 @@ def check_source(old: Controller, new: Controller) -> None:
 
 
 def finished(old: Controller, new: Controller) -> bool:
-    """Return whether the update is complete although marks of it are left on the old controller.
+    """Return whether the update was completed, except that the old controller still has its marks.
 
-    All pods are then replaced, and an interrupted run has already removed the marks from the new controller.
+    All pods are then replaced, and an interrupted run has removed the marks only from the new controller.
     """
     unmarked = SOURCE not in new.annotations and DESIRED_REPLICAS not in new.annotations
     return unmarked and old.annotations.get(NEXT) == new.name and old.replicas == 0
@@ -191,9 +193,9 @@ def finished(old: Controller, new: Controller) -> bool:
 def in_progress(old: Controller, new: Controller | None) -> bool:
     """Return whether the marks of the old controller belong to an update in progress.
 
-    A rollback by kubectl leaves marks, too. kubectl writes the name of the new controller first and the original size
-    later, and removes neither after a rollback. So both marks, without a new controller and without a holder, are left
-    over from a rollback.
+    kubectl writes the name of the new controller first and the original size later, and does not remove these marks
+    after a rollback. So if the old controller has both marks but no lock, and the new controller does not exist, there
+    was a rollback.
     """
     if NEXT not in old.annotations:
         return False
@@ -201,8 +203,8 @@ def in_progress(old: Controller, new: Controller | None) -> bool:
 
 
 def original_size(old: Controller) -> int:
-    """Return the size of the old controller before the update. It is never less than the present size, because the mark
-    may be left from an update that kubectl has taken back."""
+    """Return the size of the old controller before the update. Return the present size if it is larger than the mark,
+    which may be left over from an update that kubectl has rolled back."""
     return max(old.replicas, old.number(ORIGINAL_REPLICAS) or 0)
 
 
@@ -213,7 +215,7 @@ def desired_size(new: Controller) -> int:
 
 
 def without_marks(controller: Controller) -> None:
-    """Remove all marks of an update."""
+    """Remove all marks of an update from the controller, in place."""
     for mark in MARKS:
         controller.annotations.pop(mark, None)
 
@@ -229,12 +231,12 @@ class RivalUpdateError(UpdateError):
 
 @dataclass(frozen=True, slots=True)
 class UpdateLock:
-    """A run's lock on a controller, so that of two updates at once one stops.
+    """A run's lock on a controller. If two runs update the same controller at once, one of them stops.
 
-    The first write of every run puts the lock on the controller that the command line names first. It is written with
-    the resourceVersion that the run began with, so of two runs that begin together the server refuses one. A later run
-    takes the lock over, because the earlier run may be dead, which another machine cannot know. If the earlier run is
-    alive, it finds the lost lock before its next write, and stops without another change.
+    The first write of a run puts the lock, an annotation, on the controller that the command line names first. The
+    write has the resourceVersion with which the run began, so if two runs begin together, the server refuses one. A
+    later run takes the lock over, because it cannot know whether the earlier run still exists. If the earlier run
+    exists, it notices the loss before its next write, and stops.
     """
 
     name: str
@@ -242,16 +244,16 @@ class UpdateLock:
     holder: str
     """The process that holds the lock."""
     before: str
-    """The holder that this run replaces. It is empty if there was none."""
+    """The former holder whose lock this run takes over, or empty if there was none."""
 
     @classmethod
     def of(cls, controller: Controller, now: float) -> UpdateLock:
-        """Make the lock of a run that begins with this state of the controller."""
+        """Return the lock of a run that begins with this state of the controller. `now` is in Unix seconds."""
         holder = f"{token_hex(4)} {socket.gethostname()} pid {os.getpid()} since {timestamps.seconds(now)}"
         return cls(controller.name, holder, controller.annotations.get(HOLDER, ""))
 
     def take(self, controller: Controller) -> None:
-        """Put the lock on the controller. Raise RivalUpdateError if another run has done so since this one began."""
+        """Put the lock on the controller. Raise RivalUpdateError if another run has done so since this run began."""
         found = controller.annotations.get(HOLDER, "")
         if found not in (self.before, self.holder):
             raise self._rival(found, "began at the same time; this one stops before it changed anything")

@@ -1,8 +1,7 @@
-"""The deployment key: a label in which the old controller's pods differ from those of the new one.
+"""Adds the deployment key, a label that distinguishes the old controller's pods from the new controller's pods.
 
-The order of the writes keeps the controller from losing its pods. The template comes first, so that new pods have the
-label. Then the pods get it, and then the selector. If the selector came first, the controller would match none of its
-pods, release all of them, and create a whole new set.
+The label is added to the template first, so that new pods have it, then to the existing pods, and last to the selector.
+If the selector came first, the controller would match none of its pods, release all of them, and create a new set.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from kubeproxy.kubernetes.metadata import controller_of
 
 
 def label_template(controller: Controller, key: str, value: str) -> None:
-    """Give the template the label, which is the first of the writes and is made together with the marks. Do nothing if
-    the selector has the key already."""
+    """Add the label to the controller's template, unless the selector already has the key. This is the first of the
+    writes, and the same request writes the marks."""
     if key not in controller.selector:
         controller.template_labels[key] = value
 
@@ -25,8 +24,8 @@ def label_template(controller: Controller, key: str, value: str) -> None:
 async def add_key(
     requests: ControllerRequests, lock: UpdateLock, old: Controller, key: str, *, resumed: bool
 ) -> Controller:
-    """Make the writes after the first: label the pods, change the selector, and delete strays. With `resumed`, an
-    earlier run may have ended between these writes."""
+    """Label the pods, change the selector, and delete released pods. With `resumed`, an earlier run may already have
+    made a part of these writes."""
     value = old.template_labels.get(key)
     if key in old.selector:
         if resumed:
@@ -49,11 +48,11 @@ async def add_key(
 
 
 async def _delete_strays(requests: ControllerRequests, old: Controller, key: str, before: Mapping[str, str]) -> None:
-    """Delete pods without the label that the controller created before it saw its new template, because it releases
-    them.
+    """Delete pods without the label. The controller created them before it saw its new template, and has released them
+    because of its new selector.
 
-    Such pods are recognized by their names, because other pods that match the former selector may have been created by
-    hand.
+    Only pods whose names begin with the controller's name are deleted, because users may have created other pods that
+    match the former selector.
     """
     if not before:
         return
@@ -64,6 +63,6 @@ async def _delete_strays(requests: ControllerRequests, old: Controller, key: str
 
 
 def _belongs(pod: Pod, controller: Controller) -> bool:
-    """Return whether a pod is an orphan or belongs to this controller. Pods of other controllers are left alone."""
+    """Return whether a pod belongs to this controller, or has no controller."""
     owner = controller_of(pod)
     return owner is None or owner.uid == controller.uid

@@ -1,12 +1,12 @@
-"""Has the proxies take old pods out of service before the pods are deleted, so that no request is lost.
+"""Drains old pods through the node proxies before the pods are deleted, so that no request is lost.
 
-The pods with the fewest open connections are chosen first, and are named to the proxies. Every proxy stops sending
-these pods new connections, and continues to serve the open ones. When no connection is left, or the time is over, the
-pods get a deletion cost, so that the controller deletes exactly these pods.
+The pods with the fewest open connections are chosen, and the proxies are asked to drain them: to send them no new
+connections, and to serve the open connections to their end. When no connection is left, or the drain timeout is over,
+the pods get the lowest deletion cost, so that the controller deletes exactly these pods.
 
-Controllers before Kubernetes 1.22 ignore the deletion cost. With these, the update deletes the pods itself, and scales
-the controller down immediately afterwards. If the controller has created a pod in the meantime, it deletes that pod
-again, because the pod is not ready yet.
+Controllers before Kubernetes 1.22 ignore the deletion cost. There, the update deletes the pods itself, and scales the
+controller down immediately afterwards. If the controller has created a pod in between, the controller then deletes this
+pod, because it is not ready.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = "-2147483648"
 """The lowest deletion cost that the API allows."""
 COST_MINOR: Final = 22
-"""The minor version of Kubernetes from which on upstream's controllers regard the deletion cost: 1.22."""
+"""The minor version of Kubernetes, 1.22, since which upstream's controllers use the deletion cost."""
 MOST_AT_ONCE: Final = 300
-"""How many pods drain in one step. A Service has room for the requests of a thousand pods, including those of other
-rollouts."""
+"""The largest number of pods that drain in one step. A Service has room for requests about a thousand pods, of all
+rollouts together."""
 CLEAN_UP_S: Final = 10.0
-"""How long an update waits at its end for the last drained pods to disappear. Requests that are left then expire."""
+"""How long an update waits at its end for the last drained pods to be deleted. Requests about pods that still exist
+expire later."""
 CACHES_S: Final = 0.2
-"""By how much the controller's view of pods may be behind its view of sizes."""
+"""How far the controller's cache of pods may be behind its cache of ReplicationControllers."""
 _NAMED: Final = 3
 
 
 class DrainedDeletion:
-    """Chooses pods, drains them, and steers the controller to them."""
+    """Chooses pods, drains them, and makes the controller delete these pods first."""
 
     def __init__(
         self,
@@ -62,10 +63,10 @@ class DrainedDeletion:
         self._drained = False
 
     async def retire(self, pods: Sequence[Pod], number: int) -> Sequence[Pod]:
-        """Choose `number` of these pods, at most `MOST_AT_ONCE`, and return them when they are drained or the time is
-        over.
+        """Choose `number` of these pods, at most `MOST_AT_ONCE`, and drain them. Return them when they are drained or
+        the drain timeout is over.
 
-        Return nothing if the pods cannot be drained. They are then deleted without draining.
+        Return an empty sequence if the proxies cannot be asked. The pods are then deleted without draining.
         """
         if number <= 0:
             return ()
@@ -79,7 +80,7 @@ class DrainedDeletion:
             chosen = await self._choose(pods, min(number, MOST_AT_ONCE))
             self._drained = True
             await self._drain(chosen, len(nodes))
-        # ValueError means that other rollouts have filled the Service's annotation.
+        # ValueError is raised if the requests of other rollouts fill the Service's annotation.
         except (ApiError, ValueError) as error:
             self._note(f"the proxies cannot be asked to drain pods: {error}")
             return ()
@@ -89,14 +90,14 @@ class DrainedDeletion:
         return chosen
 
     async def delete(self, pods: Sequence[Pod]) -> None:
-        """Delete these pods if the server's controllers ignore the deletion cost. The controller is scaled down
-        next."""
+        """Delete these pods if the cluster's controllers ignore the deletion cost. The caller scales the controller
+        down next."""
         if pods and await self._minor() < COST_MINOR:
             for pod in pods:
                 await self._requests.delete_pod(pod)
 
     async def put_back(self, pods: Sequence[Pod]) -> None:
-        """Keep these pods: give them new connections again, and no longer delete them first."""
+        """Undo the draining of these pods: withdraw the requests, and remove the deletion cost."""
         if not pods:
             return
         for pod in pods:
@@ -107,11 +108,11 @@ class DrainedDeletion:
         await self._withdraw(pods)
 
     async def begin(self, pods: Sequence[Pod]) -> None:
-        """Put back the pods that an earlier run has drained, if it ended before they were deleted."""
+        """Undo the draining of pods that an earlier run drained but did not delete."""
         await self.put_back([pod for pod in pods if pod.metadata.annotations.deletion_cost == FIRST_TO_GO])
 
     async def end(self) -> None:
-        """Remove the requests, because the update is complete."""
+        """Remove the requests to the proxies at the end of the update."""
         if not self._drained:
             return
         try:
@@ -126,8 +127,7 @@ class DrainedDeletion:
             self._note(f"requests to drain pods are left until they expire: {error}")
 
     async def _choose(self, pods: Sequence[Pod], number: int) -> list[Pod]:
-        """Choose pods that are not ready first, as every controller does, and then those with the fewest
-        connections."""
+        """Choose pods that are not ready first, as controllers do, and then the pods with the fewest connections."""
         ready = [pod for pod in pods if is_ready(pod)]
         unready = [pod for pod in pods if not is_ready(pod)]
         if number <= len(unready):
@@ -164,7 +164,7 @@ class DrainedDeletion:
             self._progress.waits(Waiting(f"{left} open connections of pods that are drained to end", None))
 
     def _note(self, text: str) -> None:
-        """Print a note, but only the first one, because every step would have the same reason."""
+        """Print a note, but only once, because every step would repeat it."""
         if not self._noted:
             self._noted = True
             self._progress.note(text)

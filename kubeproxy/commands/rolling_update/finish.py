@@ -1,10 +1,10 @@
-"""The end of an update: the old controller and the marks are removed, and the new controller may get the old name.
+"""Ends an update: deletes or keeps the old controller, removes the marks, and may give the new controller the old name.
 
-The marks with which a later run finds its way are removed only by the last write. A name cannot be changed, so a
-controller is renamed by creating it again under the other name. No write may lose the specification on the way, and at
-no moment may two controllers have the same pods. So the successor is created first, without pods and with a label in
-its selector that no pod has. Then the first controller is deleted and leaves its pods. Then one write gives the
-successor the real selector and size, and it adopts the pods.
+Only the last write removes the marks, because a later run needs them to continue. Names cannot be changed, so a
+controller is renamed by creating it again under the other name. At every moment, a complete specification must exist,
+and no two controllers may select the same pods. So first the successor is created with size 0 and a selector that
+matches no pod. Then the original is deleted without its pods. Then one write gives the successor the real selector and
+size, and it adopts the pods.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_LOOK_S: Final = 0.1
 
 
 class Finish:
-    """The writes after the last step."""
+    """Makes the writes after the last step."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Finish:
         self._timeout_s = timeout_s
 
     async def delete(self, gone: Controller | None, kept: Controller) -> Controller:
-        """Delete `gone` (None if it is already deleted). The other controller keeps its own name."""
+        """Delete `gone`, which is None if it is already deleted, and remove the marks from `kept`, which keeps its
+        name."""
         if gone is not None:
             self._progress.event("delete", f"Update succeeded. Deleting {gone.name}", controller=gone.name)
             await self._delete_empty(gone)
@@ -64,7 +65,7 @@ class Finish:
         return survivor
 
     async def rename(self, old: Controller | None, new: Controller, name: str) -> Controller:
-        """Delete `old` (None if it is already deleted), and give the new controller its name."""
+        """Delete `old`, which is None if it is already deleted, and give the new controller its name `name`."""
         if old is not None:
             self._progress.event(
                 "delete", f"Update succeeded. Deleting old controller: {old.name}", controller=old.name
@@ -83,7 +84,7 @@ class Finish:
         return await self.complete_rename(successor)
 
     async def complete_rename(self, successor: Controller) -> Controller:
-        """Do the rest of a rename, after the successor was created. A later run that finds one calls this, too."""
+        """Complete a rename after the successor was created, perhaps by an interrupted run."""
         predecessor = await self._requests.standing(successor.annotations[RENAMED_FROM])
         if predecessor is not None and predecessor.uid == successor.selector.get(RENAMED_FROM):
             if not predecessor.deleting:
@@ -92,7 +93,7 @@ class Finish:
         return await self._requests.update(successor, _take_over)
 
     async def _delete_empty(self, controller: Controller) -> None:
-        """Delete a controller without pods. Raise UpdateError if another client has scaled it up meanwhile."""
+        """Delete a controller of size 0. Raise UpdateError if another client has scaled it up meanwhile."""
 
         def check(found: Controller) -> None:
             if found.name == self._lock.name:
@@ -108,14 +109,14 @@ class Finish:
             await self._gone(controller)
 
     async def _newest(self, controller: Controller) -> Controller:
-        """Return the controller with the changes that other clients have made meanwhile."""
+        """Return the controller as the server has it now, with the changes of other clients."""
         found = await self._requests.get(controller.name)
         if found is None or found.uid != controller.uid:
             raise DeletedError(controller.name)
         return found
 
     async def _gone(self, controller: Controller) -> None:
-        """Wait until the controller is gone. Before that, the garbage collector has to release the controller's
+        """Wait until the controller no longer exists. The garbage collector first removes the owner references of its
         pods."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._timeout_s
@@ -135,8 +136,7 @@ class Finish:
 
 
 def _successor(new: Controller, name: str) -> Controller:
-    """Return a copy of the controller under the other name: complete, but of size 0 and with a selector that matches no
-    pod."""
+    """Return a copy of the controller under another name, with size 0 and a selector that matches no pod."""
     successor = fresh(new, name)
     successor.annotations[RENAMED_FROM] = new.name
     successor.annotations[DESIRED_REPLICAS] = new.annotations.get(DESIRED_REPLICAS, str(new.replicas))
@@ -147,7 +147,8 @@ def _successor(new: Controller, name: str) -> Controller:
 
 
 def _take_over(successor: Controller) -> None:
-    """Give the successor its selector, template and size, and remove its marks. Do nothing if that was done before."""
+    """Give the successor the original's selector, template and size, and remove its marks. Do nothing if that is
+    already done."""
     if RENAMED_FROM not in successor.annotations:
         return
     size = successor.number(DESIRED_REPLICAS)

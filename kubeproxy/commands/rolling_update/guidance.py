@@ -1,4 +1,4 @@
-"""Tells how to continue or undo an update that has stopped."""
+"""Makes the lines that tell the user how to continue or undo an update that has stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPEATED: Final = (
     *("kubeconfig", "context", "cluster", "user", "server", "tls_server_name"),
     *("certificate_authority", "client_certificate", "client_key"),
 )
-"""The flags that choose the server and the user. Secrets are left out, because these lines are printed."""
+"""The client flags that are repeated in the printed command lines. Flags with secrets are not among them."""
 
 
 def go_on(options: UpdateOptions) -> str:
@@ -39,13 +39,14 @@ def go_back(options: UpdateOptions, new_name: str) -> str:
 
 
 def _key(options: UpdateOptions) -> list[str]:
-    """Return the flag of the deployment key. Resuming and undoing both need the key that the update began with."""
+    """Return the flag of the deployment key, unless it is the default. The key must not change when an update is
+    resumed or undone."""
     key = options.deployment_label_key
     return [] if key == "deployment" else [f"--deployment-label-key={key}"]
 
 
 def _pace(options: UpdateOptions) -> list[str]:
-    """Return the flags that change the pace from its default. A resumed update needs them to behave in the same way."""
+    """Return the flags that change the speed of the update from its default, so that a resumed update is as fast."""
     found = []
     if options.max_surge != 1:
         found.append(f"--max-surge={options.max_surge}")
@@ -67,7 +68,7 @@ def _command(options: UpdateOptions, words: Sequence[str]) -> str:
 
 
 def state(snapshot: Snapshot) -> str:
-    """Describe the sizes and ready pods of both controllers."""
+    """Return a text with the sizes and ready pods of both controllers."""
     sides = [side for side in (snapshot.down, snapshot.up) if side is not None]
     return "; ".join(
         f"{side.controller.name} has {side.ready} of {side.controller.replicas} pods ready" for side in sides
@@ -75,7 +76,8 @@ def state(snapshot: Snapshot) -> str:
 
 
 def lines(options: UpdateOptions, snapshot: Snapshot | None, *, back: bool, new_name: str) -> list[str]:
-    """Return the lines to print after the reason. `back` is true if the update can be undone."""
+    """Return the lines to print after the reason why the update has stopped. `back` tells whether the update can be
+    undone."""
     found = [f"state: {state(snapshot)}; the pods serve on"] if snapshot is not None else []
     found.append(f"to go on:   {go_on(options)}")
     if options.rollback:

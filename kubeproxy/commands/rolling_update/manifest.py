@@ -1,4 +1,4 @@
-"""Reads the new controller from a file, an address or standard input, which must have exactly one
+"""Reads the new controller from a file, a URL or standard input, which must contain exactly one object, a
 ReplicationController."""
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class _Shape(msgspec.Struct):
 
 
 async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str], None]) -> Controller:
-    """Return the controller in the file. Raise ConfigError if the file has anything else, and StatusError if the server
-    refuses."""
+    """Return the controller in the file of the options. Raise ConfigError if the file contains anything else, and
+    StatusError if the server refuses a request."""
     directory = cache_directory(options.cache_directory)
     mapper = Mapper(client, DiscoveryCache(directory, client.config.host))
     level = Validation.STRICT if options.validate else Validation.IGNORE
-    # The server's own check would come too late, after the old controller is marked.
+    # The server would check the fields only after the old controller is marked, which is too late.
     check = FieldCheck(level, DryRun.CLIENT, mapper, SchemaSource(client, directory), on_warning)
     config = client.config
     query = Query(
@@ -70,7 +70,7 @@ async def read(options: UpdateOptions, client: Client, on_warning: Callable[[str
         )
     try:
         msgspec.convert(found.data, _Shape)
-    # Without --validate nothing else would notice this before the server does.
+    # With --validate=false, nothing else has checked the shape.
     except msgspec.ValidationError as error:
         raise ConfigError(f"{options.filename} is no ReplicationController: {error}") from None
     controller = Controller(found.data)

@@ -1,4 +1,4 @@
-"""The new controller: made from the old one with another image, or checked if it comes from a file."""
+"""Makes the new controller from the old controller and another image, or checks a new controller from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubeproxy.kubernetes.resource_builder.errors import quoted
 from kubeproxy.model.errors import ConfigError
 
 ORIGINAL_SUFFIX: Final = "-orig"
-"""The end of the old controller's value of the deployment key."""
+"""The suffix of the deployment key's value on the old controller."""
 _OF_THE_SERVER: Final = (
     *("uid", "resourceVersion", "creationTimestamp", "generation", "selfLink", "managedFields"),
     *("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers", "generateName"),
@@ -19,12 +19,13 @@ _OF_THE_SERVER: Final = (
 
 
 def hash_of(controller: Controller) -> str:
-    """Return a label-safe text that differs for every state of a controller, its resourceVersion included."""
+    """Return a hash of the controller, including its resourceVersion, that is valid as a label value."""
     return hashlib.md5(compact_json(controller.data).encode(), usedforsecurity=False).hexdigest()
 
 
 def container_of(controller: Controller, chosen: str) -> Data:
-    """Return the container that gets the image: the one named `chosen`, or the only one if `chosen` is empty."""
+    """Return the container that gets the new image: the container named `chosen`, or the only container if `chosen` is
+    empty. Raise ConfigError if there is none."""
     containers = controller.containers
     if chosen:
         for container in containers:
@@ -43,8 +44,7 @@ def container_of(controller: Controller, chosen: str) -> Data:
 
 
 def fresh(controller: Controller, name: str) -> Controller:
-    """Return a copy to be created under another name, without marks and without fields that belong to the original
-    object only."""
+    """Return a copy to be created under another name, without marks and without fields that the server sets."""
     copied = controller.copy()
     for key in _OF_THE_SERVER:
         copied.metadata.pop(key, None)
@@ -57,8 +57,8 @@ def fresh(controller: Controller, name: str) -> Controller:
 def with_image(
     old: Controller, *, name: str, container: str, image: str, pull_policy: str, key: str, replicas: int
 ) -> Controller:
-    """Return the old controller with another image and the deployment key `key`. If `name` is empty, it gets a
-    generated name."""
+    """Return the new controller: the old controller with another image, and with the deployment key `key` in template
+    and selector. If `name` is empty, the name is generated."""
     found = container_of(old, container)
     if found.get("image") == image and not pull_policy:
         raise ConfigError(
@@ -78,7 +78,7 @@ def with_image(
 
 
 def check_image(existing: Controller, container: str, image: str) -> None:
-    """Raise ConfigError if the new controller of an interrupted update has another image."""
+    """Raise ConfigError if the existing new controller of an interrupted update has another image than `image`."""
     found = str(container_of(existing, container).get("image"))
     if found != image:
         raise ConfigError(
@@ -88,8 +88,8 @@ def check_image(existing: Controller, container: str, image: str) -> None:
 
 
 def check_names(old: Controller, new: Controller, what: str) -> None:
-    """Raise ConfigError if both controllers have the same name, or selectors that cannot distinguish their pods. `what`
-    is the file that the message names."""
+    """Raise ConfigError if both controllers have the same name, or if their selectors do not differ in the value of any
+    key. `what` is the file name for the message."""
     if new.name == old.name:
         raise ConfigError(f"{what} cannot have the same name as the existing ReplicationController {old.name}")
     shared = old.selector.keys() & new.selector.keys()
@@ -101,20 +101,20 @@ def check_names(old: Controller, new: Controller, what: str) -> None:
 
 
 def check_size(new: Controller) -> None:
-    """Raise UpdateError if the new controller is to have no pods."""
+    """Raise UpdateError if the size of the new controller is 0."""
     if new.replicas <= 0:
         raise UpdateError(f"Invalid controller spec for {new.name}; required: > 0 replicas, actual: {new.replicas}")
 
 
 def without_pods(new: Controller) -> Controller:
-    """Return a copy of size 0, with which the new controller is created."""
+    """Return a copy of size 0. The new controller is created in this form."""
     empty = new.copy()
     empty.spec["replicas"] = 0
     return empty
 
 
 def with_key(old: Controller, key: str, value: str) -> Controller:
-    """Return the old controller as it will be when it has the deployment key."""
+    """Return a copy of the old controller with the deployment key in its template and selector."""
     if key in old.selector:
         return old
     keyed = old.copy()

@@ -1,4 +1,4 @@
-"""The command line of ``kubeproxy rolling-update``, and what is wrong with it."""
+"""The options of ``kubeproxy rolling-update``, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PERCENT = re.compile(r"[0-9]{1,9}%")
 
 
 class Cleanup(StrEnum):
-    """What happens to the old controller at the end."""
+    """The values of ``--cleanup-policy``: what happens to the old controller at the end."""
 
     DELETE = "delete"
     RENAME = "rename"
@@ -26,10 +26,11 @@ class Cleanup(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateOptions:
-    """One command line. Times are in seconds."""
+    """The options of one command line. Times are in seconds. Raise ConfigError with all problems if options are
+    invalid."""
 
     names: tuple[str, ...] = ()
-    """The old controller, and the new one if it was named."""
+    """The name of the old controller, and of the new controller if it was given."""
     filenames: tuple[str, ...] = ()
     image: str = ""
     container: str = ""
@@ -47,8 +48,8 @@ class UpdateOptions:
     max_surge: int | str = 1
     max_unavailable: int | str = 0
     cleanup: Cleanup | None = None
-    """What happens to the old controller. None means rename if only the old controller and an image are named, and
-    otherwise delete."""
+    """What happens to the old controller. None means `RENAME` if the command line has an image and no new name, and
+    otherwise `DELETE`."""
     client: Overrides = field(default_factory=Overrides)
     request_timeout_s: float | None = None
     cache_directory: str = ""
@@ -60,7 +61,7 @@ class UpdateOptions:
 
     @property
     def filename(self) -> str:
-        """Return the file of the new controller, or an empty text if there is none."""
+        """Return the path of the new controller's file, or an empty text if no file was given."""
         return self.filenames[0] if self.filenames else ""
 
     @property
@@ -74,7 +75,7 @@ class UpdateOptions:
 
 
 def _faults(options: UpdateOptions) -> list[str]:
-    """Yield all problems of the command line, in kubectl's words if kubectl has the check."""
+    """Return all problems of the command line. The messages are kubectl's if kubectl makes the same check."""
     found = []
     if not options.deployment_label_key:
         found.append("--deployment-label-key can not be empty")
@@ -113,5 +114,6 @@ def _faults(options: UpdateOptions) -> list[str]:
 
 
 def amount(text: str) -> int | str:
-    """Return a number of pods, or a percentage as the text that was given."""
+    """Parse the value of a flag: return a number of pods as an integer, and any other text, such as a percentage,
+    unchanged."""
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text

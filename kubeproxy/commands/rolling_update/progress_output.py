@@ -1,8 +1,10 @@
-"""Prints progress: events as lines, and on a terminal a block about both controllers that is redrawn.
+"""Prints the progress of an update: a line for each event, and on a terminal a block about both controllers, which is
+redrawn.
 
-Events go to standard output, as kubectl prints them. With ``-o`` they go to standard error, because standard output is
-then for the object. With ``-o json`` every event is a JSON object on a line of its own. The reason why the update waits
-goes to standard error: into the block on a terminal, and elsewhere as a line once the wait has lasted some seconds.
+Like kubectl, it prints events to standard output. With ``-o``, events go to standard error, because standard output
+gets the resulting object. With ``-o json``, every event is a JSON object on one line. What the update waits for is
+printed to standard error: in the block on a terminal, and otherwise as a line once the wait has lasted `SETTLED_S`
+seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from kubeproxy.model.printable import printable
 from kubeproxy.runtime.output import write_data, write_lines
 
 SETTLED_S: Final = 5.0
-"""If nothing is redrawn, a wait gets a line of its own only if it lasts this long."""
+"""Without a terminal, a line is printed about a wait only if it lasts this long."""
 _COLUMNS: Final = 80
-"""The width of a terminal that does not report one."""
+"""The assumed width of a terminal that does not report its width."""
 _UP_AND_ERASE: Final = "\x1b[1A\x1b[2K"
 
 
@@ -39,7 +41,7 @@ class ProgressOutput:
         err: TextIO | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`output` is the format of ``-o`` without its argument."""
+        """`output` is the format of ``-o`` without its argument, such as ``json`` or ``jsonpath``."""
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._clock = clock
@@ -53,10 +55,10 @@ class ProgressOutput:
         self._noted = ""
         self._warned: set[str] = set()
 
-    # Events and results.
+    # Events and results
 
     def event(self, event: str, text: str, **fields: Any) -> None:
-        """Print that something was done, or is about to be done."""
+        """Print an event: something that was done, or is about to be done. `fields` are added to its JSON form."""
         self._waiting = None
         self._erase()
         if self._json:
@@ -71,7 +73,7 @@ class ProgressOutput:
         write_data(self._out, text)
 
     def note(self, text: str) -> None:
-        """Print on standard error what the reader may want to know."""
+        """Print a note for the user on standard error."""
         self.error(text)
 
     def warning(self, text: str) -> None:
@@ -87,14 +89,14 @@ class ProgressOutput:
         write_lines(self._err, text)
 
     def failed(self, text: str) -> None:
-        """Print the failure as a JSON event. `error` prints the lines for people."""
+        """Print the failure as a JSON event, if the output is JSON. `error` prints the text for people."""
         if self._json:
             write_lines(self._out, self._encoded("failed", text, self._counts()))
 
-    # The reasons for waiting.
+    # Waits
 
     def see(self, snapshot: Snapshot) -> None:
-        """Show the present state of both controllers."""
+        """Use this snapshot of both controllers for the block and for later events."""
         self._snapshot = snapshot
         self.tick()
 
@@ -106,7 +108,8 @@ class ProgressOutput:
         self.tick()
 
     def tick(self) -> None:
-        """Redraw the block, or print what the update waits for, because time has passed."""
+        """Redraw the block on a terminal, or else print what the update waits for if the wait has lasted long
+        enough."""
         waiting = self._waiting
         if self._redraws:
             self._erase()
@@ -121,7 +124,7 @@ class ProgressOutput:
                 write_lines(self._err, f"{self._summary()}{text}")
 
     def end(self) -> None:
-        """Remove the block, and draw no further one."""
+        """Remove the block for good."""
         self._erase()
         self._redraws = False
         self._waiting = None
@@ -129,7 +132,7 @@ class ProgressOutput:
     def _lasted(self) -> float:
         return self._clock() - self._waiting_began
 
-    # The texts.
+    # Texts
 
     def _encoded(self, event: str, text: str, fields: dict[str, Any]) -> str:
         head = {"event": event, "time": timestamps.seconds(self._clock()), "message": text}
@@ -193,7 +196,7 @@ def counts(side: Side) -> dict[str, Any]:
 
 
 def rows(snapshot: Snapshot) -> list[str]:
-    """Return a line for each controller, in columns."""
+    """Return a line about each controller, aligned in columns."""
     sides = [("old", snapshot.down), ("new", snapshot.up)]
     present = [(role, side) for role, side in sides if side is not None]
     width = max(len(side.controller.name) for _, side in present)

@@ -1,7 +1,7 @@
-"""Reads and writes ReplicationControllers and pods. Each write can be repeated safely.
+"""Reads and writes ReplicationControllers and pods. Every write is idempotent.
 
-A write that may have had an effect is sent again. A PUT carries the resourceVersion of the state that it changes, a
-DELETE the UID, and a POST a fixed name. So the repetition finds the effect of the first request, and changes nothing.
+If the answer to a write is lost, the write is sent again. A PUT has the resourceVersion of the changed object, a DELETE
+has the UID, and a POST has a fixed name. So if the first request was carried out, the repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.object_client import MERGE
 
 MOST_CONFLICTS: Final = 10
-"""How often one change is tried; kubectl tries 4 times. While a controller is scaled, its status is written all the
-time, and each write may cause a conflict."""
+"""How often a change is tried again after a conflict; kubectl tries 4 times. While a controller is scaled, its status
+is written often, and each of these writes may cause a conflict."""
 _CONFLICT_S: Final = 0.01
 _CONFLICT_LIMIT_S: Final = 1.0
 
@@ -36,7 +36,7 @@ _pods = msgspec.json.Decoder(_Pods)
 
 
 class ControllerRequests:
-    """ReplicationControllers and pods of one namespace."""
+    """Makes requests about the ReplicationControllers and pods of one namespace."""
 
     def __init__(self, client: Client, namespace: str, *, random: Random | None = None) -> None:
         self._client = client
@@ -47,16 +47,15 @@ class ControllerRequests:
         """Return the server's time in Unix seconds, accurate to a second."""
         return self._client.now()
 
-    # Reads.
+    # Reads
 
     async def get(self, name: str) -> Controller | None:
-        """Return a controller. Return None if it does not exist, or if it is being deleted and only a finalizer keeps
-        it."""
+        """Return a controller, or None if it does not exist or is being deleted."""
         found = await self.standing(name)
         return None if found is None or found.deleting else found
 
     async def standing(self, name: str) -> Controller | None:
-        """Return a controller, even if it is being deleted and only a finalizer keeps it."""
+        """Return a controller even if it is being deleted, or None if it does not exist."""
         try:
             return checked((await self._client.request("GET", self._path(name))).decoded())
         except StatusError as error:
@@ -82,13 +81,13 @@ class ControllerRequests:
         except msgspec.MsgspecError as error:
             raise Garbage(f"a list of pods that cannot be read: {error}", cause="garbage") from None
 
-    # Writes.
+    # Writes
 
     async def update(self, controller: Controller, change: Callable[[Controller], None]) -> Controller:
-        """Change a controller by PUT, and return it. After a conflict, make the change again on the newest state.
+        """Change a controller by PUT, and return it. After a conflict, apply the change to the newest state.
 
-        Send nothing if `change` changes nothing. `change` may raise. Raise `DeletedError` if the controller is gone, or
-        another one has its name now.
+        `change` modifies the controller in place, and may raise. If it changes nothing, send nothing. Raise
+        `DeletedError` if the controller was deleted, perhaps with a successor of the same name.
         """
         current = controller
         delay_s = _CONFLICT_S
@@ -114,11 +113,12 @@ class ControllerRequests:
         raise AssertionError("the last attempt returns or raises")
 
     async def try_create(self, controller: Controller) -> None:
-        """Let the server check a controller without keeping it. Raise StatusError if the server refuses."""
+        """Have the server check a new controller without creating it (a dry run). Raise StatusError if the server
+        refuses it."""
         await self._client.request("POST", self._path(), {"dryRun": "All"}, body=_encoded(controller.data))
 
     async def create(self, controller: Controller) -> Controller | None:
-        """Create a controller, and return it. Return None if there is one of this name."""
+        """Create a controller, and return it, or return None if the name exists already."""
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
                 body = _encoded(controller.data)
@@ -126,7 +126,7 @@ class ControllerRequests:
             except StatusError as error:
                 if error.status == 409 and error.reason == "AlreadyExists":
                     return None
-                # A quota may have been written at the same time, which causes a conflict, too.
+                # A concurrent write of a ResourceQuota causes a conflict, too.
                 if error.status != 409 or attempt == MOST_CONFLICTS:
                     raise
             await asyncio.sleep(_CONFLICT_S * 2**attempt)
@@ -135,9 +135,11 @@ class ControllerRequests:
     async def delete(
         self, controller: Controller, *, orphan: bool, check: Callable[[Controller], None] = lambda _found: None
     ) -> None:
-        """Delete exactly this controller, in exactly the state that `check` has seen last. `check` may raise.
+        """Delete exactly this controller. Before each attempt, call `check` with the controller's state, which must not
+        change until the deletion. After a conflict, read the state again. `check` raises if the controller must not be
+        deleted.
 
-        With `orphan` the controller's pods stay. Otherwise the garbage collector deletes them.
+        With `orphan`, the controller's pods are kept. Otherwise the garbage collector deletes them.
         """
         current: Controller | None = controller
         for attempt in range(1, MOST_CONFLICTS + 1):
@@ -162,7 +164,7 @@ class ControllerRequests:
             current = await self.standing(controller.name)
 
     async def change_pod(self, pod: Pod, metadata: Data) -> bool:
-        """Merge a change into a pod's metadata. Return whether that pod still exists."""
+        """Merge `metadata` into the metadata of exactly this pod. Return False if the pod no longer exists."""
         body = {"metadata": metadata | {"uid": pod.metadata.uid}}
         for attempt in range(1, MOST_CONFLICTS + 1):
             try:
@@ -264,9 +266,9 @@ class _Shape(msgspec.Struct):
 
 
 def checked(answer: Any) -> Controller:
-    """Return the controller in an answer of the server. Raise Garbage if the answer is not a controller.
+    """Return the controller in a server's answer. Raise Garbage if the answer is not a controller.
 
-    The fields that an update reads are checked once, when the plain JSON arrives.
+    The types of the fields that an update reads are checked here, so that later code need not check them.
     """
     try:
         msgspec.convert(answer, _Shape)
@@ -280,7 +282,7 @@ def checked(answer: Any) -> Controller:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out fields that are null, because they mean the same as absent ones."""
+    """Remove null fields, which mean the same as absent fields."""
     if not isinstance(value, dict):
         return value
     return {key: _without_nulls(each) for key, each in value.items() if each is not None}

@@ -1,4 +1,5 @@
-"""Both controllers and their pods at one moment, and what the update waits for. It is pure; times are Unix seconds."""
+"""A snapshot of both controllers and their pods, from which follows what the update waits for. It is pure; times are
+Unix seconds."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from kubeproxy.kubernetes.metadata import controller_of
 
 
 def own_pods(controller: Controller, pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods, of those that the selector matches, that the controller owns or is about to adopt as orphans."""
+    """Return the pods that the controller owns, and the pods without an owner, which it is about to adopt. `pods` are
+    the pods that its selector matches."""
     return [pod for pod in pods if (owner := controller_of(pod)) is None or owner.uid == controller.uid]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two controllers."""
+    """One of the two controllers, with its pods."""
 
     controller: Controller
     pods: tuple[Pod, ...]
@@ -41,14 +43,15 @@ class Side:
 
     @property
     def ending(self) -> list[Pod]:
-        """Return the pods that are being deleted. A pod past its grace period does not count, because its node may be
-        gone."""
+        """Return the pods that are being deleted and within their grace period. After the grace period, the pod's node
+        may be lost."""
         return [pod for pod in self.pods if is_terminating(pod) and _within_grace(pod, self.now)]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The controller that grows and the one that shrinks, which is None if it is deleted already."""
+    """The controller that is scaled up, and the controller that is scaled down, which is None if it is already
+    deleted."""
 
     up: Side
     down: Side | None
@@ -60,7 +63,7 @@ class Snapshot:
 
     @property
     def sizes(self) -> Sizes:
-        """Return the numbers from which the next step is computed."""
+        """Return the numbers of pods from which the next step is computed."""
         down = self.down
         return Sizes(
             old=0 if down is None else down.controller.replicas,
@@ -71,12 +74,12 @@ class Snapshot:
         )
 
     def is_done(self, limits: Bounds) -> bool:
-        """Return whether no step is left."""
+        """Return whether both controllers have their final size, so that no step is left."""
         sizes = self.sizes
         return sizes.new == limits.desired and sizes.old == 0
 
     def waiting(self, limits: Bounds) -> Waiting | None:
-        """Return the nearest reason why no step is possible now, or None if there is no known reason."""
+        """Return what prevents the next step, or None if no reason is known."""
         up = self.up
         if failure := up.controller.failure:
             return Waiting(f"{up.controller.name}: pods cannot be created: {failure}", None)
@@ -108,7 +111,7 @@ def take(
     min_ready_s: float,
     now: float,
 ) -> Snapshot:
-    """Make a snapshot of the server's answers, without pods of other controllers."""
+    """Make a snapshot from the server's answers, in which pods of other controllers are ignored."""
     return Snapshot(
         up=Side(up, tuple(own_pods(up, up_pods)), min_ready_s, now),
         down=None if down is None else Side(down, tuple(own_pods(down, down_pods)), min_ready_s, now),
@@ -120,7 +123,7 @@ def _pods(number: int) -> str:
 
 
 def _within_grace(pod: Pod, now: float) -> bool:
-    """Return whether a pod's grace period is still running. It ends at deletionTimestamp; if that is absent or cannot
-    be read, it counts as running."""
+    """Return whether a pod's grace period is not over. It ends at deletionTimestamp. Return True if that is absent or
+    invalid."""
     end = timestamps.parse(pod.metadata.deletion_timestamp)
     return end is None or now <= end

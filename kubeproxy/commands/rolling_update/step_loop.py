@@ -1,7 +1,8 @@
-"""The loop of a rolling update: one controller grows and the other shrinks, step by step, until both have their size.
+"""The loop of a rolling update: scales one controller up and the other down, step by step, until both have their final
+size.
 
-Every step is computed from what the server has now. So the loop continues from any state: after an interruption, after
-a run of kubectl, and after another client has scaled a controller.
+Every step is computed from the server's present state. So the loop can start from any state, such as after an
+interruption, after a run of kubectl, or after another client has scaled a controller.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ _FIRST_LOOK_S: Final = 0.1
 
 
 class StalledError(UpdateError):
-    """Raised if there was no progress for too long."""
+    """Raised if an update has made no progress for `Pace.timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast an update may be. Times are in seconds."""
+    """The speed and the timeouts of an update, in seconds."""
 
     update_period_s: float
     """The pause between a step up and the next step down."""
     poll_interval_s: float
     timeout_s: float
-    """How long the update may make no progress."""
+    """The longest time without progress. After it, the update fails."""
     min_ready_s: float
 
 
 class _Moved(Exception):
-    """Raised if another client has scaled the controller since the step was computed."""
+    """Raised if another client has scaled the controller after the step was computed."""
 
 
 class StepLoop:
@@ -70,7 +71,7 @@ class StepLoop:
         return self._last
 
     async def roll(self, up: Controller, down: Controller | None, limits: Bounds) -> None:
-        """Take steps until `up` has the desired size and `down` has no pods. `down` is None if it is deleted already.
+        """Take steps until `up` has the desired size and `down` has no pods. `down` is None if it is already deleted.
 
         Raise `StalledError`, `DeletedError`, `RivalUpdateError`, StatusError or Unreachable.
         """
@@ -107,7 +108,7 @@ class StepLoop:
                 snapshot = await self._look(up, down)
         await self._synced(up.name, limits.desired)
 
-    # The steps.
+    # Steps
 
     async def _grow(self, snapshot: Snapshot, limits: Bounds) -> bool:
         up, sizes = snapshot.up.controller, snapshot.sizes
@@ -135,8 +136,8 @@ class StepLoop:
             again = await self._look(snapshot.up.controller, down)
             if again.sizes.old != sizes.old or scale_down(limits, again.sizes) > size:
                 await self._drained_deletion.put_back(gone)
-                # Compute the step again if pods have become unready meanwhile, or another client has scaled a
-                # controller.
+                # Pods may have become unready meanwhile, or another client may have scaled a controller: compute the
+                # step again.
                 return False
             assert again.down is not None
             down = again.down.controller
@@ -150,8 +151,8 @@ class StepLoop:
         return done
 
     async def _scale(self, controller: Controller, size: int) -> bool:
-        """Write the size, and wait until there are as many pods. Return False if another client has changed the size
-        meanwhile."""
+        """Scale the controller, and wait until it has that many pods. Return False if another client has changed the
+        size meanwhile."""
         before = controller.replicas
 
         def change(found: Controller) -> None:
@@ -171,15 +172,16 @@ class StepLoop:
         return True
 
     async def _check_lock(self, name: str) -> None:
-        """Check the lock before a write, if it is on the other controller than the one that is written."""
+        """Check the lock before a write to the controller `name`. If the lock is on this controller, the write itself
+        checks it."""
         if name != self._lock.name and (anchor := await self._requests.get(self._lock.name)) is not None:
             self._lock.check(anchor)
 
-    # The waits.
+    # Waits
 
     async def _synced(self, name: str, size: int) -> None:
-        """Wait until the controller manager has acted on the controller's spec, or another client has changed the
-        size."""
+        """Wait until the controller has as many pods as its spec says, or another client has changed the size. Raise
+        `StalledError` if that takes too long."""
         end = self._clock() + self._pace.timeout_s
         backoff = DoublingBackoff(first_s=_FIRST_LOOK_S, limit_s=self._pace.poll_interval_s)
         while True:
@@ -199,7 +201,7 @@ class StepLoop:
             await asyncio.sleep(backoff.next())
 
     async def _pause(self, up: Controller, down: Controller | None, limits: Bounds) -> Snapshot:
-        """Wait for the update period, and check the pods meanwhile."""
+        """Wait for the update period. Return the last snapshot."""
         end = self._clock() + self._pace.update_period_s
         while True:
             snapshot = await self._look(up, down)
@@ -210,10 +212,11 @@ class StepLoop:
             await asyncio.sleep(min(left, self._pace.poll_interval_s))
 
     async def _wait(self, snapshot: Snapshot, limits: Bounds) -> None:
-        """Wait because no step was possible. Raise `StalledError` if that lasts."""
+        """Wait for the poll interval, because no step is possible. Raise `StalledError` if there was no progress for
+        too long."""
         sizes = snapshot.sizes
         if scale_up(limits, replace(sizes, ending=0)) > sizes.new:
-            # Only pods within their grace period are in the way, and a grace period ends by itself.
+            # Only ending pods prevent the next step, and their grace period ends by itself, so this is not a stall.
             self._extend_deadline()
         waiting = snapshot.waiting(limits)
         self._progress.waits(waiting or Waiting("a step to become possible", None))

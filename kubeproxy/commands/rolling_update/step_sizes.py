@@ -1,7 +1,7 @@
-"""The arithmetic of a rolling update: how far the new controller grows and the old one shrinks.
+"""Computes the sizes of the new and the old controller in each step of a rolling update.
 
-Two promises hold at every step. No step makes ready pods fewer than `Bounds.least_ready`, and the pods of both
-controllers are never more than `Bounds.most`.
+No step leaves fewer ready pods than `Bounds.least_ready`, or makes more pods than `Bounds.most` in both controllers
+together.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from kubeproxy.controllers.surge import resolve
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The promises of one update, in pods."""
+    """The limits of one update, in pods."""
 
     desired: int
-    """The number of pods of the new controller at the end."""
+    """The final size of the new controller."""
     surge: int
     unavailable: int
 
     @property
     def least_ready(self) -> int:
-        """Return the least number of ready pods after a step."""
+        """Return the smallest number of ready pods that a step may leave."""
         return max(0, self.desired - self.unavailable)
 
     @property
     def most(self) -> int:
-        """Return the largest number of pods of both controllers."""
+        """Return the largest number of pods that both controllers together may have."""
         return self.desired + self.surge
 
 
 def bounds(max_surge: int | str, max_unavailable: int | str, desired: int) -> Bounds:
-    """Return the promises for this number of pods. Of percentages, the surge is rounded up and the unavailability down.
-    If both are 0, one pod may be unavailable, because otherwise no step would be possible."""
+    """Return the limits for an update to `desired` pods. Percentages of `desired` are rounded up for `max_surge` and
+    down for `max_unavailable`. If both are 0, one pod may be unavailable, because otherwise no step would be
+    possible."""
     surge, unavailable = resolve(max_surge, max_unavailable, desired)
     return Bounds(desired, surge, unavailable)
 
@@ -49,11 +50,12 @@ class Sizes:
     ready_old: int = 0
     ready_new: int = 0
     ending: int = 0
-    """The pods of either controller that are being deleted and still within their grace period. They take room."""
+    """The number of pods of both controllers that are being deleted and within their grace period. They count towards
+    `Bounds.most`."""
 
 
 def scale_up(limits: Bounds, sizes: Sizes) -> int:
-    """Return the size that the new controller may have now. It is the present size if there is no room."""
+    """Return the largest size that the new controller may have now, at least its present size."""
     room = limits.most - sizes.old - sizes.new - sizes.ending
     if sizes.new >= limits.desired or room <= 0:
         return sizes.new
@@ -61,10 +63,10 @@ def scale_up(limits: Bounds, sizes: Sizes) -> int:
 
 
 def scale_down(limits: Bounds, sizes: Sizes) -> int:
-    """Return the size that the old controller may have now. It is the present size if no pod can be spared.
+    """Return the smallest size that the old controller may have now, at most its present size.
 
-    All pods of the old controller count as ready, because it deletes those first that are not. So an old pod that never
-    becomes ready cannot stop an update, nor the way back.
+    The controller deletes unready pods first, so unready pods of the old controller never prevent a step, in either
+    direction of the update.
     """
     if sizes.new >= limits.desired and sizes.ready_new >= limits.desired:
         return 0
@@ -73,8 +75,8 @@ def scale_down(limits: Bounds, sizes: Sizes) -> int:
 
 
 def trim(limits: Bounds, sizes: Sizes) -> int:
-    """Return the size for a new controller that another client has made larger than wanted, as far as ready pods
-    allow."""
+    """Return the size to which a new controller may be reduced now, if another client has scaled it above the desired
+    size."""
     if sizes.new <= limits.desired:
         return sizes.new
     unready = max(0, sizes.new - sizes.ready_new)

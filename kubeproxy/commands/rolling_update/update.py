@@ -1,7 +1,8 @@
-"""The whole rolling update: it finds the present state, marks, creates, rolls and finishes, forward or back.
+"""Carries out a whole rolling update or rollback: finds the present state, marks the old controller, creates the new
+one, takes the steps, and finishes.
 
-The command may end after any of its writes. A later run finds out by the marks how far the update has come, and
-continues.
+The command may be killed after any of its writes. A later run finds out from the marks how far the update has come, and
+continues it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ReadFile = Callable[[], Awaitable[Controller]]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The old and the new controller as the update would leave them, which a dry run prints."""
+    """The old and the new controller as the update would leave them. A dry run prints them."""
 
     source: Controller
     target: Controller
@@ -54,7 +55,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The new controller, which exists already or is to be created."""
+    """The new controller, which already exists or has to be created."""
 
     controller: Controller
     exists: bool
@@ -81,14 +82,14 @@ class RollingUpdate:
         self._drained_deletion = drained_deletion
         self.step_loop: StepLoop | None = None
         self.began = False
-        """Whether something was written."""
+        """Whether this run has written anything."""
         self.back = True
-        """Whether the old controller exists, so that the update can be undone."""
+        """Whether the update can be undone, because the old controller still exists."""
         self.new_name = ""
         """The name of the new controller, once it is known."""
 
     async def run(self) -> Controller | Planned:
-        """Carry the update out, and return the controller that is left. In a dry run, return the plan."""
+        """Carry out the update, and return the remaining controller. In a dry run, return the plan."""
         found = await self._run()
         if self._drained_deletion is not None:
             await self._drained_deletion.end()
@@ -108,7 +109,7 @@ class RollingUpdate:
             return await self._without_old(name)
         return await self._forward(old)
 
-    # Forward.
+    # Updates
 
     async def _forward(self, old: Controller) -> Controller | Planned:
         options = self._options
@@ -121,7 +122,7 @@ class RollingUpdate:
         new_controller.check_names(keyed, new, options.filename or new.name)
         if options.dry_run:
             return Planned(keyed, new)
-        await self._requests.pods(old.selector)  # Begin nothing if this user may not read pods.
+        await self._requests.pods(old.selector)  # Fail before the first write if this user may not read pods.
         if not target.exists:
             await self._would_be_created(new)
         lock = UpdateLock.of(old, self._requests.now())
@@ -133,7 +134,7 @@ class RollingUpdate:
                 annotations.pop(ORIGINAL_REPLICAS, None)
             annotations.setdefault(ORIGINAL_REPLICAS, str(found.replicas))
             annotations[NEXT] = new.name
-            for left in (SOURCE, DESIRED_REPLICAS):  # A rollback that was interrupted may have left these.
+            for left in (SOURCE, DESIRED_REPLICAS):  # An interrupted rollback may have left these marks.
                 annotations.pop(left, None)
             if not options.filename:
                 deployment_key.label_template(found, key, value)
@@ -206,7 +207,7 @@ class RollingUpdate:
         return _Target(new, False, new.replicas, resumed)
 
     def _refuse_another(self, old: Controller, name: str, next_one: Controller | None) -> None:
-        """Raise `UpdateError` if another controller than `name` is replacing the old one already."""
+        """Raise `UpdateError` if a controller other than `name` is already replacing the old controller."""
         if next_one is not None and name not in ("", next_one.name) and next_one.annotations.get(SOURCE):
             raise UpdateError(
                 f"Found existing in-progress update to {next_one.name}.\n"
@@ -214,8 +215,8 @@ class RollingUpdate:
             )
 
     def _key_of(self, old: Controller, *, resumed: bool) -> str:
-        """Return the value of the deployment key on the old controller: that of an interrupted run, if there was
-        one."""
+        """Return the value of the deployment key for the old controller. If an interrupted run has set the key, its
+        value is kept."""
         key = self._options.deployment_label_key
         found = old.template_labels.get(key)
         if found is not None and (resumed or key in old.selector):
@@ -223,7 +224,7 @@ class RollingUpdate:
         return new_controller.hash_of(old) + new_controller.ORIGINAL_SUFFIX
 
     async def _would_be_created(self, new: Controller) -> None:
-        """Let the server check the new controller before anything is written."""
+        """Have the server check the new controller before anything is written."""
         try:
             await self._requests.try_create(new_controller.without_pods(new))
         except StatusError as error:
@@ -238,7 +239,7 @@ class RollingUpdate:
         if created is not None:
             self._progress.event("create", f"Created {created.name}", controller=created.name)
             return created
-        existing = await self._requests.get(new.name)  # An earlier try may have created it, and its answer was lost.
+        existing = await self._requests.get(new.name)  # Perhaps an earlier request created it, and its answer was lost.
         if existing is None:
             raise UpdateError(f"{new.name} exists and waits for its deletion; run the same command again")
         check_source(old, existing)
@@ -248,7 +249,7 @@ class RollingUpdate:
     def _continuing(self, new: Controller) -> None:
         self._progress.event("continue", f"Continuing update with existing controller {new.name}.", controller=new.name)
 
-    # The rest of an interrupted update.
+    # Completing an interrupted update
 
     async def _complete_rename(self, successor: Controller) -> Controller:
         """Complete a rename that an earlier run has begun, and return the controller with the old name."""
@@ -261,15 +262,16 @@ class RollingUpdate:
         return await self._finish(lock).complete_rename(successor)
 
     async def _is_result(self, survivor: Controller, former: str) -> bool:
-        """Return whether the completed rename is all that this command asks for. `former` is the name before it."""
+        """Return whether nothing is left to do for this command after a completed rename. `former` is the controller's
+        name before the rename."""
         options = self._options
         if options.filename:
             return (await self._read_file()).name == former
         return new_controller.container_of(survivor, options.container).get("image") == options.image
 
     async def _without_old(self, name: str) -> Controller | Planned:
-        """Complete the update if the old controller does not exist, because an interrupted run has already deleted it.
-        Raise if nothing replaces it."""
+        """Complete the update of a controller that an interrupted run has already deleted. Raise StatusError (404) if
+        no controller replaces it."""
         options = self._options
         new = await self._replacement_of(name)
         if new is None:
@@ -304,10 +306,10 @@ class RollingUpdate:
             found = successors[0] if successors else None
         return found if found is not None and is_source_of(name, found) else None
 
-    # Back.
+    # Rollbacks
 
     async def _back(self, name: str, old: Controller | None) -> Controller | Planned:
-        """Scale the old controller up again, and the new one down."""
+        """Roll the update back: scale the old controller up again, and the new controller down."""
         options = self._options
         if old is None:
             replacement = next((one for one in await self._requests.all() if is_source_of(name, one)), None)
@@ -356,8 +358,8 @@ class RollingUpdate:
         return await self._finish(lock).delete(new, old)
 
     def _too_late(self, name: str, new: Controller) -> UpdateError:
-        """Return the error for a rollback when the old controller is deleted already. `new` replaces it, and may
-        already have its name."""
+        """Return the error for a rollback after the old controller was deleted. `new` replaces it, and may already have
+        its name."""
         images = [str(container.get("image")) for container in new.containers]
         image = images[0] if len(images) == 1 else "IMAGE"
         command = go_on(self._options).replace("--rollback", f"--image={image}")
@@ -366,7 +368,7 @@ class RollingUpdate:
             f" {new.annotations.get(RENAMED_FROM, new.name)}. To complete the update: {command}"
         )
 
-    # Helpers.
+    # Helpers
 
     async def _roll(self, lock: UpdateLock, *, up: Controller, down: Controller | None, desired: int) -> None:
         options = self._options

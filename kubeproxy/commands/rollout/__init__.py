@@ -1,1 +1,1 @@
-"""``kubeproxy rollout``: what kubectl's command of that name does with Deployments."""
+"""``kubeproxy rollout``: does for Deployments what ``kubectl rollout`` does, and explains and advises."""

@@ -1,4 +1,5 @@
-"""Finds out what a Deployment lacks for rollouts that lose no connection, under any Deployment controller.
+"""Finds the settings that a Deployment needs for rollouts without lost connections. They work with any Deployment
+controller.
 
 docs/rollouts.md has the reasons in detail.
 """
@@ -16,9 +17,9 @@ from kubeproxy.controllers.readiness.gates import GATE
 from kubeproxy.controllers.surge import resolve
 
 SHUTDOWN_S: Final = 5
-"""What the programs of a pod get between the end of its hook and SIGKILL."""
+"""The time in seconds that a pod's programs get between the end of the preStop hook and SIGKILL."""
 USE_S: Final = 5
-"""How long nodes may take to use a new pod."""
+"""The longest time in seconds that nodes are expected to take until they use a new pod."""
 _GRACE_S: Final = 30
 """The default of terminationGracePeriodSeconds."""
 _SHARE: Final = "25%"
@@ -31,26 +32,26 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wishes of the user who asks for advice."""
+    """The flags of ``kubeproxy rollout advise``."""
 
     timeout_s: int = 25
-    """The longest connection that is to end by itself."""
+    """How long, in seconds, the hook waits for a pod's open connections to end."""
     port: int = 10258
-    """The port at which the proxies answer hooks."""
+    """The port on which the proxies answer preStop hooks."""
     gate: bool = False
-    """Whether new pods are to wait at the readiness gate, whose controller runs in the cluster."""
+    """Whether to add the readiness gate. Its controller must run in the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The patch, its reasons, and what a patch cannot do."""
+    """A patch of a Deployment with its reasons, and warnings about what the patch cannot mend."""
 
     patch: Object
     reasons: Sequence[str]
     warnings: Sequence[str]
 
     def lines(self, name: str) -> list[str]:
-        """Return the advice as YAML, which `kubectl patch --patch-file` takes."""
+        """Return the advice as YAML with comments, which `kubectl patch --patch-file` accepts."""
         lines = [f"# deployment/{name}: what its rollouts need to lose no connection"]
         if not self.patch:
             lines.append("# Nothing is missing.")
@@ -68,7 +69,7 @@ def _commented(text: str, mark: str) -> list[str]:
 
 
 def advise(deployment: Mapping[str, Any], wanted: Wanted) -> Advice:
-    """Return what a Deployment lacks. Raise ValueError if the object is no Deployment."""
+    """Return advice for a Deployment. Raise ValueError if the object is not a Deployment."""
     spec = _mapping(deployment, "spec")
     pod = _mapping(_mapping(spec, "template"), "spec")
     if not pod.get("containers"):
@@ -87,8 +88,8 @@ _Part = tuple[Object, list[str]]
 
 
 def _hooks(pod: Mapping[str, Any], wanted: Wanted) -> _Part:
-    """Return a hook for each container, because all of them end at the same time, and connections may go through any of
-    them."""
+    """Return a preStop hook for each container, because all containers get SIGTERM at the same time, and any of them
+    may have connections."""
     if pod.get("hostNetwork"):
         return {}, []
     containers = []
@@ -126,7 +127,8 @@ def _has_gate(pod: Mapping[str, Any]) -> bool:
 
 
 def _gate(pod: Mapping[str, Any]) -> _Part:
-    """Add the gate to those that a pod has already. The whole list is given, because a patch replaces it."""
+    """Return the pod's readinessGates with the gate added. The patch has the whole list, because it replaces the
+    list."""
     if _has_gate(pod):
         return {}, []
     return _in_pod({"readinessGates": [*(pod.get("readinessGates") or []), {"conditionType": GATE}]}), [

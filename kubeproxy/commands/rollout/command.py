@@ -1,4 +1,4 @@
-"""``kubeproxy rollout``: does with Deployments what kubectl's command of that name does, and prints the same."""
+"""Runs ``kubeproxy rollout``, which does for Deployments what ``kubectl rollout`` does, and prints the same."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from kubeproxy.model.errors import KubeproxyError
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 CHANGE_CAUSE = "kubernetes.io/change-cause"
 EXPLAIN_S = 5.0
-"""How long the command may search for the reason of a failure."""
+"""The longest time in seconds that the command spends on explaining a failure."""
 
 
 class RolloutError(KubeproxyError):
-    """Raised if the command cannot do what it was asked for."""
+    """Raised if the command fails. The message says why."""
 
 
 class _EventObject(msgspec.Struct):
@@ -61,7 +61,7 @@ class _Events(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The rollout of one Deployment. `say` prints a line."""
+    """Runs the subcommands for one Deployment. `say` prints a line."""
 
     client: Client
     namespace: str
@@ -70,10 +70,10 @@ class Rollout:
     clock: Callable[[], float] = time.time
 
     async def status(self, *, watch: bool = True, timeout_s: float | None = None) -> None:
-        """Print how far the rollout is, and with `watch` every change until it is done.
+        """Print the state of the rollout. With `watch`, print every change until the rollout is done.
 
-        Raise `RolloutError` if the rollout timed out, or is not done within `timeout_s` seconds. In that case, first
-        print what it waits for.
+        Raise `RolloutError` if the rollout timed out, or is not done within `timeout_s` seconds. Before that, print
+        what the rollout waits for.
         """
         deployment = await self._deployment()
         try:
@@ -88,7 +88,7 @@ class Rollout:
             raise RolloutError(str(error)) from error
 
     async def history(self, *, revision: int | None = None) -> None:
-        """Print all revisions with their causes, or the template of one."""
+        """Print all revisions with their change causes, or the pod template of `revision`."""
         found = {revisions.revision_of(each): each for each in await self._replica_sets(await self._deployment())}
         found.pop(0, None)
         if revision is not None:
@@ -106,7 +106,7 @@ class Rollout:
         self.say("")
 
     async def undo(self, *, to_revision: int = 0, dry_run: bool = False) -> None:
-        """Go back to a revision. 0 stands for the revision before the present one."""
+        """Roll back to a revision. 0 means the revision before the present one."""
         deployment = await self._deployment()
         if deployment.spec.paused:
             raise RolloutError(
@@ -142,7 +142,7 @@ class Rollout:
         self.say(f"deployment.apps/{self.name} paused")
 
     async def resume(self) -> None:
-        """Roll out what changed meanwhile, and continue."""
+        """Continue rolling out, with the changes that were made meanwhile."""
         deployment = await self._deployment()
         if not deployment.spec.paused:
             raise RolloutError(f'deployments.apps "{self.name}" is not paused')
@@ -150,7 +150,7 @@ class Rollout:
         self.say(f"deployment.apps/{self.name} resumed")
 
     async def restart(self) -> None:
-        """Replace all pods by new ones of the same template."""
+        """Replace all pods by new pods with the same template."""
         deployment = await self._deployment()
         if deployment.spec.paused:
             raise RolloutError(
@@ -185,8 +185,8 @@ class Rollout:
             self.say(line)
 
     async def _explain_failure(self) -> None:
-        """Print what the rollout waits for, unless the API server does not answer soon. The failure matters more than
-        its reason."""
+        """Print what the rollout waits for. Print nothing if the API server does not answer within `EXPLAIN_S`, so that
+        the failure itself is reported soon."""
         with contextlib.suppress(KubeproxyError, TimeoutError):
             async with asyncio.timeout(EXPLAIN_S):
                 await self.explain()
@@ -195,7 +195,7 @@ class Rollout:
         for line in yaml.safe_dump(value, sort_keys=False).splitlines():
             self.say(line)
 
-    # Reads and writes.
+    # Reads and writes
 
     async def _deployment(self) -> Deployment:
         return await deployment_client(self.client).get(self.namespace, self.name)
@@ -206,19 +206,19 @@ class Rollout:
         return [each for each in found if (owner := controller_of(each)) and owner.uid == deployment.metadata.uid]
 
     async def _patch(self, change: dict[str, object]) -> None:
-        """Change the Deployment, whatever its version is now. With a resourceVersion, the patch would fail whenever the
-        controller has written the status in between."""
+        """Patch the Deployment without a resourceVersion. With one, the patch would fail if the controller has written
+        the status meanwhile."""
         await deployment_client(self.client).patch(self.namespace, self.name, change)
 
     async def _proxies(
         self, deployment: Deployment, new_pods: Sequence[Pod], old_pods: Sequence[Pod]
     ) -> ProxyWait | None:
-        """Return what the rollout waits for at the node proxies. Return None if it does not ask them, or this user may
-        not read their reports."""
+        """Return the rollout's wait for node proxies. Return None if it does not wait for proxies, or this user may not
+        read their reports."""
         try:
             options = options_of(deployment)
         except ValueError:
-            options = None  # The controller has reported this, and asks no proxy.
+            options = None  # The controller reports the invalid annotation, and does not ask the proxies.
         if options is None:
             return None
         drain = ProxyDrain(self.client, self.namespace, owner_of(deployment), clock=self.clock)
@@ -226,7 +226,8 @@ class Rollout:
         return proxy_wait(new_pods, old_pods, states, options, self.clock())
 
     async def _warnings(self) -> dict[str, str]:
-        """Return the newest Warning of each pod, or nothing if this user may not read Events."""
+        """Return the newest Warning Event of each pod, by pod name. The result is empty if this user may not read
+        Events."""
         query = {"fieldSelector": "type=Warning,involvedObject.kind=Pod"}
         try:
             body = await self.client.get_json(f"/api/v1/namespaces/{self.namespace}/events", query)
@@ -240,7 +241,8 @@ class Rollout:
         return {event.involved_object.name: f"{event.reason}: {event.message}" for event in events}
 
     async def _watch(self, said: str) -> None:
-        """Print every line that differs from the one before, until the rollout is done."""
+        """Print the status line whenever it changes, until the rollout is done. `said` is the line that was printed
+        last."""
         whole = deployment_informer()
         informer: Informer[Deployment] = Informer(
             name=whole.name,
@@ -270,7 +272,7 @@ class Rollout:
             await asyncio.gather(keeping, return_exceptions=True)
 
     def _print_status(self, deployment: Deployment, said: str) -> bool:
-        """Print the line unless it was printed last. Return whether the rollout is done."""
+        """Print the status line if it differs from `said`. Return whether the rollout is done."""
         line, done = status_line(deployment)
         if line != said:
             self.say(line)
@@ -278,7 +280,7 @@ class Rollout:
 
 
 class _Waker:
-    """Sets an event at every change."""
+    """Sets an `asyncio.Event` at every change."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self._changed = changed

@@ -1,4 +1,4 @@
-"""The Deployments of manifest files, as they stand there."""
+"""Reads Deployments from manifest files, without defaults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kubeproxy.model.errors import ConfigError
 
 
 async def deployments_in(filenames: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the Deployments of files, addresses or standard input. Raise ConfigError if the input cannot be read, or
-    has none."""
+    """Return the Deployments in files, URLs or standard input, as JSON values. Raise ConfigError if the input cannot be
+    read or has no Deployment."""
     sources, faults = expand(filenames, recursive=False)
     if faults:
         raise faults[0]
