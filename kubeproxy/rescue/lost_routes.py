@@ -7,13 +7,14 @@ All routes are also looked up regularly, because a new endpoint may have had no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 from typing import Protocol as Interface
 
-from kubeproxy.model import Address, Protocol, Target
+from kubeproxy.model import Protocol, Target
 from kubeproxy.netfilter.routing.lookup import has_route
-from kubeproxy.netfilter.routing.route_watch import EVERYWHERE, Lost
+from kubeproxy.netfilter.routing.route_watch import Lost
 from kubeproxy.rescue.ejector import Ejector
 
 Endpoint = tuple[Protocol, Target]
@@ -42,34 +43,30 @@ class LostRoutes:
         self._watch = watch
         self._lost: dict[Endpoint, None] = {}
         """The endpoints found but not yet returned by `next`, the oldest first."""
-        self._unsure: dict[Endpoint, None] = {}
-        """The endpoints whose route is to be looked up."""
-        self._more = False
-        self._sweep_at = float("-inf")
+        self._sweep: Iterator[Endpoint] = iter(())
+        """The endpoints whose route this sweep has not looked up yet."""
+        self._swept = 0
+        """How many endpoints this sweep has looked up."""
+        self._began = float("-inf")
+        """When this sweep began."""
+        self._more = self._again = False
 
     def next(self, at_most: int, now: float) -> list[Endpoint]:
         """Return up to `at_most` endpoints that have no route, or whose former route was removed."""
         # The kernel announces a link before it removes the link's routes, so `more` is used one call later.
         more, (prefixes, self._more) = self._more, self._watch.look()
+        # A sweep goes on to its end, so that links that go all the time keep no endpoint from its turn.
+        self._again = self._again or more
         if prefixes:
             self._lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))
-        if more or now >= self._sweep_at:
-            everywhere = self._ejector.endpoints_in(EVERYWHERE)
-            self._unsure.update(dict.fromkeys(everywhere))
-            self._sweep_at = now + max(SWEEP_S, SWEEP_EACH_S * len(everywhere))
-        known: dict[Address, bool] = {}
-        for endpoint in _taken(self._unsure, LOOKUPS):
-            address = endpoint[1].address
-            if address not in known:
-                known[address] = has_route(address)
-            if not known[address]:
-                self._lost[endpoint] = None
-        return _taken(self._lost, at_most)
-
-
-def _taken(some: dict[Endpoint, None], at_most: int) -> list[Endpoint]:
-    """Remove the first `at_most` endpoints from `some`, and return them."""
-    found = list(islice(some, at_most))
-    for endpoint in found:
-        del some[endpoint]
-    return found
+        some = list(islice(self._sweep, LOOKUPS))
+        if not some and (self._again or now >= self._began + max(SWEEP_S, SWEEP_EACH_S * self._swept)):
+            self._sweep, self._swept, self._began, self._again = self._ejector.endpoints(), 0, now, False
+            some = list(islice(self._sweep, LOOKUPS))
+        self._swept += len(some)
+        known = {address: has_route(address) for address in {target.address for _, target in some}}
+        self._lost.update((endpoint, None) for endpoint in some if not known[endpoint[1].address])
+        found = list(islice(self._lost, at_most))
+        for endpoint in found:
+            del self._lost[endpoint]
+        return [endpoint for endpoint in found if self._ejector.knows(*endpoint)]

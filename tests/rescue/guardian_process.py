@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, Traffic, family_of
@@ -77,6 +77,9 @@ class OneService(Ejector):
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self._ejections.dialed(Endpoint(protocol, target), asyncio.get_running_loop().time())
+
+    def endpoints(self) -> Iterator[tuple[Protocol, Target]]:
+        return iter(())
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return []

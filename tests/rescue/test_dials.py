@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -71,6 +71,9 @@ class Endpoints(Ejector):
 
     def dialed(self, protocol: Protocol, target: Target) -> None:
         self.waiting.remove(target)
+
+    def endpoints(self) -> Iterator[tuple[Protocol, Target]]:
+        return iter(())
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return []

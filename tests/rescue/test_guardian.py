@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 from typing import cast
 
@@ -65,6 +65,9 @@ class Endpoints(Ejector):
 
     def tenants(self, protocol: Protocol, target: Target) -> Tenants:
         return frozenset({"default"})
+
+    def endpoints(self) -> Iterator[tuple[Protocol, Target]]:
+        return ((protocol, it) for protocol in Protocol for it in self.silent)
 
     def endpoints_in(self, prefixes: Collection[Prefix]) -> list[tuple[Protocol, Target]]:
         return [

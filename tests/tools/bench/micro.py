@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from ipaddress import ip_network
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,19 +20,31 @@ from kubeproxy.dataplane.messages import Binding
 from kubeproxy.dataplane.workers.takeover_messages import FROM_ORPHANS, Bindings, decode, encode
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
-from kubeproxy.model import Address, Balancing, Family, FrontendName, Scheduler, ServicePortName, Target
+from kubeproxy.model import (
+    Address,
+    Balancing,
+    Destination,
+    Family,
+    FrontendName,
+    Protocol,
+    Scheduler,
+    ServicePortName,
+    Target,
+    Traffic,
+)
 from kubeproxy.netfilter.nftables import transaction
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import Tracker
+from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.sources import translate
 from kubeproxy.sources.manifests.documents import read
 from kubeproxy.sources.manifests.objects import Terms
 from tests.proxier.builders import endpoint_slice, service
 from tests.support.apiserver.generate import endpoint_slice as raw_slice
 from tests.support.apiserver.generate import service as raw_service
-from tests.support.doubles.data_plane import FakePortReserver
+from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
 from tests.tools.bench.clusters import endpoints_of, manifest
 
 T = TypeVar("T")
@@ -221,6 +235,19 @@ def test_plan_of_one_change_of_endpoints(benchmark: BenchmarkFixture) -> None:
         return settle(state, tracker)
 
     assert benchmark(planned) == 1
+
+
+def test_a_lost_route_among_250_000_endpoints(benchmark: BenchmarkFixture) -> None:
+    """Every endpoint is compared with what has been lost."""
+    targets = [Target(Address(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}"), 80) for i in range(250_000)]
+    spreads = {}
+    for i in range(0, len(targets), 50):
+        destination = Destination(Address(f"10.100.{i >> 8 & 255}.{i & 255}"), Protocol.TCP, i >> 8)
+        spreads[Traffic(destination)] = Spread("default/web", tuple(targets[i : i + 50]), ())
+    node = SimpleNamespace(in_force=RuleSet(spreads=spreads), frontends_with=lambda *_: (WEB,))
+    ejector = Ejector(node, node, FakeDataPlane())
+    lost = [ip_network("10.1.2.3/32"), ip_network("10.2.7.0/24")]
+    assert len(thrice(benchmark, lambda: ejector.endpoints_in(lost))) == 257
 
 
 def test_a_relist_of_the_same(benchmark: BenchmarkFixture) -> None:
