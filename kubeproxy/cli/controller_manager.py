@@ -141,9 +141,9 @@ def enabled(text: str) -> frozenset[str]:
 
 def _run(**given: Any) -> int:
     from kubeproxy.controllers.manager.process import run
-    from kubeproxy.daemon.sd_notify import own_notifier
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.observability.logs import setup as logging
+    from kubeproxy.runtime.sd_notify import own_notifier
 
     chosen = enabled(given["controllers"])
     settings = settings_of(given, chosen)

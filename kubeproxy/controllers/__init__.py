@@ -15,5 +15,5 @@ template         compares pod templates
 conditions       the conditions in the status of every workload
 surge            maxSurge and maxUnavailable in pods
 pod_state        decides which pods are active, ready, available, and `pod_ranking` which are deleted first
-event_sink       what is reported about an object; `event_reporter` sends it
+event_reporter   sends what is reported about an object
 """

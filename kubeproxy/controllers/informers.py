@@ -10,8 +10,9 @@ import msgspec
 
 from kubeproxy.controllers.api_types import Deployment, Lease, Pod, ReplicaSet, Service
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER, ReplicaSetKind
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.informer.informer import Informer
-from kubeproxy.kubernetes.object_client import ObjectClient, Requests
+from kubeproxy.kubernetes.object_client import ObjectClient
 from kubeproxy.model.drain_report import REPORT_NAMESPACE, REPORT_SELECTOR
 
 _service = msgspec.json.Decoder(Service).decode
@@ -20,31 +21,31 @@ _pod = msgspec.json.Decoder(Pod).decode
 _deployment = msgspec.json.Decoder(Deployment).decode
 
 
-def pod_client(requests: Requests, *, written: Callable[[Pod], None] | None = None) -> ObjectClient[Pod]:
+def pod_client(requests: Client, *, written: Callable[[Pod], None] | None = None) -> ObjectClient[Pod]:
     """Return a client of pods."""
     return ObjectClient(requests, group="/api/v1", resource="pods", decode=_pod, written=written)
 
 
 def replica_set_client(
-    requests: Requests, kind: ReplicaSetKind = REPLICA_SET, *, written: Callable[[ReplicaSet], None] | None = None
+    requests: Client, kind: ReplicaSetKind = REPLICA_SET, *, written: Callable[[ReplicaSet], None] | None = None
 ) -> ObjectClient[ReplicaSet]:
     """Return a client of ReplicaSets or ReplicationControllers."""
     return ObjectClient(requests, group=kind.group, resource=kind.resource, decode=kind.decode, written=written)
 
 
 def deployment_client(
-    requests: Requests, *, written: Callable[[Deployment], None] | None = None
+    requests: Client, *, written: Callable[[Deployment], None] | None = None
 ) -> ObjectClient[Deployment]:
     """Return a client of Deployments."""
     return ObjectClient(requests, group="/apis/apps/v1", resource="deployments", decode=_deployment, written=written)
 
 
-def service_client(requests: Requests, *, written: Callable[[Service], None] | None = None) -> ObjectClient[Service]:
+def service_client(requests: Client, *, written: Callable[[Service], None] | None = None) -> ObjectClient[Service]:
     """Return a client of Services."""
     return ObjectClient(requests, group="/api/v1", resource="services", decode=_service, written=written)
 
 
-def lease_client(requests: Requests) -> ObjectClient[Lease]:
+def lease_client(requests: Client) -> ObjectClient[Lease]:
     """Return a client of the Leases in which node proxies write their drain reports."""
     return ObjectClient(requests, group="/apis/coordination.k8s.io/v1", resource="leases", decode=_lease)
 

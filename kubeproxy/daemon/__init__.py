@@ -17,6 +17,6 @@ operator_view        the monitor, the access log, orders (`operator_orders`), an
 
 Made before all of them are `process_start`, `current_configuration` (`reload` replaces it, `settings` translates it),
 `data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `parts` holds them all for
-what shows them. Of the process itself: `signals`, `sd_notify`, `process_limits`, `check_files`, `startup_progress`,
+what shows them. Of the process itself: `signals`, `process_limits`, `check_files`, `startup_progress`,
 `shutdown`; `container_init` is the first process of a container.
 """

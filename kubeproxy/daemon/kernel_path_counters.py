@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
 
-from kubeproxy.daemon.flow_accounting import NO_FLOWS, FlowCounts
+from kubeproxy.daemon.flow_accounting import NO_FLOWS, FlowAccounting, FlowCounts
 from kubeproxy.dataplane.interface import NOTHING, Counters
 from kubeproxy.model import FrontendName, Traffic
 from kubeproxy.model.errors import KernelError
@@ -29,16 +29,6 @@ SLICE_S: Final = 0.002
 """How many seconds of work lie between two yields to the event loop."""
 
 
-class Flows(Protocol):
-    """The part of `FlowAccounting` that is used here. Tests have flows without a kernel."""
-
-    async def refresh(self) -> None:
-        """Read the flows from the kernel, unless that was done too often."""
-
-    def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
-        """Return the open connections and bytes of these frontends."""
-
-
 class KernelTraffic:
     """The sums of frontends since `begin`.
 
@@ -49,7 +39,7 @@ class KernelTraffic:
     def __init__(
         self,
         frontends: Callable[[], Collection[FrontendState]],
-        flows: Flows,
+        flows: FlowAccounting,
         *,
         read: Callable[[Collection[Traffic] | None], Awaitable[Mapping[Traffic, int]]] = new_connections,
     ) -> None:

@@ -36,7 +36,6 @@ from kubeproxy.daemon.process_limits import end_if_hung, reap_adopted, restrict_
 from kubeproxy.daemon.process_start import Process, look_at_own_ports, on_crash
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.reporting import Reporting
-from kubeproxy.daemon.sd_notify import own_notifier
 from kubeproxy.daemon.settings import conntrack_limits
 from kubeproxy.daemon.shutdown import RulesAtExit, Shutdown, last_s, rules_at_exit
 from kubeproxy.daemon.signals import Signals
@@ -60,6 +59,7 @@ from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import Tracker
 from kubeproxy.runtime import compiled
 from kubeproxy.runtime.keep_running import kept_running
+from kubeproxy.runtime.sd_notify import own_notifier
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)

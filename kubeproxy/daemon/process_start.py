@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import structlog
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.model import Protocol
 from kubeproxy.netfilter.port_holders import Holders
+from kubeproxy.runtime.sd_notify import Notifier
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)

@@ -26,7 +26,7 @@ from kubeproxy.runtime.histogram import Histogram
 
 
 class Abortable(Protocol):
-    """A probe that is in progress."""
+    """A probe that is in progress. Its module imports this one."""
 
     def abort(self) -> None:
         """End the probe now, without a result."""

@@ -17,8 +17,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from kubeproxy.kubernetes.api_types import Wire
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.object_client import Requests
 
 CACHE_S: Final = 10.0
 """For how many seconds an answer is used (the default of delegated authentication and authorization)."""
@@ -64,7 +64,7 @@ class AccessRefusedError(Exception):
 class DelegatedAccess:
     """Asks the API server about each client at most once in `CACHE_S`. `clock` returns monotonic seconds."""
 
-    def __init__(self, requests: Requests, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, requests: Client, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests = requests
         self._users: _Recent[bytes, User | None] = _Recent(clock)
         self._decisions: _Recent[tuple[User, str, str], str | None] = _Recent(clock)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Garbage
 
 T = TypeVar("T")
@@ -17,18 +18,6 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-
-
-class Requests(Protocol):
-    """The part of `Client` that is used here. In tests an API server in memory implements it, too, without HTTP."""
-
-    async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
-        """Return the body of an answer. Raise `ApiError` for anything else."""
-
-    async def send_json(
-        self, method: str, path: str, body: bytes, *, content_type: str = "application/json"
-    ) -> bytearray:
-        """Write an object, and return the body of the answer."""
 
 
 class ObjectClient(Generic[T]):
@@ -40,7 +29,7 @@ class ObjectClient(Generic[T]):
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         *,
         group: str,
         resource: str,

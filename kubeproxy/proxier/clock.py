@@ -6,35 +6,21 @@ import asyncio
 import math
 import time
 from contextlib import suppress
-from typing import Protocol
 
 
-class Clock(Protocol):
-    """A monotonic clock with which tasks wait. Tests move a clock of their own."""
+class Clock:
+    """The running event loop's clock, with which tasks wait. Tests move a clock of their own."""
 
     def now(self) -> float:
         """Return the seconds since a fixed moment."""
-
-    def unix_now(self) -> float:
-        """Return the Unix time, by which drain requests expire."""
-
-    async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait until the event is set, or until that time. With infinity wait for the event alone."""
-
-
-class LoopClock:
-    """The running event loop's clock."""
-
-    def now(self) -> float:
-        """Return the seconds of the loop's clock."""
         return asyncio.get_running_loop().time()
 
     def unix_now(self) -> float:
-        """Return the Unix time."""
+        """Return the Unix time, by which drain requests expire."""
         return time.time()
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait until the event is set, or until that time."""
+        """Wait until the event is set, or until that time. With infinity wait for the event alone."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await event.wait()

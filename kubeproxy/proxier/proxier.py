@@ -23,7 +23,7 @@ import structlog
 from kubeproxy.dataplane.interface import DataPlane
 from kubeproxy.model import Destination, FrontendName
 from kubeproxy.model.errors import KubeproxyError
-from kubeproxy.proxier.clock import Clock, LoopClock
+from kubeproxy.proxier.clock import Clock
 from kubeproxy.proxier.data_path_choice import Ejected
 from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
 from kubeproxy.proxier.listeners import Step
@@ -67,7 +67,7 @@ class Proxier:
         self._tracker = tracker
         self._data_plane = data_plane
         self._netfilter = kernel.netfilter
-        self._clock = clock or LoopClock()
+        self._clock = clock or Clock()
         self._state = ProxierState(ports, settings)
         self._schedule = Schedule(settings.periods, jitter)
         self._reports = Reports(observer or ProxierObserver())

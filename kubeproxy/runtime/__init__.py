@@ -5,6 +5,7 @@ threads           runs blocking work in threads
 output            standard output and standard error of the commands
 child_process     a child process with a channel
 compiled          imports modules in their compiled form, where a build has made it
+sd_notify         tells the service manager that the process is ready, alive, or stopping
 keep_running      restarts a part that fails by an internal error
 backoff           delays between tries
 few_by_name       logs the first events of an interval by name, and counts the others

@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 
 class NodeSink(Protocol):
-    """Takes the object of this node. The tracker does so."""
+    """Takes the object of this node. It is the tracker, too, and the manifests have no use for it."""
 
     def set_node(self, node: Node | None) -> None:
         """Set this node's object, or None if it does not exist."""

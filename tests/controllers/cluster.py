@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, cast
 
 from kubeproxy.controllers.deployments.controller import DeploymentController
-from kubeproxy.controllers.event_sink import EventType, Involved
+from kubeproxy.controllers.event_reporter import EventReporter, EventType, Involved
 from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.readiness.controller import ReadinessController
 from kubeproxy.controllers.replicaset_kind import REPLICA_SET, REPLICATION_CONTROLLER
@@ -29,7 +29,7 @@ HANG_S = 100_000.0
 """Virtual seconds after which a scenario counts as stuck."""
 
 
-class Recorded:
+class Recorded(EventReporter):
     """The Events that were reported."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from kubeproxy.daemon.flow_accounting import FlowCounts
+from kubeproxy.daemon.flow_accounting import FlowAccounting, FlowCounts
 from kubeproxy.daemon.kernel_path_counters import FRESH_S, KernelTraffic
 from kubeproxy.dataplane.interface import Counters
 from kubeproxy.model import Address, Destination, FrontendName, Protocol, Traffic
@@ -19,7 +19,7 @@ from tests.observability.status.observation import GOOD, MAIL, WEB, frontend, na
 AT = Traffic(Destination(Address("10.96.0.1"), Protocol.TCP, 80))
 
 
-class Flows:
+class Flows(FlowAccounting):
     """Flows as the kernel has them."""
 
     def __init__(self) -> None:

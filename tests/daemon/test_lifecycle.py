@@ -16,12 +16,12 @@ from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.lifecycle import Daemon
 from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.rescue_control import Rescue
-from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.state_keeper import StateKeeper
 from kubeproxy.daemon.takeover.control_socket import PREFIX
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.runtime.abstract_sockets import listening
+from kubeproxy.runtime.sd_notify import Notifier
 from kubeproxy.runtime.tasks import TaskSet
 from tests.config.files import of_flags
 

@@ -13,6 +13,7 @@ from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import Kernel, NodeFacts, Periods, PortRange, PortSystemCalls, Proxier, ProxierSettings, Tracker
+from kubeproxy.proxier.clock import Clock
 from kubeproxy.proxier.kernel_sync import NoRivals, Rivals
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_system_calls import FindHolders, no_holders
@@ -25,7 +26,7 @@ from tests.support.doubles.netfilter import FakeNetfilter
 SOURCE = "kubernetes"
 
 
-class FakeClock:
+class FakeClock(Clock):
     """A clock that the test moves."""
 
     def __init__(self) -> None:

@@ -9,22 +9,23 @@ from typing import Any
 import msgspec
 import structlog
 
-from kubeproxy.controllers import event_sink
+from kubeproxy.controllers import event_reporter
 from kubeproxy.controllers.api_types import Deployment, Pod, ReplicaSet
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.controllers.deployments.drain_sync import LOOK_S
 from kubeproxy.controllers.deployments.sync import DeploymentSync, Surroundings
 from kubeproxy.controllers.deployments.writes import API_VERSION, KIND, DeploymentWrites
-from kubeproxy.controllers.event_sink import EventSink
+from kubeproxy.controllers.event_reporter import EventReporter
 from kubeproxy.controllers.informers import Informers, deployment_client, pod_client, replica_set_client
 from kubeproxy.controllers.proxy_requests.deployment_drains import DeploymentDrains
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, OwnerReference, controller_of, key_of
-from kubeproxy.kubernetes.object_client import STRATEGIC, Requests
+from kubeproxy.kubernetes.object_client import STRATEGIC
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +39,9 @@ class DeploymentController:
     def __init__(
         self,
         *,
-        requests: Requests,
+        requests: Client,
         informers: Informers,
-        sink: EventSink,
+        sink: EventReporter,
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
@@ -152,7 +153,7 @@ class DeploymentController:
     async def _refuse(self, deployment: Deployment) -> None:
         """Report that a Deployment has an empty selector, which would match every pod of the namespace."""
         message = "This deployment is selecting all pods. A non-empty selector is required."
-        self._writes.report(deployment, "Warning", event_sink.SELECTING_ALL, message)
+        self._writes.report(deployment, "Warning", event_reporter.SELECTING_ALL, message)
         if deployment.status.observed_generation < deployment.metadata.generation:
             observed = msgspec.structs.replace(deployment.status, observed_generation=deployment.metadata.generation)
             await self._writes.status(deployment, observed)

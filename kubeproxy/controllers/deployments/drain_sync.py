@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kubeproxy.controllers import conditions, event_sink
+from kubeproxy.controllers import conditions, event_reporter
 from kubeproxy.controllers.api_types import Condition, Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import drain_plan
 from kubeproxy.controllers.deployments.drain_plan import (
@@ -76,14 +76,14 @@ class DrainStep:
         try:
             options = drain_plan.options_of(deployment)
         except ValueError as error:
-            writes.report(deployment, "Warning", event_sink.DRAIN_OPTIONS, f"{error}; proxies are not waited for")
+            writes.report(deployment, "Warning", event_reporter.DRAIN_OPTIONS, f"{error}; proxies are not waited for")
             options = None
         if options is None or not active(list(old)) or drains.does_without(deployment):
             return None
         if not drains.proxies.ready:
             if drains.first_unknown(deployment):
                 text = "Services or drain reports cannot be read; proxies are not waited for"
-                writes.report(deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
+                writes.report(deployment, "Warning", event_reporter.PROXIES_UNKNOWN, text)
             return None
         reports = drains.proxies.reports()
         if not reports.nodes:
@@ -112,7 +112,7 @@ class DrainStep:
                 f"Pod {pod.metadata.name} counts although the proxies of {number_and_names(waiting)} do not use it"
                 f" after {self.options.use_s:g} s"
             )
-            self.writes.report(self.deployment, "Warning", event_sink.PROXIES_LATE, text)
+            self.writes.report(self.deployment, "Warning", event_reporter.PROXIES_LATE, text)
         used.update(pod.metadata.uid for pod in (*self.plan.in_service, *self.plan.late))
 
     async def _ask(self, more: Sequence[Pod]) -> None:
@@ -159,7 +159,7 @@ class DrainStep:
         if draining:
             await self._ask(draining)
             names = ", ".join(pod.metadata.name for pod in draining)
-            self.writes.report(self.deployment, "Normal", event_sink.DRAINING, f"Draining pods: {names}")
+            self.writes.report(self.deployment, "Normal", event_reporter.DRAINING, f"Draining pods: {names}")
 
     def _report_cut(self, pods: Sequence[Pod]) -> None:
         for pod in pods:
@@ -167,7 +167,7 @@ class DrainStep:
             if state is not None and state.since is not None and not state.done:
                 what = f"{state.connections} open connections" if state.connections else _unfollowed(state)
                 text = f"Pod {pod.metadata.name} is deleted after {self.options.drain_s:g} s with {what}"
-                self.writes.report(self.deployment, "Warning", event_sink.DRAIN_TIMED_OUT, text)
+                self.writes.report(self.deployment, "Warning", event_reporter.DRAIN_TIMED_OUT, text)
 
     @property
     def waits(self) -> bool:

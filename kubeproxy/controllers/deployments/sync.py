@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kubeproxy.controllers import conditions, event_sink, template
+from kubeproxy.controllers import conditions, event_reporter, template
 from kubeproxy.controllers.api_types import Deployment, DeploymentStatus, Pod, ReplicaSet
 from kubeproxy.controllers.deployments import progress, proportional, retention, revisions, rollback, rolling_update
 from kubeproxy.controllers.deployments import status as deployment_status
@@ -146,7 +146,7 @@ class DeploymentSync:
             return  # No Event arrives, and queued Events would only use up the object's rate limit.
         deployment = self._deployment
         message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'
-        self._writes.report(deployment, "Warning", event_sink.CREATE_ERROR, message)
+        self._writes.report(deployment, "Warning", event_reporter.CREATE_ERROR, message)
         if deployment.deadline_s is not None:
             failed = conditions.new(
                 conditions.PROGRESSING, conditions.FALSE, progress.FAILED_CREATE, message, self._around.clock()
@@ -187,7 +187,7 @@ class DeploymentSync:
         self._around.drains.do_without(self._deployment)
         if self._around.drains.first_unknown(self._deployment):
             text = f"{error}; proxies are not waited for"
-            self._writes.report(self._deployment, "Warning", event_sink.PROXIES_UNKNOWN, text)
+            self._writes.report(self._deployment, "Warning", event_reporter.PROXIES_UNKNOWN, text)
 
     async def _end_drains(self) -> None:
         """End the drains of pods that no rollout is about to delete, so that they get connections again, and remove
@@ -269,22 +269,24 @@ class DeploymentSync:
         everything = [*self._old, self._demanded_new()]
         wanted = rollback.requested_revision(deployment) or rollback.previous_revision(everything)
         if wanted is None:
-            self._writes.report(deployment, "Warning", event_sink.ROLLBACK_NOT_FOUND, "Unable to find last revision.")
+            self._writes.report(
+                deployment, "Warning", event_reporter.ROLLBACK_NOT_FOUND, "Unable to find last revision."
+            )
         elif (target := rollback.find_revision(everything, wanted)) is None:
             self._writes.report(
-                deployment, "Warning", event_sink.ROLLBACK_NOT_FOUND, "Unable to find the revision to rollback to."
+                deployment, "Warning", event_reporter.ROLLBACK_NOT_FOUND, "Unable to find the revision to rollback to."
             )
         elif rollback.same_template(deployment, target):
             self._writes.report(
                 deployment,
                 "Warning",
-                event_sink.ROLLBACK_UNCHANGED,
+                event_reporter.ROLLBACK_UNCHANGED,
                 f'The rollback revision contains the same template as current deployment "{deployment.metadata.name}"',
             )
         else:
             self._deployment = await self._writes.replace_template(deployment, rollback.patch(deployment, target))
             done = f'Rolled back deployment "{deployment.metadata.name}" to revision {wanted}'
-            self._writes.report(deployment, "Normal", event_sink.ROLLBACK_DONE, done)
+            self._writes.report(deployment, "Normal", event_reporter.ROLLBACK_DONE, done)
             return
         self._deployment = await self._writes.annotate(deployment, {revisions.ROLLBACK_TO: None})
 

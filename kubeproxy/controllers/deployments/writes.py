@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kubeproxy.controllers import event_sink, template
+from kubeproxy.controllers import event_reporter, template
 from kubeproxy.controllers.api_types import Deployment, DeploymentStatus, ReplicaSet
 from kubeproxy.controllers.deployments.revisions import annotations_for_new, scale_annotations
 from kubeproxy.controllers.deployments.rolling_update import Scale
-from kubeproxy.controllers.event_sink import EventSink, EventType, Involved
+from kubeproxy.controllers.event_reporter import EventReporter, EventType, Involved
 from kubeproxy.controllers.surge import max_total
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
@@ -32,7 +32,7 @@ class DeploymentWrites:
 
     deployments: ObjectClient[Deployment]
     replica_sets: ObjectClient[ReplicaSet]
-    sink: EventSink
+    sink: EventReporter
 
     def report(self, deployment: Deployment, type: EventType, reason: str, message: str) -> None:
         """Report an Event about the Deployment."""
@@ -112,7 +112,7 @@ class DeploymentWrites:
     def _report_scaling(self, deployment: Deployment, name: str, before: int, after: int) -> None:
         direction = "up" if after > before else "down"
         message = f"Scaled {direction} replica set {name} from {before} to {after}"
-        self.report(deployment, "Normal", event_sink.SCALING, message)
+        self.report(deployment, "Normal", event_reporter.SCALING, message)
 
 
 def replica_set_name(deployment: Deployment) -> str:

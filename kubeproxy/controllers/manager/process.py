@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from aiohttp import web
@@ -16,11 +15,11 @@ from kubeproxy.controllers.manager.pages import routes
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
-from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.answers import Gate
 from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 from kubeproxy.observability.http.tls import ServingTls, TlsFiles
+from kubeproxy.runtime.sd_notify import Notifier
 from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
@@ -58,29 +57,7 @@ class Serving:
         )
 
 
-class ServiceManager(Protocol):
-    """The service manager that started this process, as in sd_notify(3).
-
-    The implementation is in the daemon, which controllers must not import.
-    """
-
-    def starting(self, status: str) -> None:
-        """Report that this process is not ready yet."""
-
-    def ready(self, status: str) -> None:
-        """Report that this process is ready: its controllers run, or it waits for the Lease."""
-
-    def stopping(self, status: str, *, takes_s: float) -> None:
-        """Report that this process is about to end."""
-
-    async def beat(self, status: Callable[[], str]) -> None:
-        """Report the status at intervals, until cancelled."""
-
-    def close(self) -> None:
-        """Close the connection to the service manager."""
-
-
-def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
+def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: Notifier) -> int:
     """Run the process, and return its exit status: 0 after a signal, 1 after leadership is lost."""
     import uvloop
 
@@ -88,7 +65,7 @@ def run(settings: ManagerSettings, client: ClientSettings, serving: Serving, not
         return runner.run(_live(settings, client, serving, notifier))
 
 
-async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: ServiceManager) -> int:
+async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serving, notifier: Notifier) -> int:
     """Run the manager and the HTTP servers, and return the exit status."""
 
     async def connect(purpose: str) -> Client:
@@ -116,9 +93,8 @@ async def _live(settings: ManagerSettings, client: ClientSettings, serving: Serv
         notifier.close()
 
 
-def make_servers(manager: ControllerManager, serving: Serving, reviews: Requests | None) -> list[HttpServer]:
-    """Return the plain HTTP server and the TLS server, each if its port is not 0. `reviews` is a client of the API
-    server, which authenticates and authorizes the clients of the TLS server.
+def make_servers(manager: ControllerManager, serving: Serving, reviews: Client | None) -> list[HttpServer]:
+    """Return the plain and the secure server, if they have a port. `reviews` asks the API server about clients.
 
     Raise ConfigError if a TLS file cannot be used.
     """
@@ -163,9 +139,9 @@ def _gate(serving: Serving, access: DelegatedAccess) -> Gate:
     return refuse
 
 
-async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: ServiceManager) -> int:
-    """Run the manager until a signal comes or the manager ends. Return the exit status."""
-    tasks = TaskSet(lambda name, error: None)  # Errors are read below.
+async def _until_the_end(manager: ControllerManager, stop: asyncio.Event, notifier: Notifier) -> int:
+    """Work until a signal comes or the work ends. Return the exit status."""
+    tasks = TaskSet(lambda name, error: None)  # The work may fail; its error is read below.
     working = tasks.start(manager.run(), name="controller manager")
     stopping = tasks.start(stop.wait(), name="signals")
     tasks.start(notifier.beat(lambda: summary(manager)), name="service manager")

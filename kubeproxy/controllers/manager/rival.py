@@ -20,10 +20,10 @@ import structlog
 from kubeproxy.controllers.api_types import Pod, ReplicaSet
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.api_types import Wire
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.leader_election import Lease
 from kubeproxy.kubernetes.metadata import controller_of
-from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.model.errors import KubeproxyError
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class Rival:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         *,
         pods: Iterable[Pod],
         replica_sets: Sequence[tuple[str, Iterable[ReplicaSet]]],

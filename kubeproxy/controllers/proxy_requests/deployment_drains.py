@@ -8,10 +8,11 @@ from typing import Final
 from kubeproxy.controllers.api_types import Deployment, Pod
 from kubeproxy.controllers.informers import Informers
 from kubeproxy.controllers.proxy_requests.node_proxies import SOON_S, FailingWrites, NodeProxies
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.metadata import key_of
-from kubeproxy.kubernetes.object_client import ObjectClient, Requests, is_not_found
+from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found
 from kubeproxy.model.drain_request import Want
 
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -28,7 +29,7 @@ class DeploymentDrains:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         informers: Informers,
         *,
         pods: ObjectClient[Pod],

@@ -21,12 +21,13 @@ from kubeproxy.controllers.proxy_requests.reports import (
     reports_of,
 )
 from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, merged, name_of, requests_of, selects
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError, Unauthorized
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import NAMESPACE
 from kubeproxy.kubernetes.metadata import key_of
-from kubeproxy.kubernetes.object_client import Requests, is_conflict, is_not_found, server_text
+from kubeproxy.kubernetes.object_client import is_conflict, is_not_found, server_text
 from kubeproxy.model.drain_report import NodeReport
 from kubeproxy.model.drain_request import Want
 from kubeproxy.model.errors import ClusterError
@@ -73,7 +74,7 @@ class NodeProxies:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         informers: Informers,
         *,
         clock: Callable[[], float],

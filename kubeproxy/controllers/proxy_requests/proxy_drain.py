@@ -19,8 +19,9 @@ from kubeproxy.controllers.informers import lease_client, service_client
 from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, live_reports
 from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.kubernetes import api_types
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
-from kubeproxy.kubernetes.object_client import Requests, is_conflict, is_not_found
+from kubeproxy.kubernetes.object_client import is_conflict, is_not_found
 from kubeproxy.model.drain_report import REPORT_NAMESPACE, REPORT_SELECTOR
 from kubeproxy.model.drain_request import REQUESTS, DrainRequest, DrainRequests, Want, encode_requests
 
@@ -44,7 +45,7 @@ class ProxyDrain:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         namespace: str,
         owner: str,
         *,

@@ -13,20 +13,21 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.controllers import event_sink
+from kubeproxy.controllers import event_reporter
 from kubeproxy.controllers.api_types import Pod, Service
-from kubeproxy.controllers.event_sink import EventSink, EventType, Involved
+from kubeproxy.controllers.event_reporter import EventReporter, EventType, Involved
 from kubeproxy.controllers.informers import Informers, pod_client
 from kubeproxy.controllers.proxy_requests.node_proxies import SOON_S, NodeProxies, NotAskedError
 from kubeproxy.controllers.proxy_requests.reports import NOTHING, Reports
 from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, is_node_local, name_of, requests_of
 from kubeproxy.controllers.readiness import gates
 from kubeproxy.controllers.readiness.gates import Answers, Verdict
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.controller import Controller, monotonic
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.metadata import key_of
-from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
+from kubeproxy.kubernetes.object_client import STRATEGIC, is_not_found
 from kubeproxy.model.drain_request import Want
 
 log = structlog.get_logger(__name__)
@@ -56,9 +57,9 @@ class ReadinessController:
     def __init__(
         self,
         *,
-        requests: Requests,
+        requests: Client,
         informers: Informers,
-        sink: EventSink,
+        sink: EventReporter,
         workers: int,
         clock: Callable[[], float] = time,
     ) -> None:
@@ -242,7 +243,7 @@ class ReadinessController:
         """Report an Event, once, if a pod's annotation is invalid."""
         if pod.metadata.uid not in self._faulty and (fault := gates.fault_of(pod)):
             self._faulty.add(pod.metadata.uid)
-            self._report(pod, event_sink.DRAIN_OPTIONS, fault)
+            self._report(pod, event_reporter.DRAIN_OPTIONS, fault)
 
     def _report(self, pod: Pod, reason: str, message: str, type: EventType = "Warning") -> None:
         self._sink.record(Involved.of("v1", "Pod", pod.metadata), type, reason, message)

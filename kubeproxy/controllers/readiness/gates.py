@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from kubeproxy.controllers import event_sink
+from kubeproxy.controllers import event_reporter
 from kubeproxy.controllers.api_types import Pod, PodCondition
 from kubeproxy.controllers.pod_state import condition_of, is_active, is_ready, ready_since
 from kubeproxy.controllers.proxy_requests.reports import PodDrain, Reports, number_and_names
@@ -114,14 +114,16 @@ def verdict(pod: Pod, answers: Answers, now: float) -> Verdict | None:
     if not answers.exposed:
         return Verdict(Reason.NO_SERVICE, "No Service sends connections to this pod through the node proxies")
     if answers.trouble:
-        return Verdict(Reason.NOT_ASKED, f"{answers.trouble}; proxies are not waited for", event_sink.PROXIES_UNKNOWN)
+        return Verdict(
+            Reason.NOT_ASKED, f"{answers.trouble}; proxies are not waited for", event_reporter.PROXIES_UNKNOWN
+        )
     if not answers.reports.nodes:
         text = "No node's proxy reports (kubeproxy.drainReports is off, or no proxy runs); proxies are not waited for"
-        return Verdict(Reason.NO_REPORTS, text, event_sink.PROXIES_UNKNOWN)
+        return Verdict(Reason.NO_REPORTS, text, event_reporter.PROXIES_UNKNOWN)
     if state.since is not None and not state.waiting:
         return Verdict(Reason.IN_USE, "The proxies of all nodes that report use this pod")
     if now >= waits_since(pod) + use_s:
-        return Verdict(Reason.TIMED_OUT, _late(state, use_s), event_sink.PROXIES_LATE)
+        return Verdict(Reason.TIMED_OUT, _late(state, use_s), event_reporter.PROXIES_LATE)
     if state.since is not None and now - state.since > LATE_S:
         nodes = number_and_names(state.waiting)
         return Verdict(Reason.WAITS, f"The proxies of {nodes} do not use this pod yet; it counts after {use_s:g} s")

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from kubeproxy.controllers.api_types import Pod, ReplicaSet, ReplicaSetStatus
-from kubeproxy.controllers.event_sink import EventSink
+from kubeproxy.controllers.event_reporter import EventReporter
 from kubeproxy.controllers.informers import pod_client, replica_set_client
 from kubeproxy.controllers.pod_ranking import choose_pods_to_delete
 from kubeproxy.controllers.pod_state import is_active, is_ready, is_terminating
@@ -17,6 +17,7 @@ from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
 from kubeproxy.controllers.replicasets import status as replicaset_status
 from kubeproxy.controllers.replicasets.pod_control import PodRequests
 from kubeproxy.controllers.replicasets.slow_start import BURST
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.claim import claim
 from kubeproxy.kubernetes.controller.controller import Controller, monotonic
@@ -26,7 +27,7 @@ from kubeproxy.kubernetes.informer.informer import Informer
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import CONTROLLER, NAMESPACE, ORPHANS
 from kubeproxy.kubernetes.metadata import Meta, controller_of, key_of
-from kubeproxy.kubernetes.object_client import STRATEGIC, Requests, is_not_found
+from kubeproxy.kubernetes.object_client import STRATEGIC, is_not_found
 
 log = structlog.get_logger(__name__)
 
@@ -38,10 +39,10 @@ class ReplicaSetController:
         self,
         kind: ReplicaSetKind,
         *,
-        requests: Requests,
+        requests: Client,
         replica_sets: Informer[ReplicaSet],
         pods: Informer[Pod],
-        sink: EventSink,
+        sink: EventReporter,
         workers: int,
         clock: Callable[[], float] = time,
         burst: int = BURST,

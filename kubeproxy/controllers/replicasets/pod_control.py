@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from kubeproxy.controllers import event_sink
+from kubeproxy.controllers import event_reporter
 from kubeproxy.controllers.api_types import Pod, ReplicaSet, template_of
-from kubeproxy.controllers.event_sink import EventSink, Involved
+from kubeproxy.controllers.event_reporter import EventReporter, Involved
 from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
 from kubeproxy.controllers.replicasets.slow_start import slow_start
 from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
@@ -44,7 +44,7 @@ class PodRequests:
     """Makes the requests that create and delete pods. `pods` is a client of pods."""
 
     pods: ObjectClient[Pod]
-    sink: EventSink
+    sink: EventReporter
     kind: ReplicaSetKind
 
     async def create(
@@ -67,10 +67,10 @@ class PodRequests:
             except ApiError as error:
                 if namespace_terminating(error):
                     return
-                self._report_failure(involved, event_sink.FAILED_CREATE, "creating", error)
+                self._report_failure(involved, event_reporter.FAILED_CREATE, "creating", error)
                 raise
             created(pod)
-            self.sink.record(involved, "Normal", event_sink.SUCCESSFUL_CREATE, f"Created pod: {pod.metadata.name}")
+            self.sink.record(involved, "Normal", event_reporter.SUCCESSFUL_CREATE, f"Created pod: {pod.metadata.name}")
 
         return await slow_start(number, create_one)
 
@@ -91,9 +91,9 @@ class PodRequests:
                 not_deleted(pod)
                 if is_not_found(error) or _another_now(error):
                     return
-                self._report_failure(involved, event_sink.FAILED_DELETE, "deleting", error)
+                self._report_failure(involved, event_reporter.FAILED_DELETE, "deleting", error)
                 raise
-            self.sink.record(involved, "Normal", event_sink.SUCCESSFUL_DELETE, f"Deleted pod: {pod.metadata.name}")
+            self.sink.record(involved, "Normal", event_reporter.SUCCESSFUL_DELETE, f"Deleted pod: {pod.metadata.name}")
 
         results = await asyncio.gather(*map(delete_one, pods), return_exceptions=True)
         return next((result for result in results if isinstance(result, BaseException)), None)

@@ -16,7 +16,8 @@ HOLD_S: Final = 60.0
 
 
 class Owner(Protocol):
-    """What the owner of the node does for a new instance, for a person's command, and for itself when rules change."""
+    """What the owner of the node does for a new instance, for an operator's command, and for itself when rules change.
+    It is the daemon, which this folder must not import."""
 
     def share(self, on: bool) -> None:
         """Let another process hold the same node ports, or stop letting it."""

@@ -24,7 +24,7 @@ bounded because other work waits."""
 
 
 class Begins(Protocol):
-    """A dial that waits for the end of the turn."""
+    """A dial that waits for the end of the turn. It is one of `tcp`, which this folder must not import."""
 
     def begin(self) -> None:
         """Begin the dial."""

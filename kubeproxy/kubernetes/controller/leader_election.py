@@ -24,9 +24,10 @@ import structlog
 
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.api_types import Wire
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 from kubeproxy.kubernetes.controller.election_state import JITTER, LeaderElection, LeaseRecord, Step
-from kubeproxy.kubernetes.object_client import ObjectClient, Requests, already_exists, is_conflict, is_not_found
+from kubeproxy.kubernetes.object_client import ObjectClient, already_exists, is_conflict, is_not_found
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +91,7 @@ class Leadership:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Client,
         name: LeaseName,
         election: LeaderElection,
         *,

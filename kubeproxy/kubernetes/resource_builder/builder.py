@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from kubeproxy.kubernetes.client.errors import StatusError
 from kubeproxy.kubernetes.resource_builder import decode
@@ -29,13 +29,9 @@ Found = ResourceObject | ConfigError | ClusterError
 AwaitKind = Callable[[str, str], Awaitable[bool]]
 """A function that waits for a kind that the server does not serve, given by its group and name. It returns whether the
 server may serve it now."""
-
-
-class Validate(Protocol):
-    """A check of an object before it is handed out."""
-
-    async def __call__(self, item: ResourceObject, duplicates: Sequence[str], /) -> None:
-        """Raise InvalidError if the object must not be used. `duplicates` are the keys that its document has twice."""
+Validate = Callable[[ResourceObject, Sequence[str]], Awaitable[None]]
+"""A function that raises InvalidError if the object must not be used. It also gets the keys that the object's
+document has twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

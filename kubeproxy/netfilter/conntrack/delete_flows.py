@@ -6,8 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
-import typing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -34,6 +33,9 @@ _ADVICE = {
     errno.EPROTONOSUPPORT: "the kernel has no netfilter netlink (CONFIG_NETFILTER_NETLINK)",
     errno.EBUSY: "they are in a flow table of another program, which releases them when they are idle",
 }
+
+_Choose = Callable[[Iterable[TrackedFlow], frozenset[Address]], list[TrackedFlow]]
+"""A function that returns the flows to delete. It gets the flows and the addresses of this node."""
 
 
 class KernelConntrack:
@@ -89,7 +91,7 @@ class KernelConntrack:
         what: str,
         protocol: Protocol,
         families: Collection[Family],
-        choose: _Choice,
+        choose: _Choose,
         *,
         unanswered: bool = False,
     ) -> int:
@@ -101,7 +103,7 @@ class KernelConntrack:
         try:
             with Ctnetlink(timeout_s=self._timeout_s) as ctnetlink:
                 dumps = (ctnetlink.dump(family, protocol, unanswered=unanswered) for family in sorted(families))
-                deleted, failed = ctnetlink.delete(choose(itertools.chain.from_iterable(dumps), local=local))
+                deleted, failed = ctnetlink.delete(choose(itertools.chain.from_iterable(dumps), local))
         except OSError as error:
             raise explained(f"cannot look for {what} by ctnetlink", error.errno, str(error)) from error
         if deleted:
@@ -112,24 +114,18 @@ class KernelConntrack:
         return deleted
 
 
-class _Choice(typing.Protocol):
-    def __call__(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]: ...
-
-
-def _unanswered(
-    transition: Transition, flows: Iterable[TrackedFlow], *, local: frozenset[Address]
-) -> list[TrackedFlow]:
+def _unanswered(transition: Transition, flows: Iterable[TrackedFlow], local: frozenset[Address]) -> list[TrackedFlow]:
     """Return the unanswered TCP flows that our rules would redirect if they began now."""
     return [flow for flow in transition.untranslated(flows, local=local) if wire.is_unanswered(flow)]
 
 
-def _waiting(flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
+def _waiting(flows: Iterable[TrackedFlow], local: frozenset[Address]) -> list[TrackedFlow]:
     """Return the unanswered TCP flows that were translated to this host."""
     return [flow for flow in flows if flow.is_translated and flow.target in local and wire.is_unanswered(flow)]
 
 
 def _ended(
-    landings: Landings, flows: Iterable[TrackedFlow], *, ours: bool, local: frozenset[Address]
+    landings: Landings, flows: Iterable[TrackedFlow], local: frozenset[Address], *, ours: bool
 ) -> list[TrackedFlow]:
     """Return the TCP flows that lead to this node and have no socket. A flow whose handshake has not ended may still
     get a socket of another process. A socket of ours no longer takes new flows when this is called."""

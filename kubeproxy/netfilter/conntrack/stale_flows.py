@@ -217,7 +217,7 @@ class Transition:
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
-    def stale(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
+    def stale(self, flows: Iterable[TrackedFlow], local: frozenset[Address]) -> list[TrackedFlow]:
         """Return the UDP flows that contradict the rules in force. `local` has this node's addresses.
 
         A flow to a destination that is redirected now is stale

@@ -20,9 +20,10 @@ from kubeproxy.cli.controller_manager import controller_manager
 from kubeproxy.controllers.manager import process
 from kubeproxy.controllers.manager.manager import ControllerManager, ManagerSettings
 from kubeproxy.controllers.manager.process import Serving, make_servers
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
-from kubeproxy.kubernetes.object_client import Requests
 from kubeproxy.observability.http.tls import TlsFiles
+from kubeproxy.runtime.sd_notify import Notifier
 from tests.kubernetes.test_delegated_access import Reviewer
 
 HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
@@ -36,7 +37,7 @@ async def _no_client(purpose: str) -> Any:
 async def _served(serving: Serving, reviewer: Reviewer | None = None) -> AsyncIterator[list[int]]:
     """The ports of the servers."""
     manager = ControllerManager(ManagerSettings(identity="it"), _no_client)
-    servers = make_servers(manager, serving, cast(Requests, reviewer or Reviewer()))
+    servers = make_servers(manager, serving, cast(Client, reviewer or Reviewer()))
     for server in servers:
         await server.start()
     try:
@@ -158,7 +159,7 @@ class _Working(ControllerManager):
             raise
 
 
-class _ServiceManager:
+class _ServiceManager(Notifier):
     """What the process has sent to systemd."""
 
     def __init__(self) -> None:

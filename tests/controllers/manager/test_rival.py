@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.manager.rival import OTHER, Rival, RivalError
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 
 NOW = 1_795_219_200.0
@@ -25,7 +26,7 @@ def pod(name: str, made: str = "2026-11-21T00:00:01Z") -> Pod:
     return msgspec.convert({"metadata": metadata}, Pod)
 
 
-class Server:
+class Server(Client):
     """Answers from what the test has put there."""
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Server:
         self.made: dict[str, list[dict[str, Any]]] = {}
         self.asked: list[str] = []
 
-    async def get_json(self, path: str, query: Mapping[str, str] | None = None) -> bytearray:
+    async def get_json(self, path: str, query: Mapping[str, str] | None = None, **_: Any) -> bytearray:
         if path == LEASE:
             if self.lease is None:
                 raise ApiError("leases: not found", cause="other", status=404)

@@ -65,7 +65,7 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 from kubeproxy.model import Address, Family, FrontendName, ServicePortName, Target
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.ruleset import RuleSet
-from kubeproxy.proxier.clock import LoopClock
+from kubeproxy.proxier.clock import Clock
 from kubeproxy.proxier.kernel_sync import Kernel, KernelSync
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.reports import Reports
@@ -607,7 +607,7 @@ def kernel_sync(
     transfer = RuleTransfer(new, plane or FakeDataPlane(), adapter=netfilter.name, on_taken=on_taken)
     kernel = Kernel(netfilter, conntrack or FakeConntrack(), handover=transfer)
     schedule = Schedule(Periods(), lambda: 0.0)
-    return KernelSync(kernel, RuleSetBuilder(), schedule, LoopClock(), Reports(ProxierObserver()))
+    return KernelSync(kernel, RuleSetBuilder(), schedule, Clock(), Reports(ProxierObserver()))
 
 
 async def test_the_first_transaction_and_its_flows_are_the_takeover(name: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from typing import cast
 
 import pytest
 import structlog.testing
 
+from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import Unreachable
 from kubeproxy.kubernetes.controller.election_state import LeaderElection
 from kubeproxy.kubernetes.controller.leader_election import Leadership, LeadershipLostError, LeaseName
@@ -23,7 +25,7 @@ class _Candidate:
         loop = asyncio.get_running_loop()
         self.offset = 0.0
         self.leadership = Leadership(
-            api,
+            cast(Client, api),
             NAME,
             LeaderElection(identity),
             clock=lambda: loop.time() + self.offset,

@@ -12,8 +12,8 @@ import pytest
 
 from kubeproxy.config.load import load
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.sd_notify import Notifier
 from kubeproxy.model.errors import ConfigError
+from kubeproxy.runtime.sd_notify import Notifier
 
 SOURCES = Path(__file__).parents[3] / "systemd"
 NEEDED_CAPABILITIES = {"CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW"}

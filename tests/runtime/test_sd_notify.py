@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.daemon.sd_notify import BEAT_S, Notifier
+from kubeproxy.runtime.sd_notify import BEAT_S, Notifier
 from tests.support.lab import Daemon, Host, service_manifest, write_manifest
 
 
