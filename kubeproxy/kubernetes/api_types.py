@@ -1,8 +1,8 @@
 """Kubernetes objects as msgspec structs, with only the fields in use.
 
-Any field may be absent or null, as with real servers. Unknown fields are skipped and cost nothing. Decoding checks
-types; `kubeproxy.sources.translate` checks values. Labels and annotations are structs of the few keys in use, because a
-Service's annotations may carry a copy of the whole object.
+Any field may be absent or null. Unknown fields are skipped and use no memory. Decoding checks types;
+`kubeproxy.sources.translate` checks values. Labels and annotations are structs of the few keys in use, because a
+Service's annotations may contain a copy of the whole object.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import msgspec
 T = TypeVar("T")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions that msgspec raises for unusable bytes: not JSON, of other types, not UTF-8, or nested deeper than the
-interpreter's stack allows."""
+"""The exceptions that msgspec raises for bytes that it cannot decode: not JSON, a wrong type, not UTF-8, or nested
+deeper than the interpreter's stack allows."""
 
 
 SOURCE = "kubernetes"
-"""The label of API server data in logs and metrics."""
+"""The name of the API server as a source of objects, in logs and metrics."""
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The base of all wire objects. The garbage collector does not track them.
+    """The base class of objects that are decoded from JSON. The garbage collector does not track its instances.
 
-    Decoded values hold no cycles, and a hundred thousand of them would make every full collection a pause.
+    They contain no reference cycles, and tracking a hundred thousand of them would make every full collection slow.
     """
 
 
 class Labels(Wire, frozen=True):
-    """The labels that name the Service, the proxy and the zone."""
+    """The labels in use, which name the Service of a slice, the proxy that serves a Service, and the zone of a node."""
 
     service_name: str | None = msgspec.field(name="kubernetes.io/service-name", default=None)
     service_proxy_name: str | None = msgspec.field(name="service.kubernetes.io/service-proxy-name", default=None)
@@ -39,7 +39,7 @@ class Labels(Wire, frozen=True):
 
 
 class Annotations(Wire, frozen=True):
-    """The annotations in use."""
+    """The annotations in use, of any kind of object."""
 
     source_ranges: str | None = msgspec.field(
         name="service.beta.kubernetes.io/load-balancer-source-ranges", default=None
@@ -52,7 +52,7 @@ class Annotations(Wire, frozen=True):
 
 
 class ObjectMeta(Wire, frozen=True):
-    """Identity and version of an object."""
+    """The metadata in use: identity, version, labels and annotations."""
 
     name: str | None = None
     namespace: str | None = None
@@ -137,7 +137,7 @@ class EndpointHints(Wire, frozen=True):
 
 
 class TargetRef(Wire, frozen=True):
-    """The object behind an endpoint of a slice, or of the legacy Endpoints. Usually it is a pod."""
+    """The object, usually a pod, that an endpoint of an EndpointSlice or of a legacy Endpoints object refers to."""
 
     kind: str | None = None
     name: str | None = None
@@ -145,8 +145,8 @@ class TargetRef(Wire, frozen=True):
 
 
 def pod_of(target: TargetRef | None) -> str:
-    """Return the UID of the pod behind an endpoint, or its name if no UID is given. The text is empty if no pod is
-    named."""
+    """Return the UID of an endpoint's pod, or the pod's name if there is no UID, or an empty text if the target is not
+    a pod."""
     return (target.uid or target.name or "") if target is not None and target.kind == "Pod" else ""
 
 
@@ -160,7 +160,7 @@ class Endpoint(Wire, frozen=True):
 
 
 class EndpointPort(Wire, frozen=True):
-    """A port of a slice, and of a subset of the legacy Endpoints."""
+    """A port of an EndpointSlice, or of a subset of a legacy Endpoints object."""
 
     name: str | None = None
     protocol: str | None = None
@@ -232,14 +232,14 @@ class Node(Wire, frozen=True):
 
 
 class ListMeta(Wire, frozen=True):
-    """A list's version, and the token of its next page."""
+    """The metadata of a list: its resourceVersion, and the continue token of its next page."""
 
     resource_version: str | None = None
     continue_: str | None = msgspec.field(name="continue", default=None)
 
 
 class ObjectList(Wire, Generic[T], frozen=True):
-    """One page of a list; ``ObjectList[msgspec.Raw]`` leaves the items undecoded."""
+    """One page of a list. With ``ObjectList[msgspec.Raw]`` the items stay undecoded."""
 
     kind: str | None = None
     metadata: ListMeta | None = None
@@ -247,14 +247,14 @@ class ObjectList(Wire, Generic[T], frozen=True):
 
 
 class WatchEvent(Wire, frozen=True):
-    """One line of a watch. The object stays undecoded, because its type depends on the type of the event."""
+    """One event of a watch. The object stays undecoded JSON, because its type depends on the type of the event."""
 
     type: str
     object: msgspec.Raw
 
 
 class Hollow(Wire, frozen=True):
-    """Identity and version of any object, for bookmarks and deletions."""
+    """An object of any kind with only its identity and version, for bookmarks and deletions."""
 
     kind: str | None = None
     metadata: ObjectMeta | None = None
@@ -274,11 +274,11 @@ class StatusDetails(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    """A v1 Status: the body of an error answer, and the object of an ERROR event."""
+    """A v1 Status, which is the body of an error answer and the object of an ERROR event."""
 
     kind: str | None = None
     metadata: ListMeta | None = None
-    """It carries a new continue token after the old one has expired."""
+    """The metadata. If a continue token has expired, it contains a new one."""
     status: str | None = None
     message: str | None = None
     reason: str | None = None

@@ -1,7 +1,7 @@
-"""Lets the API server decide who may read a component's own pages, by TokenReview and SubjectAccessReview.
+"""Asks the API server, by TokenReview and SubjectAccessReview, whether a client may read an HTTP page of this process.
 
-The answers are kept for `CACHE_S`, as the components of Kubernetes keep them. Our own client makes the two requests:
-the daemon reviews clients, too, and the generated client of kubernetes_asyncio would cost it 35 MiB.
+The answers are cached for `CACHE_S`, as by the components of Kubernetes. The requests are made with our own client,
+because the generated client of kubernetes_asyncio would cost the daemon 35 MiB.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.errors import ApiError
 
 CACHE_S: Final = 10.0
-"""For how many seconds an answer is used (the default of delegated authentication and authorization)."""
+"""How long an answer is used, in seconds (the default of delegated authentication and authorization)."""
 CACHED: Final = 1024
-"""How many answers of each kind are kept."""
+"""The largest number of cached answers of each kind."""
 MAX_TOKEN: Final = 16_384
-"""The longest token in bytes. A longer one is refused without a request to the server."""
+"""The longest accepted token, in bytes. A longer token is refused without a request to the server."""
 STRANGERS: Final = 4
-"""The number of requests at a time about clients that have not proved a name within `ACCEPTED_S`. Further ones are
-refused, so that known clients do not wait behind them."""
+"""The largest number of concurrent requests about tokens that the server has not accepted within `ACCEPTED_S`. Further
+requests are refused, so that known clients do not wait behind unknown clients."""
 ACCEPTED_S: Final = 3600.0
 MASTERS: Final = "system:masters"
-"""Members of this group may do everything, as with every component of Kubernetes."""
+"""Members of this group may read every page, as in every component of Kubernetes."""
 AUTHENTICATED: Final = "system:authenticated"
 
 K = TypeVar("K", bound=Hashable)
@@ -41,7 +41,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A client that has proved its name."""
+    """An authenticated client."""
 
     name: str
     uid: str = ""
@@ -53,8 +53,8 @@ ANONYMOUS: Final = User(name="system:anonymous", groups=("system:unauthenticated
 
 
 class AccessRefusedError(Exception):
-    """A request is refused. `status` is the HTTP status: 401, 403, 429 while too many strangers ask, or 503 if the API
-    server cannot decide."""
+    """Raised if a client may not read a page. `status` is the HTTP status for the client: 401, 403, 429 if there are
+    too many unknown clients, or 503 if the API server does not answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -62,7 +62,8 @@ class AccessRefusedError(Exception):
 
 
 class DelegatedAccess:
-    """Asks the API server about each client at most once in `CACHE_S`. `clock` returns monotonic seconds."""
+    """Authenticates and authorizes clients by the API server. It asks about each client at most once in `CACHE_S`.
+    `clock` returns monotonic seconds."""
 
     def __init__(self, requests: Client, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests = requests
@@ -74,9 +75,10 @@ class DelegatedAccess:
     async def demand(
         self, path: str, method: str, *, authorization: str, certificate: Mapping[str, Any] | None
     ) -> User:
-        """Return the client that requests a page. Raise `AccessRefusedError` if that client may not read the page.
+        """Return the client that requests a page. Raise `AccessRefusedError` if the client may not read the page.
 
-        `authorization` is the header. `certificate` is the client's certificate, verified by TLS, as `ssl` returns it.
+        `authorization` is the value of the header. `certificate` is the client's certificate, which TLS has verified,
+        in the form of `ssl.SSLSocket.getpeercert`.
         """
         user = _user_of(certificate) if certificate else await self._user_with(authorization)
         if MASTERS in user.groups:
@@ -109,8 +111,8 @@ class DelegatedAccess:
 
     @contextmanager
     def _turn(self, *, stranger: bool) -> Iterator[None]:
-        """Count a request while it is made. Raise `AccessRefusedError` if it is about a stranger while `STRANGERS`
-        others wait already."""
+        """Count a request to the API server inside the context. Raise `AccessRefusedError` if it is about an unknown
+        client while there are `STRANGERS` such requests."""
         if stranger and self._strangers >= STRANGERS:
             raise AccessRefusedError(429, "Too many requests of unknown clients; try again")
         self._strangers += stranger
@@ -177,7 +179,7 @@ class _AccessStatus(Wire, frozen=True):
 
 
 class _Recent(Generic[K, V]):
-    """The last answers. Each is in a tuple, because None can be an answer, too."""
+    """A cache of recent answers."""
 
     def __init__(self, clock: Callable[[], float], *, kept_s: float = CACHE_S) -> None:
         self._clock = clock
@@ -185,14 +187,15 @@ class _Recent(Generic[K, V]):
         self._answers: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> tuple[V] | None:
-        """Return the answer in a tuple, or None if there is none or it is too old."""
+        """Return the answer in a tuple of one element, because the answer itself may be None. Return None if there is
+        no answer or it is too old."""
         found = self._answers.get(key)
         if found is None or self._clock() - found[1] >= self._kept_s:
             return None
         return (found[0],)
 
     def put(self, key: K, answer: V) -> None:
-        """Keep an answer. If there are too many, it replaces the oldest one."""
+        """Store an answer. If there are too many, remove the oldest answer."""
         self._answers[key] = answer, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > CACHED:
@@ -200,7 +203,8 @@ class _Recent(Generic[K, V]):
 
 
 def _user_of(certificate: Mapping[str, Any]) -> User:
-    """Read the subject of a client certificate: the common name is the user, the organizations are the groups."""
+    """Return the user of a client certificate: the common name is the user name, and the organizations are the
+    groups."""
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
     names = [value for key, value in subject if key == "commonName"]
     groups = [value for key, value in subject if key == "organizationName"]

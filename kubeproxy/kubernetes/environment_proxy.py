@@ -1,4 +1,4 @@
-"""The proxy that the environment names for a server: http_proxy, https_proxy, no_proxy, as client-go reads them."""
+"""Finds the HTTP proxy for a server in the variables http_proxy, https_proxy and no_proxy, by client-go's rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def environment_proxy(url: str) -> str | None:
-    """Return the environment's proxy for a URL, or None if the server is asked directly.
+    """Return the URL of the proxy for a server's URL, or None if the server is contacted directly.
 
-    aiohttp's own search (``trust_env``) would send what ~/.netrc holds, too, and takes two threads for every request.
+    aiohttp's ``trust_env`` is not used, because it would also send credentials from ~/.netrc, and uses two threads for
+    every request.
     """
     parts = urlsplit(url)
     if not parts.hostname or _is_direct(parts.hostname, parts.port or _PORTS.get(parts.scheme, 0)):
@@ -21,9 +22,10 @@ def environment_proxy(url: str) -> str | None:
 
 
 def _is_direct(host: str, port: int) -> bool:
-    """Return whether no_proxy names a server, or the server is this host itself, for which client-go uses no proxy.
+    """Return whether no_proxy names the server, or the server is this host, for which client-go uses no proxy.
 
-    urllib compares names alone. For an address, an entry may also be a network, or have a port.
+    For names, urllib decides. For addresses, an entry may also be a network, or have a port, which urllib does not
+    support.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -35,13 +37,13 @@ def _is_direct(host: str, port: int) -> bool:
 
 
 def _names(entry: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> bool:
-    """Return whether an entry of no_proxy (``*``, a network, an address, ``ADDRESS:PORT``) is one for a server."""
+    """Return whether an entry of no_proxy (``*``, a network, an address, or ``ADDRESS:PORT``) matches a server."""
     if entry == "*":
         return True
     try:
         return address in ipaddress.ip_network(entry, strict=False)
     except ValueError:
-        pass  # It has a port, or is a name.
+        pass  # The entry has a port, or is a name.
     try:
         parts = urlsplit(f"//{entry}")
         return parts.port == port and ipaddress.ip_address(parts.hostname or "") == address

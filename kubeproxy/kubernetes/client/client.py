@@ -1,4 +1,5 @@
-"""Client of an API server: it sends requests and watches with deadlines. Every failure is an `ApiError`."""
+"""The client of an API server. It sends requests and reads watches, with time limits. Every failure is an
+`ApiError`."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ from kubeproxy.kubernetes.client.transport import Link, lines, pieces, read, rea
 from kubeproxy.model.errors import ConfigError
 
 LARGE_BODY: Final = 1 << 20
-"""A body of more bytes is handed to the connection piece by piece."""
+"""A request body of more bytes is sent in pieces."""
 _MAX_ERROR_BYTES: Final = 256 << 10
 _JSON: Final = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer."""
+    """A successful answer, whose body is read completely."""
 
     code: int
     headers: Mapping[str, str]
@@ -64,7 +65,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """A request with its time limits."""
+    """A request, and the limits of its answer."""
 
     path: str
     method: str = "GET"
@@ -74,15 +75,15 @@ class _Request:
     body: bytes | None = None
     content_type: str = ""
     json_only: bool = True
-    """Whether an answer of another content type is `Garbage`."""
+    """Whether to raise `Garbage` for an answer whose content type is not JSON."""
     total_s: float | None = None
     silence_s: float | None = None
     head_s: float | None = None
 
 
 class Client:
-    """Client of one API server. It connects with its first request. `connect` makes a client whose credentials are read
-    already."""
+    """The client of one API server. It connects at its first request. `connect` returns a client that has already read
+    its credentials."""
 
     def __init__(self, access: Access, policy: Policy | None = None) -> None:
         self._access = access
@@ -95,17 +96,18 @@ class Client:
         self._clock_skew_s: float | None = None
         self.requests = Requests(host=self.host)
         self.guard: Callable[[], None] | None = None
-        """Called right before each request that writes. If it raises, the request is not sent."""
+        """A function that is called immediately before each write. If it raises, the request is not sent."""
 
     @classmethod
     async def connect(cls, settings: ClientSettings) -> Self:
-        """Read configuration and credentials, without a request. Raise `ConfigError` if they are unusable."""
+        """Read configuration and credentials, and return a client. This sends no request. Raise `ConfigError` if they
+        are invalid."""
         client = cls(Access(settings.read), Policy(qps=settings.qps, burst=settings.burst))
         await client._connected()
         return client
 
     async def close(self) -> None:
-        """Close the session. Running requests end with an error."""
+        """Close the session. Requests in progress fail."""
         if self._link is not None:
             await self._link.close()
 
@@ -117,7 +119,7 @@ class Client:
 
     @property
     def config(self) -> ClientConfig:
-        """Return the configuration as it was read last."""
+        """Return the configuration that was read last."""
         return self._access.config
 
     @property
@@ -132,13 +134,14 @@ class Client:
 
     @property
     def has_answered(self) -> bool:
-        """Return whether the server has ever answered with a date, as every API server does."""
+        """Return whether the server has ever answered. An answer without a Date header does not count, because every
+        API server sends one."""
         return self._clock_skew_s is not None
 
     @property
     def clock_skew_s(self) -> float:
-        """Return the server's clock less ours, by its last Date header, accurate to a second. It is 0 before the first
-        answer."""
+        """Return by how many seconds the server's clock is ahead of this host's, from the last Date header. It is
+        accurate to a second, and 0 before the first answer."""
         return self._clock_skew_s or 0.0
 
     def now(self) -> float:
@@ -146,7 +149,8 @@ class Client:
         return time() + self.clock_skew_s
 
     async def get(self, path: str, query: Mapping[str, str] | None = None, *, accept: str = _JSON) -> Answer:
-        """Read an answer of any content type. Raise `ApiError` if that fails."""
+        """Send a GET request, and return the answer, which may have any content type. Raise `ApiError` if the request
+        fails."""
         return await self.request("GET", path, query, accept=accept)
 
     async def request(
@@ -159,9 +163,10 @@ class Client:
         content_type: str = _JSON,
         accept: str = _JSON,
     ) -> Answer:
-        """Send one request. The policy decides whether it is sent again.
+        """Send one request, and return the answer. The policy decides whether a failed request is sent again.
 
-        Raise `ApiError` if the server refuses it. After an `Unreachable` the server may have carried it out.
+        Raise `ApiError` if the request fails. After an `Unreachable`, the server may still have carried out the
+        request.
         """
         request = _Request(
             method=method,
@@ -184,14 +189,14 @@ class Client:
         max_bytes: int = MAX_ANSWER_BYTES,
         head_s: float | None = None,
     ) -> bytearray:
-        """Return the body of a JSON answer. Raise `ApiError` for any other answer, and if the answer does not begin
-        within `head_s`."""
+        """Send a GET request, and return the body, which is JSON. Raise `ApiError` if the request fails, if the answer
+        is not JSON, or if it does not begin within `head_s` seconds."""
         request = _Request(path=path, query=query or {}, total_s=self._policy.answer_s, head_s=head_s)
         return (await self._read_whole(request, max_bytes))[1]
 
     async def send_json(self, method: str, path: str, body: bytes, *, content_type: str = _JSON) -> bytearray:
-        """Write an object (POST, PATCH) and return the answer's body. Raise `ApiError` if the server refused it; after
-        an `Unreachable` the server may have accepted it."""
+        """Write an object by POST or PATCH, and return the body of the answer, which is JSON. Raise `ApiError` if the
+        request fails. After an `Unreachable`, the server may still have accepted the write."""
         request = _Request(
             method=method, path=path, body=body, content_type=content_type, total_s=self._policy.answer_s
         )
@@ -201,8 +206,9 @@ class Client:
     async def pieces(
         self, path: str, query: Mapping[str, str], *, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Read the body of a JSON answer in pieces (`transport.PIECE_BYTES` at most), as they arrive. Raise `ApiError`
-        for anything else, if the answer does not begin within `head_s`, and if it is not over after `answer_s`."""
+        """Yield an iterator of a JSON answer's body, in pieces of at most `transport.PIECE_BYTES`, while it arrives.
+        Raise `ApiError` for any other answer, if the answer does not begin within `head_s` seconds, or if it is not
+        complete after the policy's `answer_s` seconds."""
         request = _Request(path=path, query=query, total_s=self._policy.answer_s, head_s=head_s)
         async with self._answer(request) as response:
             yield pieces(response)
@@ -211,18 +217,18 @@ class Client:
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence_s: float, head_s: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Read the lines of a watch, without their line ends. The watch must begin within `head_s`, and may then be
-        silent for `silence_s`.
+        """Yield an iterator of a watch's lines, without their line ends. Raise `ApiError` if the answer does not begin
+        within `head_s` seconds, or if nothing arrives for `silence_s` seconds.
 
-        The iterator ends with the stream, and raises `Unreachable` if the stream was cut off: it never yields half a
-        line.
+        The iterator ends when the server ends the watch. If the stream breaks off, it raises `Unreachable`, and never
+        yields an incomplete line.
         """
         request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
         async with self._answer(request) as response:
             yield lines(response)
 
     async def _read_whole(self, request: _Request, max_bytes: int) -> tuple[aiohttp.ClientResponse, bytearray]:
-        """Send a request by the policy, and read its whole answer."""
+        """Send a request, again if the policy says so, and read the whole answer."""
 
         async def send() -> tuple[aiohttp.ClientResponse, bytearray]:
             failed = False
@@ -245,8 +251,8 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a response that means success. After a 401 or a TLS failure the client reads credentials and
-        certificates again and repeats the request once."""
+        """Send a request, and yield the response if it is successful. After a 401 or a TLS failure, read credentials
+        and certificates again and repeat the request once."""
         for last in (False, True):
             async with AsyncExitStack() as held:
                 link = await self._connected()
@@ -302,7 +308,7 @@ class Client:
         raise self._error(link, request, response, refusal)
 
     def _note(self, headers: Mapping[str, str]) -> None:
-        with suppress(TypeError, ValueError, KeyError):  # The server has no clock, or a broken one.
+        with suppress(TypeError, ValueError, KeyError):  # The header is absent or invalid.
             self._clock_skew_s = parsedate_to_datetime(headers["Date"]).timestamp() - time()
         for value in getattr(headers, "getall", lambda *_: ())("Warning", ()):
             for text in warnings_of(value):
@@ -332,8 +338,7 @@ class Client:
         return status_error(parse_status(body), code=code, seen=f"{where} answered", retry_after_s=wait_s)
 
     async def _connected(self) -> Link:
-        """Return the session, and make it first if there is none. Requests that begin together wait for the one that
-        reads the credentials."""
+        """Return the session. If there is none, read the credentials and make one; concurrent calls wait for it."""
         if self._link is None:
             async with self._renewing:
                 if self._link is None:
@@ -341,8 +346,8 @@ class Client:
         return self._link
 
     async def _credentials(self, link: Link) -> Mapping[str, str]:
-        """Return the headers with the credentials. A failed renewal is logged once, because the present credentials may
-        still be valid."""
+        """Return the headers with the credentials. If their renewal fails, log that once and return the last headers,
+        which may still be valid."""
         try:
             headers = await self._access.headers(link.configuration)
         except ConfigError as error:
@@ -358,7 +363,8 @@ class Client:
         return headers
 
     async def _renew(self, stale: Link, why: ApiError) -> bool:
-        """Read configuration and credentials again because of `why`. Return whether a new try makes sense."""
+        """Read configuration and credentials again, because the request failed with `why`. Return whether the request
+        should be repeated."""
         async with self._renewing:
             if self._link is not stale:
                 return True
@@ -377,13 +383,13 @@ class Client:
 
 
 def _log() -> Any:
-    import structlog  # This import is here because commands start without it and hardly ever log.
+    import structlog  # Imported here, because commands start faster without it and hardly ever log.
 
     return structlog.get_logger(__name__)
 
 
 def _done_with(response: aiohttp.ClientResponse) -> None:
-    """Release a connection if its body was read completely; otherwise close it."""
+    """Release the response's connection for reuse if the body was read completely. Otherwise close it."""
     if response.content.at_eof():
         response.release()
     else:

@@ -1,4 +1,4 @@
-"""Credentials for as long as a client lives: they are read, renewed, and turned into headers."""
+"""The credentials of a client: reads them, renews them, and makes HTTP headers from them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.plugins import Plugin
 
 RENEW_S: Final = 60.0
-"""How often a plugin is asked whether its token has expired, in seconds. client-go asks every minute."""
+"""The interval in seconds at which a plugin's token is checked for its expiry. client-go checks every minute."""
 FORCED_FILES_S = 1.0
 FORCED_PLUGIN_S = 10.0
-"""The shortest time between two renewals forced by a 401, because running a plugin costs much more than reading
-files."""
+"""The shortest time in seconds between two runs of a plugin after a 401. It is longer than for files, because running a
+plugin costs much more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Server, source of the credentials, and rate limit, of the daemon and the controller manager."""
+    """The settings of the API client of the daemon and of the controller manager: server, source of the credentials,
+    and rate limit."""
 
     kubeconfig: str = ""
-    """Path of a file. Empty means in-cluster, unless `master` is given."""
+    """The path of a kubeconfig file. If it is empty and `master` is, too, the in-cluster configuration is used."""
     master: str = ""
     """The server's URL, which overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
     qps: float = 5.0
     """Requests a second; 0 or less means no limit."""
     burst: int = 10
     service_account: Path = SERVICE_ACCOUNT
-    """The in-cluster directory of the token and the CA."""
+    """The directory of the in-cluster configuration, with the token and the CA."""
 
     def read(self) -> ClientConfig:
-        """Read the configuration that the settings name. Raise `ConfigError` if it is missing or wrong, or names
-        no server."""
+        """Read the configuration that the settings name. Raise `ConfigError` if it is missing or invalid, or names no
+        server."""
         if self.kubeconfig or self.master:
             return self._from_files()
         inside = in_cluster(os.environ, self.service_account)
@@ -69,24 +70,26 @@ class ClientSettings:
 
 
 class Access:
-    """The server and the credentials, for `Client`."""
+    """Reads the server and the credentials for a `Client`, and renews them."""
 
     def __init__(self, read: Callable[[], ClientConfig]) -> None:
-        """`read` reads the configuration from scratch, now and at each renewal. It may raise `ConfigError`."""
+        """`read` is called now and at each renewal. It returns the configuration, read anew, or raises
+        `ConfigError`."""
         self._read = read
         self.config = read()
-        """The configuration as it was read last, without the credentials from a plugin."""
+        """The configuration that was read last, without a plugin's credentials."""
         self._unused = True
         self._plugin: Plugin | None = None
         self._asked_at = 0.0
         self.last_headers: Mapping[str, str] | None = None
-        """The headers of the last request, in case new ones cannot be had. None before the first request."""
+        """The headers of the last request, which are used again if new headers cannot be made. It is None before the
+        first request."""
         self.forced_renewal_s = FORCED_FILES_S
         """The shortest time between two renewals of refused credentials, in seconds."""
 
     async def configuration(self) -> ClientConfig:
-        """Read server and credentials from scratch, and run the plugin if there is one. Raise `ConfigError` if
-        they are unusable."""
+        """Read server and credentials anew, and run the plugin if there is one. Raise `ConfigError` if they are invalid
+        or the plugin fails."""
         if not self._unused:
             self.config = self._read()
         self._unused = False
@@ -101,7 +104,8 @@ class Access:
         return await self._plugin.answer(self.config)
 
     async def headers(self, configuration: ClientConfig) -> Mapping[str, str]:
-        """Return the headers of a request. A token file is read for each. Raise `ConfigError` if that fails."""
+        """Return the headers with the credentials for one request. A token file is read for every request. Raise
+        `ConfigError` if that fails."""
         now = asyncio.get_running_loop().time()
         if self._plugin is not None and self._plugin.expires and now - self._asked_at >= RENEW_S:
             self._asked_at = now
@@ -111,7 +115,8 @@ class Access:
 
 
 def headers(config: ClientConfig) -> CIMultiDict[str]:
-    """Make the headers that carry the credentials. Raise `ConfigError` if a header cannot carry them."""
+    """Return the HTTP headers with the credentials of a configuration. Raise `ConfigError` if they contain characters
+    that no header may have."""
     carried = _impersonation(config.impersonate)
     token = config.token
     if config.token_file:

@@ -1,4 +1,4 @@
-"""Decodes what an API server sends: watch lines and events, list pages."""
+"""Decodes the events of watches and the pages of lists that an API server sends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from kubeproxy.kubernetes.client.errors import Garbage
 from kubeproxy.kubernetes.client.status import excerpt, parse_status, status_error
 
 MAX_OBJECT_BYTES = 32 << 20
-"""The longest object that is accepted, in bytes of JSON, and so the longest line of a watch.
+"""The longest object that is accepted, in bytes of JSON. A line of a watch may not be longer either.
 
-No tenant can write a longer one: a server accepts requests of 3 MiB, etcd stores 1.5 MiB by default, and JSON makes at
-most six bytes of one (a ``<`` becomes ``\u003c``), which is 18 MiB. A slice of 1000 endpoints has 280 kB.
+No tenant can write a longer object. A server accepts requests of 3 MiB, and JSON makes at most six bytes of one (a
+``<`` becomes ``\u003c``), which is 18 MiB. An EndpointSlice of 1000 endpoints has 280 kB.
 """
 MAX_VERSION = 128
-"""The longest resourceVersion that is accepted, because it is sent back in a URL. Real ones have up to 20 digits."""
+"""The maximum length of a resourceVersion. It is limited because it is sent back in a URL. Real servers use up to 20
+digits."""
 MAX_TOKEN = 4096
-"""The longest continue token that is accepted: an etcd key in base64, which is also sent back in a URL."""
+"""The maximum length of a continue token, an etcd key in base64. It is limited because it is sent back in a URL."""
 
 
 class LineSplitter:
-    """Cuts a stream into lines, however the stream is divided into pieces. Empty lines are dropped."""
+    """Splits a stream that arrives in pieces into lines. Empty lines are dropped."""
 
     def __init__(self, *, max_line_bytes: int = MAX_OBJECT_BYTES) -> None:
         self._max = max_line_bytes
@@ -32,7 +33,8 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without line ends. Raise `Garbage` if a line is too long."""
+        """Add a piece of the stream. Return the lines that are now complete, without line ends. Raise `Garbage` if a
+        line is too long."""
         end = data.find(b"\n")
         if end < 0:
             self._keep(data)
@@ -46,7 +48,7 @@ class LineSplitter:
 
     @property
     def rest(self) -> bytes:
-        """Return the beginning of a line that is not complete."""
+        """Return the incomplete last line."""
         return b"".join(self._pieces)
 
     def _keep(self, piece: bytes) -> None:
@@ -58,7 +60,7 @@ class LineSplitter:
 
 
 class EventType(StrEnum):
-    """The types of the events that the caller receives. An ERROR is raised instead."""
+    """The types of watch events. An event of type ERROR is raised as an exception instead."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -67,25 +69,25 @@ class EventType(StrEnum):
 
 
 class Event(NamedTuple):
-    """One event. In a BOOKMARK's object only the resourceVersion counts."""
+    """One event of a watch. The object of a BOOKMARK has only a resourceVersion."""
 
     type: EventType
     kind: str
-    """The object's kind. It is empty if the object states none."""
+    """The object's kind, or empty if the object does not state it."""
     metadata: api_types.ObjectMeta
     resource_version: str
     object: msgspec.Raw
 
 
 class Page(NamedTuple):
-    """A list, or a part of one. Every page carries the resourceVersion of the first."""
+    """A page of a list. All pages of a list have the same resourceVersion."""
 
     kind: str
-    """The list's kind, like ``ServiceList``."""
+    """The kind of the list, such as ``ServiceList``."""
     items: list[msgspec.Raw]
     resource_version: str
     token: str
-    """The continue token. It is empty on the last page."""
+    """The continue token, or empty on the last page."""
 
 
 _decode_event = msgspec.json.Decoder(api_types.WatchEvent).decode
@@ -94,10 +96,10 @@ _decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
 
 
 def parse_event(line: bytes) -> Event:
-    """Return the event on one line.
+    """Decode one line of a watch to an event.
 
-    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for anything that is
-    no event. An unknown type is garbage, too: skipping it could hide a change forever.
+    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for a line that is
+    not an event. An unknown event type is also `Garbage`, because ignoring the event could hide a change forever.
     """
     try:
         envelope = _decode_event(line)
@@ -120,7 +122,7 @@ def parse_event(line: bytes) -> Event:
 
 
 def parse_page(body: bytes | bytearray) -> Page:
-    """Return one page of a list with its items undecoded. Raise `Garbage` for anything else."""
+    """Decode one page of a list, with its items undecoded. Raise `Garbage` if the body is not a list."""
     try:
         page = _decode_page(body)
     except api_types.UNDECODABLE as error:
@@ -139,7 +141,7 @@ def _is_version(text: str | None) -> TypeGuard[str]:
 
 
 def identity(raw: msgspec.Raw) -> api_types.ObjectMeta:
-    """Return an object's name and version, as far as they are readable."""
+    """Return an object's metadata. Fields that cannot be decoded are left at their defaults."""
     try:
         return _decode_hollow(raw).metadata or api_types.ObjectMeta()
     except api_types.UNDECODABLE:

@@ -1,6 +1,6 @@
 """Errors of requests to an API server.
 
-``cause`` is one of a short, closed list, for counters and logs; the message is for people.
+The attribute ``cause``, for counters and logs, is one of `CAUSES`. The message is for people.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CAUSES: Final = frozenset(
         *(f"status {code}" for code in range(100, 600)),
     }
 )
-"""All causes. The list is closed, so that a server cannot create unlimited counters."""
+"""All causes. Because their number is limited, a server cannot create unlimited counters."""
 
 
 class ApiError(ClusterError):
-    """A request has failed, or its answer is unusable. All errors below derive from this one."""
+    """Raised if a request fails or its answer is invalid. It is the base class of all errors in this module."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class ApiError(ClusterError):
         super().__init__(message)
         self.cause = cause
         self.status = status
-        """The HTTP status, or the code of a Status object in a stream. It is None if there was no answer."""
+        """The HTTP status, or the code of a Status object in a watch. It is None if there was no answer."""
         self.reason = reason
-        """The Status object's reason (``Forbidden``, ``Expired``, ...). It is empty if the answer was no Status."""
+        """The reason of the Status object, such as ``Forbidden``. It is empty if the answer was not a Status."""
         self.retry_after_s = retry_after_s
         """The server's Retry-After in seconds, or None if the server sent none."""
         self.causes = causes
-        """The reasons among the details of the Status object (``NamespaceTerminating``, ...)."""
+        """The reasons of the causes in the details of the Status object, such as ``NamespaceTerminating``."""
         self.server_text = ""
-        """The message of the Status object alone, for Events and conditions."""
+        """The message of the Status object, without URL and HTTP status, for Events and conditions."""
 
 
 class Unreachable(ApiError):
-    """There was no whole answer: the connection was refused, timed out or cut off, or TLS failed. The request may have
-    had an effect."""
+    """Raised if there was no complete answer: the connection was refused, timed out or broke off, or TLS failed. The
+    server may still have carried out the request."""
 
     @property
     def was_sent(self) -> bool:
@@ -60,45 +60,48 @@ class Unreachable(ApiError):
 
 
 class Garbage(ApiError):
-    """Raised for an answer that no API server gives: HTML, a redirect, broken JSON, endless lines or bodies."""
+    """Raised for an answer that does not come from an API server, such as HTML, a redirect, invalid JSON, or a body
+    without end."""
 
 
 class StatusError(ApiError):
-    """Raised when the API server refuses a request. It is raised itself for a code without a class of its own (400,
-    404, 500)."""
+    """Raised if the API server refuses a request. Some HTTP statuses have subclasses below; this class is raised for
+    the others, such as 400, 404 and 500."""
 
     answer: Status = Status()
-    """The Status object that the server sent. It is empty if the server sent none."""
+    """The Status object that the server sent, or an empty one."""
     repeated = False
-    """Whether the request was sent more than once because the server failed before. It may then have been carried out
-    by an earlier try."""
+    """Whether the request had been sent before, and the server had failed. An earlier request may then have been
+    carried out."""
 
     @property
     def details(self) -> StatusDetails:
-        """Return what the refusal is about. The details are empty if the server did not send any."""
+        """Return the details of the Status object, or empty details."""
         return self.answer.details or StatusDetails()
 
 
 class Unauthorized(StatusError):
-    """The answer was 401, although the credentials were read again."""
+    """Raised for status 401, after the credentials were read again and the request was repeated."""
 
 
 class Forbidden(StatusError):
-    """The answer was 403. In its first seconds, before its RBAC rules are loaded, a server answers everything with
-    it."""
+    """Raised for status 403. A server also sends it for every request in its first seconds, before its RBAC rules are
+    loaded."""
 
 
 class Expired(StatusError):
-    """The answer was 410: the resourceVersion, or the list of a continue token, is no longer available."""
+    """Raised for status 410: the resourceVersion or the continue token has expired."""
 
     token = ""
-    """A continue token for the same key at the newest resourceVersion. It is empty if the server offered none."""
+    """A new continue token, at the newest resourceVersion, with which the list can go on. It is empty if the server
+    sent none."""
 
 
 class Ahead(StatusError):
-    """The answer was 504: the server has not reached this resourceVersion yet. It lags, or its storage was restored
-    from a backup."""
+    """Raised for status 504 if the server has not reached the requested resourceVersion. Its cache is behind, or its
+    storage was restored from a backup."""
 
 
 class Overloaded(StatusError):
-    """The answer was 429 or 503. A later try may succeed, after ``retry_after_s`` if the server sent that."""
+    """Raised for status 429 or 503. A later attempt may succeed, after ``retry_after_s`` seconds if the server sent
+    that."""

@@ -1,8 +1,9 @@
-"""The API server and the credentials, by the rules of client-go: flags, kubeconfig files, a pod's service account.
+"""Finds the API server and the credentials by the rules of client-go: from flags, kubeconfig files, or a pod's service
+account.
 
-Commands, the controller manager and the daemon use this module. Files are merged as client-go does: of entries with the
-same name the first counts, and so does the first current-context; paths in a file are relative to it. Exec plugins and
-auth providers are left to `plugins`.
+Commands, the controller manager and the daemon use this module. Several files are merged by client-go's rules: the
+first entry of a name counts, and the first current-context. Paths in a file are relative to the file's directory. Exec
+plugins and auth providers are run in `plugins`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from kubeproxy.model.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NO_SERVER: Final = "http://localhost:8080"
-"""The server that kubectl uses if nothing is configured."""
+"""The server that commands use if none is configured, as kubectl does."""
 EXEC_EXTENSION: Final = "client.authentication.k8s.io/exec"
-"""The name of a cluster's extension that is meant for exec plugins."""
+"""The name of the cluster extension that is passed to exec plugins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """The flags of a command. A flag that was not given is empty."""
+    """The flags of a command that override the kubeconfig. A flag that was not given is empty."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -55,13 +56,13 @@ class Overrides:
 
 @dataclass(slots=True, kw_only=True)
 class ClientConfig:
-    """An API server and the credentials for it, as `Link` takes them."""
+    """An API server and the credentials for it, which a `Link` uses."""
 
     host: str
     """The server's base URL."""
     namespace: str = "default"
     namespace_enforced: bool = False
-    """Whether a flag named the namespace. Objects of other namespaces are then refused."""
+    """Whether the namespace was given by a flag. Commands then refuse objects of other namespaces."""
     ssl_ca_cert: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -71,19 +72,20 @@ class ClientConfig:
     proxy_headers: Mapping[str, str] | None = None
     token: str = ""
     token_file: str = ""
-    """The file that holds the token. It is read again after a 401."""
+    """The path of a file with the token, which is read for every request."""
     username: str = ""
     password: str = ""
     impersonate: Mapping[str, Any] = field(default_factory=dict)
-    """The user to impersonate: ``user`` and ``uid`` are texts, ``groups`` is a list, and ``extra`` has lists by key."""
+    """The user to impersonate. ``user`` and ``uid`` are strings, ``groups`` is a list of strings, and ``extra`` is a
+    mapping from keys to lists of strings."""
     plugin: Mapping[str, Any] | None = None
-    """The ``exec`` or ``auth-provider`` entry of a kubeconfig's user, which a plugin turns into credentials. Beside
-    ``exec`` there may be ``cluster``: what the program is to know of the cluster (provideClusterInfo)."""
+    """The ``exec`` or ``auth-provider`` entry of the kubeconfig's user, from which `plugins` gets credentials. With
+    ``exec`` there may also be ``cluster``, the information about the cluster for the plugin (provideClusterInfo)."""
 
 
 def load(overrides: Overrides, environment: Mapping[str, str] | None = None) -> ClientConfig:
-    """Load the configuration of a command from the flags, the environment and the files. Raise `ConfigError` if
-    something that they name is missing or wrong."""
+    """Load the configuration of a command from its flags, the environment and kubeconfig files. Raise `ConfigError` if
+    anything that they name is missing or invalid."""
     environment = os.environ if environment is None else environment
     files = Files(_paths(overrides, environment))
     if not (files.paths or overrides.server or overrides.context or overrides.cluster or overrides.user):
@@ -107,13 +109,13 @@ def _paths(overrides: Overrides, environment: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The file and the field that hold an entry."""
+    """The file and the field from which an entry was read."""
 
     path: str = ""
     field: str = ""
 
     def of(self, key: str) -> str:
-        """Return the name of one of the entry's fields, for messages."""
+        """Return file and path of one of the entry's fields, for messages."""
         return f"{self.path}: {self.field}.{key}" if self.path else f"--{key}"
 
     def resolved(self, path: str | None) -> str:
@@ -122,10 +124,10 @@ class _Place:
 
 
 class Files:
-    """Kubeconfig files as one."""
+    """Several kubeconfig files, merged."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Read the files. A missing file counts as empty. Raise `ConfigError` if a file is no kubeconfig."""
+        """Read the files. A missing file counts as empty. Raise `ConfigError` if a file is not a kubeconfig."""
         self.paths: list[str] = []
         self.current_context = ""
         self._clusters: dict[str, tuple[Cluster, _Place]] = {}
@@ -151,8 +153,8 @@ class Files:
             self._users.setdefault(user.name or "", (user.user or User(), place))
 
     def configuration(self, overrides: Overrides, *, server_required: bool = False) -> ClientConfig:
-        """Combine the files and the flags. Raise `ConfigError` if something that they name is missing or wrong. The
-        server is `NO_SERVER` if none is named, unless one is required; then that is an error."""
+        """Combine the files and the flags. Raise `ConfigError` if anything that they name is missing or invalid. If
+        they name no server, use `NO_SERVER`, or raise `ConfigError` if `server_required`."""
         name = overrides.context or self.current_context
         if name and name not in self._contexts:
             if overrides.context:
@@ -175,7 +177,8 @@ class Files:
 
 
 class _Assembly:
-    """Puts a cluster, a user and the flags together, and collects what is wrong with the files that they name."""
+    """Combines a cluster, a user and the flags to a configuration, and collects the faults of the files that they
+    name."""
 
     def __init__(
         self, overrides: Overrides, cluster: Cluster, cluster_place: _Place, user: User, user_place: _Place
@@ -193,8 +196,8 @@ class _Assembly:
             (self._cluster_place, cluster.certificate_authority, cluster.certificate_authority_data),
             key="certificate-authority",
         )
-        # The flag overrides a kubeconfig's authority. If one place had both, that would be a mistake that switches the
-        # check off.
+        # The flag may override a certificate authority of the kubeconfig. Both in the same place are refused as a
+        # mistake, because the certificate would not be verified.
         if skip and (flags.certificate_authority if flags.insecure_skip_tls_verify else authority):
             raise ConfigError(
                 "specifying a root certificates file with the insecure flag is not allowed:"
@@ -234,7 +237,7 @@ class _Assembly:
         config.username, config.password = flags.username or user.username or "", flags.password or user.password or ""
         if flags.token:
             return
-        if user.token:  # As in client-go, the file is newer if it can be read.
+        if user.token:  # If both are given, the file's token counts if it can be read, as in client-go.
             config.token_file = place.resolved(user.token_file) if user.token_file else ""
             return
         config.token_file = self._file((place, user.token_file, None), key="tokenFile") or ""
@@ -247,7 +250,7 @@ class _Assembly:
             config.plugin = {"auth-provider": msgspec.to_builtins(user.auth_provider)}
 
     def _cluster_info(self, config: ClientConfig) -> dict[str, Any]:
-        """Return what a plugin is told of the cluster, as client.authentication.k8s.io has it, without empty fields."""
+        """Return the cluster for a plugin, in the form of client.authentication.k8s.io, without empty fields."""
         extensions = {it.name: it.extension for it in self._cluster.extensions or ()}
         authority = Path(config.ssl_ca_cert).read_bytes() if config.ssl_ca_cert else b""
         told = {
@@ -262,8 +265,8 @@ class _Assembly:
         return {field: value for field, value in told.items() if value}
 
     def _file(self, *given: tuple[_Place, str | None, str | None], key: str) -> str | None:
-        """Return the path of the first file that is given, by its path or inline (``KEY-data``). Return None if none is
-        given, or if the file cannot be read, which is noted as a fault."""
+        """Return the path of the first given file. A file is given by its path or inline, as ``KEY-data``. Return None
+        if none is given, or if the file cannot be read; that is added to the faults."""
         for place, path, data in given:
             if data:
                 try:
@@ -282,7 +285,8 @@ class _Assembly:
         return None
 
     def _located(self, plugin: ExecPlugin) -> ExecPlugin:
-        """Return the plugin with the path of its program, which is relative to the file if it has a slash."""
+        """Return the plugin with the absolute path of its program. A path with a slash is relative to the kubeconfig
+        file; other programs are searched in PATH."""
         place, command = self._user_place, plugin.command or ""
         command = place.resolved(command) if "/" in command else command
         if shutil.which(command) is None:
@@ -311,8 +315,8 @@ def _impersonation(overrides: Overrides, user: User) -> Mapping[str, Any]:
 
 
 def in_cluster(environment: Mapping[str, str], directory: Path) -> ClientConfig | None:
-    """Return the configuration of a pod's service account, whose files are in `directory`. Return None outside of
-    pods."""
+    """Return the configuration from a pod's service account, whose files are in `directory`. Return None if the process
+    does not run in a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     token, authority = directory / "token", directory / "ca.crt"
     if not host or not port or not token.is_file() or not authority.is_file():
@@ -338,8 +342,8 @@ def _with_flags(inside: ClientConfig, overrides: Overrides) -> ClientConfig:
 
 
 def _url(host: str, *, tls: bool) -> str:
-    """Return `host` as a base URL. Without a scheme it is https if certificates are configured, else http (client-
-    go)."""
+    """Return `host` as a base URL. If it has no scheme, use https if certificates are configured and otherwise http, as
+    client-go does."""
     if "://" not in host:
         host = f"{'https' if tls else 'http'}://{host}"
     if not host.startswith(("http://", "https://")) or host.count("://") > 1:
@@ -348,7 +352,7 @@ def _url(host: str, *, tls: bool) -> str:
 
 
 def _in_clear_text(host: str) -> bool:
-    """Return whether credentials would cross a network unencrypted. kubectl does not send them then either."""
+    """Return whether credentials would be sent over a network unencrypted. They are then not sent, as by kubectl."""
     name = urlsplit(host).hostname or ""
     return host.startswith("http://") and name not in ("localhost", "::1") and not name.startswith("127.")
 

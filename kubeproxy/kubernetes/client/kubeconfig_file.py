@@ -1,7 +1,7 @@
-"""Reads a kubeconfig file into typed values, before anything else sees it.
+"""Reads a kubeconfig file and checks the types of its fields.
 
-It reads YAML as kubectl does. A field of a wrong type is refused: a quoted "false" must not count as true. Fields that
-are not known are ignored, as by kubectl.
+YAML is read as kubectl reads it. A field of a wrong type is refused, so that a quoted "false" does not count as true.
+Unknown fields are ignored, as by kubectl.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kubeproxy.kubernetes.manifests.parse import ManifestSyntaxError, compose_ya
 from kubeproxy.model.errors import ConfigError
 
 MAX_BYTES: Final = 10_000_000
-"""The longest file that is read; real ones have some thousand bytes."""
+"""The largest file that is read. A kubeconfig usually has some thousand bytes."""
 
 Text = str | None
-"""A text that may be null, which means the same as no field everywhere in Go."""
+"""A string that may be null. As in Go, null means the same as an absent field."""
 Texts = list[str] | None
 
 
@@ -33,7 +33,7 @@ class NamedExtension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A server, and how its identity is verified."""
+    """A cluster: the URL of its API server, and how the server's certificate is verified."""
 
     server: Text = None
     tls_server_name: Text = None
@@ -46,7 +46,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster, a user and a namespace. Cluster and user are given by name."""
+    """A context: the names of a cluster and a user, and a namespace."""
 
     cluster: Text = None
     user: Text = None
@@ -54,14 +54,14 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable in a plugin's environment."""
+    """A variable for an exec plugin's environment."""
 
     name: str
     value: str
 
 
 class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A program that returns credentials."""
+    """An exec plugin, which is a program that prints credentials."""
 
     api_version: Text = None
     command: Text = None
@@ -73,7 +73,7 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class AuthProvider(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A provider of credentials that a library knows, such as oidc."""
+    """An auth provider, such as oidc, which kubernetes_asyncio implements."""
 
     name: Text = None
     config: dict[str, str] | None = None
@@ -120,7 +120,7 @@ class NamedUser(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A whole file."""
+    """The contents of a kubeconfig file."""
 
     kind: Text = None
     api_version: Text = msgspec.field(default=None, name="apiVersion")
@@ -131,7 +131,7 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def read(path: str) -> Kubeconfig:
-    """Read the file. Raise FileNotFoundError if there is none, and `ConfigError` if it is no kubeconfig."""
+    """Read a file. Raise FileNotFoundError if it does not exist, and `ConfigError` if it is not a kubeconfig."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -169,8 +169,8 @@ _FOUND: Final = _ALLOWED | {"int": "a number", "float": "a number", "null": "not
 
 
 def _explained(problem: str, document: object, field: str) -> str:
-    """Return what was found and what is allowed. Values are not shown, because they may be secrets. The exception is a
-    text in place of true or false, because the quotes around the text are the mistake."""
+    """Return a message with what was found and what is allowed. It contains no values, because they may be secrets,
+    except a string in place of true or false, where the quotes are the mistake."""
     if missing := _MISSING.match(problem):
         return f"found no {missing[1]}; allowed: a mapping with name and value"
     match = _MISMATCH.match(problem)

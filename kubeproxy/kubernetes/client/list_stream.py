@@ -1,7 +1,7 @@
-"""Reads one page of a list while it arrives, so that only a piece of it is in memory, however long the page is.
+"""Decodes one page of a list while it arrives, so that only a piece of the page is in memory.
 
-An API server answers a list from its cache in one piece, whatever limit was asked for, and a tenant may fill that piece
-with annotations. So only the time of a page is bounded, and the length of each object.
+An API server sends a list from its cache as one page, whatever limit was requested, and tenants may make it very long
+with annotations. So the length of a page is not limited, only its time and the length of each object.
 """
 
 from __future__ import annotations
@@ -17,40 +17,42 @@ from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Page, parse_pag
 from kubeproxy.kubernetes.client.errors import Garbage
 
 PIECE_BYTES = 1 << 20
-"""How many bytes are collected before they are decoded, which takes about a millisecond."""
+"""The number of bytes that are decoded at once. That takes about a millisecond."""
 _TRIES = 4
-"""At how many places the reader tries to cut one piece."""
+"""The number of positions at which the reader tries to cut one piece."""
 
 _HEAD = re.compile(rb'"items"\s*:\s*\[')
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:metadata|kind|apiVersion)")')
-"""Where one item may end and the next begin.
+"""Matches where one item may end and the next may begin.
 
-The pattern cannot match inside a string, where a quote follows a backslash or precedes a punctuation mark. The decoder
-finds out whether a match lies between two items, and not deeper.
+The pattern cannot match inside a JSON string, because quotes inside a string are escaped. A match may also be inside an
+item; the decoder finds that out.
 """
 
 _decode = msgspec.json.Decoder(api_types.ObjectList[msgspec.Raw]).decode
 
 
 class ListSplitter:
-    """Cuts the text of a page at the ends of items.
+    """Splits the JSON text of a page into pieces of whole items.
 
-    With the page's head before it and a closing bracket after it, every piece becomes the text of a list, and is
-    decoded as such. A wrong cut does not make a valid list, so it is never used.
+    A piece, with the page's head before it and closing brackets after it, is decoded as a list. If the cut is not
+    between two items, the text is not a valid list, and another cut is tried.
     """
 
     def __init__(self, *, max_object_bytes: int = MAX_OBJECT_BYTES, piece_bytes: int = PIECE_BYTES) -> None:
         self._max = max_object_bytes
         self._piece = self._look_at = piece_bytes
         self._head = b""
-        """The text from the page's beginning to the bracket that opens its items. It is empty until it has arrived."""
+        """The text from the beginning of the page to the opening bracket of its items, or empty until the bracket has
+        arrived."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Page | None:
-        """Return the items that have arrived completely, undecoded, once there are enough bytes for a piece.
+        """Add bytes of the page. If there are enough for a piece, return its complete items, undecoded, and otherwise
+        None.
 
-        Of the page only the kind is filled in, as far as it is known. Raise `Garbage` if one object is longer than
-        allowed.
+        The returned page has no version and no token, and its kind only if that has arrived. Raise `Garbage` if an
+        object is too long.
         """
         self._rest += data
         if len(self._rest) < self._look_at:
@@ -63,7 +65,8 @@ class ListSplitter:
         return page
 
     def end(self) -> Page:
-        """Return the page's last items, its version and its token. Raise `Garbage` if the text is no page of a list."""
+        """Return the remaining items with the page's kind, version and token. Raise `Garbage` if the text is not a
+        list."""
         page = parse_page(self._head + self._rest)
         self._rest.clear()
         return page
@@ -84,7 +87,8 @@ class ListSplitter:
         return None
 
     def _find_head(self) -> bool:
-        """Return whether the head has arrived. If it cannot be found, the page is decoded in one piece at its end."""
+        """Look for the head, and return whether it has arrived. A page without a recognizable head is decoded as a
+        whole at its end."""
         for end in [found.end() for found in islice(_HEAD.finditer(self._rest), _TRIES)]:
             head = bytes(self._rest[:end])
             with suppress(*api_types.UNDECODABLE):

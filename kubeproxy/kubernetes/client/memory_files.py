@@ -1,4 +1,4 @@
-"""Files that are on no disk, so that no client's key is left behind, however this process ends."""
+"""Files in memory (memfd) for clients' keys, so that no key stays on a disk if this process is killed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from typing import Final
 
 MAX_FILES: Final = 16
-"""How many files are kept. One configuration has three: an authority, a certificate and a key."""
+"""The number of files that are kept open. A configuration uses three: certificate authority, certificate and key."""
 _kept: dict[bytes, int] = {}
-"""The descriptors by their content. The one that was used last is at the end."""
+"""The file descriptors by content, in the order of their last use."""
 
 
 def path_of(data: bytes) -> str:
-    """Return a path from which this process can read the data. The path is valid until `MAX_FILES` others have been
+    """Return a path at which this process can read the data. The path is valid until `MAX_FILES` other files have been
     requested."""
     descriptor = _kept.pop(data, None)
     if descriptor is None:

@@ -1,6 +1,7 @@
-"""The process in which kubernetes_asyncio runs a plugin, or renews the token of an auth provider.
+"""The child process in which kubernetes_asyncio runs an exec plugin, or renews the token of an auth provider.
 
-It is started with the descriptor of a file that holds a `PluginRequest`, writes a `PluginAnswer` there, and ends.
+Its argument is the descriptor of a file that contains a `PluginRequest`. The process writes a `PluginAnswer` to the
+file and exits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kubeproxy.kubernetes.client.plugins import PluginAnswer, PluginRequest
 
 
 class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
-    """What a program answers."""
+    """The ExecCredential that an exec plugin prints."""
 
     api_version: str
     kind: str
@@ -34,15 +35,15 @@ class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def main(file: int) -> None:
-    """Answer the request in the file."""
+    """Read the request from a file descriptor, and write the answer to it."""
     request = msgspec.json.decode(os.pread(file, os.fstat(file).st_size, 0), type=PluginRequest)
     try:
         answer = asyncio.run(_answer(request))
-    except asyncio.CancelledError:  # It is too late for an answer, and the library leaves the program running.
+    except asyncio.CancelledError:  # The time is over, and the library does not end the program.
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             os.kill(int(pid), signal.SIGTERM)
         sys.exit(1)
-    except Exception as error:  # The library lets any exception through: KeyError, AssertionError, OSError, ...
+    except Exception as error:  # The library may raise anything, such as KeyError or AssertionError.
         answer = PluginAnswer(fault=" ".join(str(error).split()) or type(error).__name__)
     os.truncate(file, 0)
     os.pwrite(file, msgspec.json.encode(answer), 0)
@@ -58,8 +59,8 @@ async def _answer(request: PluginRequest) -> PluginAnswer:
 
 
 async def _credentials(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> PluginAnswer:
-    """Return the credentials of an exec plugin. The library's loader would write the certificate and its key to
-    files."""
+    """Return the credentials of an exec plugin. The library's own loader is not used, because it would write
+    certificate and key to disk."""
     status = await _run_program(settings, cluster)
     token, certificate, key = (
         str(status.get(name) or "") for name in ("token", "clientCertificateData", "clientKeyData")
@@ -80,8 +81,8 @@ async def _credentials(settings: Mapping[str, Any], cluster: Mapping[str, Any] |
 async def _run_program(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Run the program of an exec plugin, and return the status of its ExecCredential.
 
-    `ExecProvider.run` would keep the program's messages from the user, tell it nothing of the cluster, and let it read
-    the standard input in any case.
+    `ExecProvider.run` is not used. It would hide the program's messages from the user, would not pass the cluster to
+    the program, and would always let the program read standard input.
     """
     provider, interactive = ExecProvider(ConfigNode("exec", settings)), _is_interactive(settings)
     told = {"interactive": interactive, **({"cluster": cluster} if cluster else {})}
@@ -106,7 +107,8 @@ async def _run_program(settings: Mapping[str, Any], cluster: Mapping[str, Any] |
 
 
 def _is_interactive(settings: Mapping[str, Any]) -> bool:
-    """Return whether the program may ask the user, by interactiveMode."""
+    """Return whether the program may use standard input, according to interactiveMode. Raise ValueError if that is
+    invalid or impossible."""
     mode, has_terminal = settings.get("interactiveMode") or "IfAvailable", os.isatty(0)
     if mode not in ("Never", "IfAvailable", "Always"):
         raise ValueError(f"exec: interactiveMode: found {mode!r}; allowed: Never, IfAvailable or Always")
@@ -116,7 +118,7 @@ def _is_interactive(settings: Mapping[str, Any]) -> bool:
 
 
 async def _renew_token(request: PluginRequest) -> PluginAnswer:
-    """Have the library's loader renew the token of an auth provider (oidc, gcp) if it has expired."""
+    """Return the token of an auth provider (oidc, gcp), which the library renews if it has expired."""
     document = {
         "current-context": "plugin",
         "contexts": [{"name": "plugin", "context": {"cluster": "plugin", "user": "plugin"}}],
@@ -126,12 +128,13 @@ async def _renew_token(request: PluginRequest) -> PluginAnswer:
     configuration = Configuration()
     await load_kube_config_from_dict(document, client_configuration=configuration)
     token = str(await configuration.get_api_key_with_prefix("BearerToken") or "").removeprefix("Bearer ")
-    # The loader has put renewed tokens into the document that it was given.
+    # The loader writes renewed tokens into `request.user`.
     return PluginAnswer(token=token, expires_at=_expiry(request.user, token), user=request.user)
 
 
 def _expiry(user: Mapping[str, Any], token: str) -> float | None:
-    """Return when the token expires, as the provider tells or as a claim in a JSON Web Token tells."""
+    """Return when the token expires, in Unix seconds, from the provider's configuration or from the token's own ``exp``
+    claim, or None if both are missing."""
     if named := (user["auth-provider"].get("config") or {}).get("expiry"):
         return datetime.fromisoformat(str(named)).timestamp()
     parts = token.split(".")

@@ -1,9 +1,9 @@
-"""Credentials from exec plugins and auth providers, by kubernetes_asyncio.
+"""Gets credentials from exec plugins and auth providers, by kubernetes_asyncio.
 
-Importing `kubernetes_asyncio.config` imports the whole package, with some 850 modules of API objects: 0.15 to 0.2 s
-of processor time, and 35 MiB (PSS) for as long as the process lives. A daemon on every node, 42 MiB without it, would
-pay that for a task of a second an hour, and a command would start slower than kubectl. So the library works in a
-process of its own, `plugin_process`, which ends with its answer, and only a kubeconfig with a plugin starts it.
+Importing `kubernetes_asyncio.config` imports the whole package, with some 850 modules of API objects. That costs 0.15
+to 0.2 s of processor time, and 35 MiB (PSS) until the process ends. The daemon uses 42 MiB without it, and needs a
+plugin for about a second an hour; a command would start slower than kubectl. So the library runs in a child process,
+`plugin_process`, which exits after its answer. It is started only if the kubeconfig has a plugin.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from kubeproxy.kubernetes.client.memory_files import path_of
 from kubeproxy.model.errors import ConfigError
 
 PLUGIN_S: Final = 60.0
-"""How long a plugin may run if it cannot ask the user."""
+"""The longest run of a plugin that cannot ask the user, in seconds."""
 INTERACTIVE_S: Final = 900.0
-"""How long a plugin may run if it may ask the user. Most codes that a user types into a browser are valid that long."""
+"""The longest run of a plugin that may ask the user, in seconds. Most codes that a user types into a browser are valid
+for this time."""
 EARLY_S: Final = 300.0
-"""A token counts as expired this long before its time, because clocks differ. kubernetes_asyncio does the same."""
+"""A token counts as expired this many seconds before its expiry, because clocks differ, as in kubernetes_asyncio."""
 MAX_ANSWER_BYTES: Final = 1 << 20
-"""The longest answer of the process. Real ones have some thousand bytes."""
+"""The longest answer of the child process. Usual answers have some thousand bytes."""
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """The request to the process."""
+    """The request to the child process."""
 
     server: str
     user: dict[str, Any]
@@ -41,7 +42,7 @@ class PluginRequest(msgspec.Struct, frozen=True):
 
 
 class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the process."""
+    """The answer of the child process."""
 
     token: str = ""
     certificate: str = ""
@@ -49,13 +50,13 @@ class PluginAnswer(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     """When the token expires, in Unix seconds, or None if that is not known."""
     user: dict[str, Any] | None = None
-    """The user with the tokens that the provider has renewed, for the next request."""
+    """The kubeconfig's user entry with renewed tokens, for the next request, or None."""
     fault: str = ""
-    """Why there are no credentials. It is empty if there are some."""
+    """Why there are no credentials, or empty if there are some."""
 
 
 class Plugin:
-    """A plugin of a kubeconfig's user, and its last answer."""
+    """The plugin of a kubeconfig's user, with its last answer."""
 
     def __init__(self, user: Mapping[str, Any]) -> None:
         """`user` is the value of `ClientConfig.plugin`."""
@@ -64,16 +65,16 @@ class Plugin:
 
     @property
     def expires(self) -> bool:
-        """Return whether the credentials may run out by time. If no expiry is known, the plugin runs again only after a
-        401, as with client-go."""
+        """Return whether the time of expiry is known. If it is not, the plugin runs again only after a 401, as in
+        client-go."""
         return self._last.expires_at is not None
 
     async def answer(self, config: ClientConfig) -> ClientConfig:
-        """Return the configuration with the plugin's token or certificate. The plugin runs unless its last token is
-        still valid. Raise `ConfigError` if it fails."""
+        """Return the configuration with the plugin's token or certificate. Run the plugin unless its last token is
+        still valid. Raise `ConfigError` if the plugin fails."""
         if (self._last.expires_at or 0.0) - EARLY_S <= time.time():
             last = await _run(PluginRequest(config.host, self._user))
-            self._user = last.user or self._user  # An identity provider may give a new refresh token with each use.
+            self._user = last.user or self._user  # The identity provider may have issued a new refresh token.
             self._last = last
         last = self._last
         return replace(
@@ -85,9 +86,9 @@ class Plugin:
 
 
 async def _run(request: PluginRequest) -> PluginAnswer:
-    """Run the library in its process. Raise `ConfigError` if that gives no credentials."""
-    # A file in memory carries the request, and then the answer. Other users can read arguments, and keys must not reach
-    # a disk; standard input and output stay the terminal's, for plugins that ask for a password.
+    """Send a request to a new child process, and return its answer. Raise `ConfigError` if there are no credentials."""
+    # Request and answer are passed in a file in memory. Arguments are visible to other users, a disk must not contain
+    # keys, and standard input and output are left to plugins that ask for a password.
     file = os.memfd_create("plugin", os.MFD_CLOEXEC)
     try:
         os.pwrite(file, msgspec.json.encode(request), 0)
@@ -118,7 +119,7 @@ async def _wait_for_process(file: int) -> None:
         raise ConfigError(f"getting credentials: the plugin did not answer within {limit_s:.0f} s") from None
     finally:
         if process.returncode is None:
-            process.terminate()  # This ends the plugin, and then the process itself.
+            process.terminate()  # The child process first ends the plugin.
             await process.wait()
     if code != 0:
         raise ConfigError(f"getting credentials: the process of the plugin exited with {code}")

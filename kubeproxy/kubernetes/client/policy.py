@@ -1,4 +1,4 @@
-"""The policy of a client beyond sending a request once: its limits, its retries, and what it reports to its owner."""
+"""The policy of a client: its limits, its retries, and the functions that it calls for warnings and waits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from kubeproxy.runtime.backoff import DoublingBackoff
 T = TypeVar("T")
 
 ANSWER_S: Final = 75.0
-"""The limit of a whole answer. The server's own limit is 60 s; its priority and fairness may first queue a request for
-15 s."""
+"""The time limit in seconds for a whole answer. The server's own limit is 60 s, after API priority and fairness has
+queued the request for up to 15 s."""
 MAX_ANSWER_BYTES: Final = 32 << 20
-"""The longest body that is read whole. Lists are read in pieces (`Client.pieces`) and have no such limit."""
+"""The largest body that is read as a whole. Lists are read in pieces (`Client.pieces`), without this limit."""
 MAX_COMMAND_ANSWER_BYTES: Final = 256 << 20
-"""The longest body that a command reads whole. A command ends soon, and may have to read a long list."""
+"""The largest body that a command reads as a whole. It is larger, because commands read whole lists and exit soon."""
 MAX_WAITS: Final = 10
-"""How often a command repeats a request because the server asks for it. client-go does so 10 times."""
+"""How often a command repeats a request if the server asks for that with Retry-After, as in client-go."""
 MAX_WAIT_S: Final = 60.0
-"""The longest of these waits, even if the server asks for a longer one."""
+"""The longest wait in seconds for which a server may ask. Longer waits are reduced to it."""
 
 
 class Retries(Protocol):
     """Decides whether a failed request is sent again."""
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Call `send` until it succeeds. Raise its last error if another try makes no sense."""
+        """Call `send`, again if a retry may help, until it succeeds, and return its result. Raise its last error
+        otherwise."""
 
 
 class NoRetries:
-    """Sends each request once. Long-lived callers (reflectors, controllers) have a backoff of their own."""
+    """Sends each request once. It is for reflectors and controllers, which have their own backoff."""
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
         """Send the request once."""
@@ -42,13 +43,14 @@ class NoRetries:
 
 
 class RepeatReads:
-    """Repeats a read if its connection breaks. A write is not repeated, because it may have had an effect."""
+    """Repeats a GET request if its connection breaks. Writes are not repeated, because the server may have carried them
+    out."""
 
     TRIES: Final = 3
     PAUSE_S: Final = 0.5
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Send the request. If it is a GET and its connection breaks, send it up to `TRIES` times."""
+        """Send the request. A GET request whose connection breaks is sent up to `TRIES` times."""
         for number in range(1, self.TRIES + 1):
             try:
                 return await send()
@@ -61,15 +63,16 @@ class RepeatReads:
 
 
 class WaitForServer:
-    """Sends any request again until it is answered, if the server has answered before and is away for a while.
+    """Repeats every request until it is answered, while a server that has answered before is unreachable.
 
-    So a request may be carried out more than once. If the server has never answered, nothing is repeated.
+    A write may therefore be carried out more than once. If the server has never answered, nothing is repeated.
     """
 
     FIRST_PAUSE_S: Final = 0.25
     LONGEST_PAUSE_S: Final = 3.0
     STARTING_S: Final = 15.0
-    """How long 401 and 403 may pass: a server that has just started refuses everything until its rules are loaded."""
+    """How long, in seconds, 401 and 403 are retried after an outage. A server that has just started sends them until
+    its RBAC rules are loaded."""
 
     def __init__(
         self,
@@ -78,17 +81,18 @@ class WaitForServer:
         on_wait: Callable[[str], None] = lambda _reason: None,
         random: Random | None = None,
     ) -> None:
-        """Wait at most `patience_s` for the server, and call `on_wait` with the reason before each new try."""
+        """Wait at most `patience_s` seconds for the server. Call `on_wait` with the reason before each further
+        attempt."""
         self._patience_s = patience_s
         self._on_wait = on_wait
         self._random = random or Random()
         self._answered = False
         self._down_since: float | None = None
-        """When the failures in a row began, or None if the last request was answered."""
+        """When the present series of failures began, or None if the last request was answered."""
         self._failed_at: float | None = None
 
     async def attempt(self, method: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Send the request until the server answers it, or has been away for too long."""
+        """Send the request until the server answers, or has been unreachable for too long."""
         backoff = DoublingBackoff(first_s=self.FIRST_PAUSE_S, limit_s=self.LONGEST_PAUSE_S)
         while True:
             try:
@@ -107,7 +111,7 @@ class WaitForServer:
         self._down_since = None
 
     def _may_pass(self, error: ApiError) -> bool:
-        """Return whether the request may succeed if it is sent again."""
+        """Return whether the request may succeed at a further attempt."""
         now = asyncio.get_running_loop().time()
         code = error.status if isinstance(error, StatusError) else None
         if code is not None and code < 500 and code != 429:
@@ -129,25 +133,27 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a client treats its requests. The defaults are those of long-lived programs; `for_command` makes another."""
+    """How a client sends requests. The defaults are for long-lived programs; `for_command` returns the policy of a
+    command."""
 
     qps: float = 0.0
     """Requests a second; 0 or less means no limit."""
     burst: int = 10
     answer_s: float = field(default_factory=lambda: ANSWER_S)
-    """The limit of a whole answer, in seconds."""
+    """The time limit for a whole answer, in seconds."""
     max_answer_bytes: int = MAX_ANSWER_BYTES
     waits: int = 0
-    """How often one request is repeated because the server asks for it, with 429 or 5xx and Retry-After."""
+    """How often a request is repeated if the server answers 429 or 5xx with Retry-After."""
     retries: Retries = field(default_factory=NoRetries)
     field_manager: str = ""
-    """The name that the server notes with each write. If it is empty, the User-Agent decides."""
+    """The field manager that the server records for each write. If it is empty, the server uses the User-Agent."""
     kubectl_words: bool = False
-    """Whether refusals are worded as kubectl prints them, without the URL, for a person at a terminal."""
+    """Whether errors have kubectl's messages, without the URL, for a person at a terminal."""
     on_warning: Callable[[str], None] = _ignore
     """A function that is called with the text of each ``Warning`` header."""
     on_wait: Callable[[float, str], None] = _ignore
-    """A function that is called with the seconds that the server asked to wait, and the reason."""
+    """A function that is called with the seconds to wait, and the reason, before each wait for which the server
+    asks."""
 
     @classmethod
     def for_command(
@@ -159,8 +165,7 @@ class Policy:
         on_warning: Callable[[str], None] = _ignore,
         on_wait: Callable[[float, str], None] = _ignore,
     ) -> Policy:
-        """Return the policy of a command, which asks, writes and ends. Without `answer_s` the limit of an answer is
-        `ANSWER_S`."""
+        """Return the policy of a command. If `answer_s` is None, the time limit for an answer is `ANSWER_S`."""
         return cls(
             answer_s=answer_s or ANSWER_S,
             max_answer_bytes=MAX_COMMAND_ANSWER_BYTES,

@@ -1,4 +1,4 @@
-"""Counts requests to the API server as client-go counts them."""
+"""Counts requests to the API server, for client-go's metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kubeproxy.runtime.histogram import Histogram
 LATENCY_BUCKETS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """The upper bounds of client-go's request latency (component-base, metrics/prometheus/restclient)."""
 NO_ANSWER: Final = "<error>"
-"""client-go's code for a request without an answer."""
+"""The code in the metric for a request without an answer, as in client-go."""
 
 
 @dataclass(slots=True)
 class Requests:
-    """The requests to one server. Times run from the request to the headers of its answer."""
+    """The metrics of the requests to one server. Latencies are measured until the headers of the answer."""
 
     host: str
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -25,6 +25,7 @@ class Requests:
     """The latency histogram of each method."""
 
     def answered(self, method: str, status: int | None, seconds: float) -> None:
-        """Count one request that took `seconds`. `status` is None if no answer came."""
+        """Count one request with its latency in seconds. `status` is the HTTP status, or None if there was no
+        answer."""
         self.answers[method, NO_ANSWER if status is None else str(status)] += 1
         self.latency.setdefault(method, Histogram(LATENCY_BUCKETS_S)).add(seconds)

@@ -1,4 +1,4 @@
-"""Reads the refusals and warnings of an API server: Status objects, the errors made of them, and Warning headers."""
+"""Reads an API server's Status objects and Warning headers, and makes errors from Status objects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from kubeproxy.kubernetes.client.errors import (
 )
 
 MAX_RETRY_AFTER_S: Final = 86_400
-"""The longest Retry-After. Longer ones are reduced to it."""
+"""The largest Retry-After in seconds. Larger values are reduced to it."""
 TOO_LARGE: Final = "ResourceVersionTooLarge"
-"""The cause (in a Status's details) of a 504 for a resourceVersion that the server has not reached yet."""
+"""The reason of the cause, in the details of a Status, if the server has not reached the requested resourceVersion
+(504)."""
 _SHOWN: Final = 500
 
 _decode_status = msgspec.json.Decoder(api_types.Status).decode
 
 
 def parse_status(body: bytes | bytearray) -> api_types.Status:
-    """Return the Status as far as it is readable. An error body is often plain text or HTML, which becomes the
+    """Decode the body of an error answer to a Status. If the body is not a Status but plain text or HTML, use it as the
     message."""
     try:
         status = _decode_status(body)
@@ -41,7 +42,8 @@ def parse_status(body: bytes | bytearray) -> api_types.Status:
 def status_error(
     status: api_types.Status, *, code: int, seen: str, message: str = "", retry_after_s: float | None = None
 ) -> StatusError:
-    """Make the error for an answer of status `code`. Its text begins with `seen`, unless a `message` is given."""
+    """Return the exception for an answer of HTTP status `code`. Its text is `message` if that is given, and otherwise
+    begins with `seen`."""
     details = status.details or api_types.StatusDetails()
     reasons = frozenset(cause.reason for cause in details.causes or () if cause is not None and cause.reason)
     reason = _short(status.reason or "")
@@ -100,11 +102,12 @@ _GENERIC: Final = {
         "the server was unable to return a response in the time allotted, but may still be processing the request",
     ),
 }
-"""The reason and the message for each code, if the answer is no Status (client-go, NewGenericServerResponse)."""
+"""The reason and the message by HTTP status, for answers that are not a Status (client-go,
+NewGenericServerResponse)."""
 
 
 def kubectl_error(body: bytes | bytearray, code: int, about: str, *, retry_after_s: float | None = None) -> StatusError:
-    """Make the error in the words of kubectl, for a terminal. `about` is the request, such as ``post configmaps``."""
+    """Return the exception with kubectl's message. `about` describes the request, such as ``post configmaps``."""
     try:
         status = _decode_status(body)
     except api_types.UNDECODABLE:
@@ -130,8 +133,8 @@ def _words_without_status(body: bytes | bytearray, code: int, about: str) -> tup
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Return the seconds of a Retry-After header: a number, or an HTTP date (RFC 9110, 10.2.3). `now` is in Unix
-    seconds. Return None if the header is missing or invalid."""
+    """Return the seconds to wait according to a Retry-After header, which is a number or an HTTP date (RFC 9110,
+    10.2.3). `now` is in Unix seconds. Return None if the header is missing or invalid."""
     if value is None:
         return None
     text = value.strip()
@@ -144,12 +147,12 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def warnings_of(header: str) -> list[str]:
-    """Return the texts of a Warning header with code 299 (RFC 7234, 5.5), without what cannot be read."""
+    """Return the texts of the warnings with code 299 in a Warning header (RFC 7234, 5.5). Invalid parts are skipped."""
     texts = []
     rest = header.strip()
     while rest:
         code, _, rest = rest.partition(" ")
-        _, _, rest = rest.partition(" ")  # This is the agent, mostly "-".
+        _, _, rest = rest.partition(" ")  # Skip the agent, usually "-".
         if not code.isdecimal() or not rest.startswith('"'):
             break
         text, position, escaped = [], 1, False
@@ -161,7 +164,7 @@ def warnings_of(header: str) -> list[str]:
         if int(code) == 299 and text:
             texts.append("".join(text))
         rest = rest[position + 1 :].lstrip()
-        if rest.startswith('"'):  # This is a date.
+        if rest.startswith('"'):  # Skip the date.
             rest = rest[1:].partition('"')[2].lstrip()
         rest = rest.removeprefix(",").lstrip()
     return texts
@@ -173,6 +176,6 @@ def _short(text: str) -> str:
 
 
 def excerpt(data: bytes | bytearray, limit: int = 200) -> str:
-    """Return the beginning of an answer, for a log line."""
+    """Return the first `limit` bytes of an answer as text on one line, for logs."""
     text = " ".join(data[: limit + 1].decode("utf-8", "replace").split())
     return f"{text[:limit]}..." if len(data) > limit else text

@@ -1,10 +1,10 @@
-"""A token bucket that limits how often a client asks. It has no clock and does not sleep."""
+"""A token bucket that limits a rate. It is pure: callers pass the time, and it does not sleep."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Admits `qps` requests a second on average, and `burst` at once. If ``qps <= 0`` there is no limit."""
+    """Admits `qps` events a second on average, and `burst` at once. There is no limit if ``qps <= 0``."""
 
     def __init__(self, *, qps: float, burst: int) -> None:
         self._qps = qps
@@ -13,7 +13,7 @@ class TokenBucket:
         self._at: float | None = None
 
     def take(self, now: float) -> float:
-        """Take a token, and return the seconds until it is available. Waiters get tokens in the order of their
+        """Take a token, and return the seconds until it may be used. Tokens become available in the order of the
         calls."""
         if self._qps <= 0:
             return 0.0
@@ -22,7 +22,7 @@ class TokenBucket:
         return max(0.0, -self._tokens / self._qps)
 
     def try_take(self, now: float) -> bool:
-        """Take a token if one is available. Return whether it was."""
+        """Take a token if one is available now. Return whether it was taken."""
         if self._qps <= 0:
             return True
         self._refill(now)

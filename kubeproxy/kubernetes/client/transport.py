@@ -1,6 +1,6 @@
-"""The HTTP session to one API server, with readable network errors.
+"""The HTTP session with one API server. It turns network errors into `ApiError` with readable messages.
 
-Its sockets have keepalive: a watch on a peer that has died silently would otherwise wait forever.
+TCP keepalive is on, because otherwise a watch would wait forever if the peer has died without closing the connection.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
 
 TCP_CONNECT_S = 4.0
-"""The time limit of one three-way handshake. It is short, because the kernel's own retries (after 1, 3 and 7 s) find a
-returning server too late."""
+"""The time limit of a TCP handshake, in seconds. It is short, because the kernel repeats SYN only after 1, 3 and 7 s,
+so a new connection reaches a returning server sooner."""
 CONNECT_S = 10.0
-"""The time limit of a connection, including name resolution and TLS."""
+"""The time limit for making a connection, with name resolution and TLS, in seconds."""
 PIECE_BYTES = 256 << 10
-"""The longest piece of a body that is returned at once. Unpacking it takes about a millisecond."""
+"""The largest piece of a body that is returned at once, in bytes. Decompressing it takes about a millisecond."""
 
-# Keepalive probes start after 5 s of silence; the connection ends 9 s after the peer's last packet, long before a read
-# timeout. During shorter outages TCP's retransmissions keep a stream alive, and arrive within seconds of the end.
+# Keepalive probes start after 5 s of silence, and the connection is closed 9 s after the peer's last packet, long
+# before a read timeout. A connection survives shorter outages, because TCP repeats lost segments.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -49,10 +49,10 @@ _SOCKET_OPTIONS = (
 
 
 class Link:
-    """A session that closes after it is retired and its last request has ended."""
+    """The HTTP session with one API server. After `retire` it closes as soon as its last request has ended."""
 
     def __init__(self, configuration: ClientConfig) -> None:
-        """Raise `ConfigError` if the certificates or the proxy are unusable."""
+        """Make the session without connecting. Raise `ConfigError` if the certificates or the proxy are invalid."""
         self.configuration = configuration
         self.base: str = configuration.host.rstrip("/")
         self._proxy, self._proxy_headers = _proxy(self.base, configuration.proxy)
@@ -81,12 +81,12 @@ class Link:
         silence_s: float | None = None,
         head_s: float | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send a request, and return the response with its body unread. Redirects are returned like any answer. The
-        answer's head must come within `head_s`."""
+        """Send a request, and return the response with its body unread. Redirects are not followed. The headers of the
+        answer must arrive within `head_s` seconds."""
         limits = aiohttp.ClientTimeout(
             total=total_s, connect=CONNECT_S, sock_connect=TCP_CONNECT_S, sock_read=silence_s
         )
-        # Without TLS there is no CONNECT that could carry them.
+        # With TLS, CONNECT has the proxy's headers. Without TLS, the request itself has to have them.
         if self._proxy_headers and self.base.startswith("http://"):
             headers = CIMultiDict([*headers.items(), *self._proxy_headers.items()])
         with explained(self.base + path):
@@ -106,7 +106,7 @@ class Link:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[None]:
-        """Keep the session open inside the block."""
+        """Keep the session open inside the context."""
         self._users += 1
         try:
             yield
@@ -116,18 +116,18 @@ class Link:
                 await self.close()
 
     async def retire(self) -> None:
-        """Close the session after its last use."""
+        """Close the session when no request uses it any more."""
         self._retired = True
         if self._users == 0:
             await self.close()
 
     async def close(self) -> None:
-        """Close the session now."""
+        """Close the session at once."""
         await self._session.close()
 
 
 async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """Read a whole body. Raise `Garbage` if the body is longer than `max_bytes`."""
+    """Read a whole body. Raise `Garbage` if it is longer than `max_bytes`."""
     body = await read_beginning(response, max_bytes=max_bytes + 1)
     if len(body) > max_bytes:
         raise Garbage(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
@@ -135,8 +135,8 @@ async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray
 
 
 async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """Read a body, or its first `max_bytes`. The buffer grows in place, because joining pieces at the end would hold
-    them twice."""
+    """Read a body, at most its first `max_bytes`. The buffer grows in place, because joining pieces would need twice
+    the memory."""
     body = bytearray()
     async with aclosing(pieces(response)) as found:
         async for data in found:
@@ -147,10 +147,10 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a body as they arrive, without their line ends. Raise `Unreachable` if the body ends within a
-    line."""
+    """Yield the lines of a body while it arrives, without line ends. Raise `Unreachable` if the body ends with an
+    incomplete line."""
     splitter = LineSplitter()
-    where = str(response.url.with_query(None))  # The query is the same for all watches, and longer than the error.
+    where = str(response.url.with_query(None))  # The query is long, and the same for all watches.
     async for data in pieces(response, where=where):
         for line in splitter.feed(data):
             yield line
@@ -159,9 +159,9 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
-    """Yield a body as it arrives, decompressed, in pieces of at most PIECE_BYTES. Errors name `where`, which is the URL
-    by default. If this were left to aiohttp, a piece could be a thousand times as long as it was on the wire, because a
-    tenant's annotations may be."""
+    """Yield a body while it arrives, decompressed, in pieces of at most `PIECE_BYTES`. Error messages begin with
+    `where`, by default the URL. aiohttp does not decompress, because it would return a received piece as a whole, and
+    text of tenants may grow a thousandfold."""
     where = where or str(response.url)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("gzip", "identity"):
@@ -182,7 +182,7 @@ async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncG
 
 
 class _Gzip:
-    """Decompresses a body of one or more gzip members, step by step."""
+    """Decompresses a body of one or more gzip members, piece by piece."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -193,7 +193,7 @@ class _Gzip:
         return self._member.eof
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        full = False  # There may be more output then, although all of `data` was consumed.
+        full = False  # Whether there may be more output although all of `data` was consumed.
         while data or full:
             if self._member.eof:
                 self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -209,7 +209,7 @@ class _Gzip:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn network errors inside the block into an `Unreachable` that names them."""
+    """Turn network errors inside the context into `Unreachable`, whose message begins with `where`."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -218,15 +218,15 @@ def explained(where: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the error's text on one line, or an empty text if it adds nothing.
+    """Return the error's message on one line, or an empty text if it says nothing new.
 
-    For an answer that ended too early the library's text is "400", which no server has sent.
+    If an answer ended too early, the library's message is "400", which would be misleading.
     """
     if isinstance(error, aiohttp.ClientPayloadError) and "not completed" in str(error):
         return str(error.__cause__) if isinstance(error.__cause__, OSError) else ""
     if type(error) is aiohttp.ClientConnectorError and (number := error.os_error.errno) is not None:
-        # The library's text only repeats the address and names asyncio's calls. Subclasses of this error are
-        # excluded, because their numbers are those of TLS or DNS.
+        # Use the name of the error number, because the library's message is about asyncio's calls. Subclasses are
+        # excluded, because their numbers are TLS's or DNS's.
         return "" if number == errno.ECONNREFUSED else os.strerror(number)
     return " ".join(str(error).split()) or ("" if isinstance(error, TimeoutError) else type(error).__name__)
 
@@ -254,8 +254,8 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 
 def _proxy(base: str, configured: str | None) -> tuple[str | None, dict[str, str]]:
-    """Return the proxy that the configuration names, or else that of the environment, and the header with the
-    credentials in its URL. Raise `ConfigError` if it is no HTTP proxy."""
+    """Return the URL of the proxy from the configuration, or else from the environment, and a header with the
+    credentials in that URL. Raise `ConfigError` if the proxy is not an HTTP proxy."""
     found = environment_proxy(base) if configured is None else configured
     if not found:
         return None, {}
@@ -275,9 +275,9 @@ def _tls(configuration: ClientConfig) -> ssl.SSLContext | bool:
     if not configuration.host.startswith("https"):
         return True
     tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    # Python 3.13 rejects CAs without key usage or key identifier; Go, and so every other client, accepts them.
+    # Since 3.13, Python rejects CAs without key usage or key identifier. Go accepts them.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    # Every CA of the file is trusted, as in Go. OpenSSL alone would demand the root that signed an intermediate one.
+    # Trust every CA of the file, as Go does. By default, OpenSSL does not trust an intermediate CA without its root.
     tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if configuration.cert_file:
         tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)

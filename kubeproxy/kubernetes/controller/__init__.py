@@ -1,8 +1,8 @@
-"""The parts of which every controller is built.
+"""The parts that all controllers share.
 
-workqueue        keys that wait; each is processed by one worker at a time
-controller       the workers
-expectations     creations and deletions that the informer has not reported yet
-controller_ref   decides which objects a controller keeps, adopts or releases (pure); `claim` sends the requests
-election_state   decides by a Lease which candidate leads (pure); `leader_election` keeps the Lease
+workqueue        a queue of keys; one worker at a time processes a key
+controller       runs workers that take keys from a queue
+expectations     tracks creations and deletions that the informer has not reported yet
+controller_ref   decides which objects a controller owns, adopts or releases (pure); `claim` sends the requests
+election_state   decides who leads by the state of a Lease (pure); `leader_election` renews the Lease
 """

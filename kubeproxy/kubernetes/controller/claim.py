@@ -1,4 +1,4 @@
-"""Sends the requests that adopt and release objects, as `controller_ref` decides."""
+"""Adopts and releases objects as `controller_ref` decides."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from kubeproxy.model.errors import ClusterError
 
 T = TypeVar("T", bound=Object)
 Patch = Callable[[Meta, Mapping[str, Any]], Awaitable[None]]
-"""Sends a strategic merge patch to one of the candidates."""
+"""A function that sends a strategic merge patch to a candidate."""
 
 
 class ClaimError(ClusterError):
-    """A candidate could not be adopted or released. The sync is repeated."""
+    """Raised if candidates cannot be adopted or released, for example because the controller was deleted. The sync is
+    repeated."""
 
 
 async def claim(
@@ -29,10 +30,10 @@ async def claim(
     live: Callable[[], Awaitable[Meta]],
     patch: Patch,
 ) -> list[T]:
-    """Return the candidates that belong to the controller, after adopting and releasing.
+    """Adopt and release candidates, and return those that belong to the controller.
 
-    Before the first adoption, `live` reads the controller from the server once: a cache that is behind must not adopt
-    for a controller that was deleted. Raise ApiError or `ClaimError` if something fails.
+    `live` reads the controller from the server. It is called once, before the first adoption, because the cache may
+    still have a deleted controller. Raise ApiError or `ClaimError` if an adoption or release fails.
     """
     claims = decide_claims(controller, candidates, matches)
     errors: list[ApiError] = []
@@ -41,7 +42,7 @@ async def claim(
         try:
             await patch(item.metadata, release_patch(item.metadata, controller.uid))
         except ApiError as error:
-            # The object is gone, or this controller no longer owns it. Either way it is released.
+            # The object was deleted, or this controller no longer owns it, so there is nothing to release.
             if not (is_not_found(error) or is_invalid(error)):
                 errors.append(error)
     if claims.adopt:

@@ -1,4 +1,4 @@
-"""Workers that take keys from a queue and sync the object of each."""
+"""A controller: workers that take keys from a queue and sync the object of each key."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger(__name__)
 
 
 AWAY_S: Final = 10.0
-"""The longest back-off in seconds while the server cannot be reached, and so the longest delay of a key after the
-server's return. With its own back-off a key would wait as long again as the server was away."""
+"""The longest backoff in seconds while the server is unreachable. It limits the delay after the server's return. A
+key's own backoff could then be as long as the outage."""
 
 
 def monotonic() -> float:
-    """Return the clock of queues and expectations: that of the running event loop."""
+    """Return the time of the running event loop, in seconds. Queues and expectations use this clock."""
     return asyncio.get_running_loop().time()
 
 
@@ -31,50 +31,49 @@ Sync = Callable[[str], Awaitable[None]]
 
 
 class Controller:
-    """A queue with its workers.
+    """A work queue with its workers.
 
-    `sync` is called with one key at a time, and never with the same key twice at once. If it raises, it is called again
-    after the queue's back-off. With `max_retries` the controller gives a key up after so many failures in a row, until
-    the key's next event. It never gives up while the server cannot be reached, because there may be no event when the
-    server is back.
+    Each worker calls `sync` with one key. No two workers have the same key at once. If `sync` raises, it is called
+    again after the key's backoff. With `max_retries`, a key is dropped after so many failures in a row, until its next
+    event. No key is dropped while the server is unreachable, because there may be no event when the server returns.
     """
 
     def __init__(self, name: str, sync: Sync, *, workers: int, max_retries: int | None = None) -> None:
         self.name = name
         self.queue = WorkQueue(name)
         self.errors = 0
-        """How many syncs have failed."""
+        """The number of failed syncs."""
         self.dropped = 0
-        """How many keys were given up until their next event."""
+        """The number of keys that were dropped until their next event."""
         self._sync = sync
         self._workers = workers
         self._max_retries = max_retries
         self._changed = asyncio.Event()
 
     def enqueue(self, key: str) -> None:
-        """Sync a key soon."""
+        """Add a key to the queue."""
         self.queue.add(key, monotonic())
         self._changed.set()
 
     def enqueue_after(self, key: str, delay_s: float) -> None:
-        """Sync a key in `delay_s` seconds."""
+        """Add a key to the queue in `delay_s` seconds."""
         self.queue.add_after(key, delay_s, monotonic())
         self._changed.set()
 
     def enqueue_rate_limited(self, key: str, *, longest_s: float = CAP_S) -> None:
-        """Sync a key after its back-off, which is at most `longest_s`."""
+        """Add a key to the queue after its backoff, at most `longest_s` seconds."""
         self.queue.add_rate_limited(key, monotonic(), longest_s=longest_s)
         self._changed.set()
 
     async def run(self) -> None:
-        """Work until cancelled. Writes that are in progress are then cut off."""
+        """Run the workers until cancelled. Syncs in progress are cancelled, too."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
                 group.create_task(self._work(), name=f"{self.name} worker {number}")
 
     @property
     def idle(self) -> bool:
-        """Return whether no key waits, is processed, or is delayed."""
+        """Return whether no key is waiting, delayed, or being processed."""
         return not len(self.queue) and not self.queue.processing and self.queue.next_due() is None
 
     async def _work(self) -> None:
@@ -107,7 +106,7 @@ class Controller:
 
     def _failed(self, key: str, error: Exception) -> None:
         if isinstance(error, LeadershipLostError):
-            return  # The work is about to be cancelled.
+            return  # The workers are about to be cancelled.
         self.errors += 1
         if namespace_terminating(error):
             self.queue.forget(key)
@@ -127,7 +126,7 @@ class Controller:
         elif isinstance(error, ApiError):
             write = (
                 log.warning if error.status == 403 else log.info
-            )  # A right or a quota is missing, so a person has to act.
+            )  # A missing right or a quota, which a person has to mend.
             write("sync failed", controller=self.name, key=key, error=str(error), retries=retries)
         else:
             log.warning("sync failed", controller=self.name, key=key, retries=retries, exc_info=error)

@@ -1,6 +1,6 @@
-"""Decides by owner references which objects a controller keeps, adopts or releases.
+"""Decides by owner references which objects a controller owns, adopts or releases. It is pure.
 
-`kubeproxy.kubernetes.controller.claim` carries that out.
+`kubeproxy.kubernetes.controller.claim` sends the requests.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ T = TypeVar("T", bound=Object)
 
 @dataclass(frozen=True, slots=True)
 class Claims(Generic[T]):
-    """The decisions about the candidates of one controller."""
+    """The candidates of one controller, grouped by what happens to them."""
 
     keep: list[T] = field(default_factory=list)
-    """The objects that the controller owns and that still match."""
+    """The objects that the controller owns and that match its selector."""
     adopt: list[T] = field(default_factory=list)
-    """The orphans that match."""
+    """The objects without controller that match, to be adopted."""
     release: list[T] = field(default_factory=list)
-    """The objects that the controller owns and that no longer match."""
+    """The objects that the controller owns and that no longer match, to be released."""
 
 
 def decide_claims(controller: Meta, candidates: Iterable[T], matches: Callable[[Mapping[str, str]], bool]) -> Claims[T]:
-    """Sort the candidates. A controller that is being deleted keeps its objects, and neither adopts nor releases
-    any."""
+    """Group the candidates. A controller that is being deleted neither adopts nor releases objects. `matches` tells
+    whether labels match the controller's selector."""
     claims: Claims[T] = Claims()
     leaving = controller.deletion_timestamp is not None
     for item in candidates:
@@ -47,7 +47,7 @@ def decide_claims(controller: Meta, candidates: Iterable[T], matches: Callable[[
 
 
 def controller_reference(api_version: str, kind: str, controller: Meta) -> OwnerReference:
-    """Return the owner reference to this controller that its objects carry."""
+    """Return the owner reference with which an object refers to this controller."""
     return OwnerReference(
         api_version=api_version,
         kind=kind,
@@ -59,10 +59,11 @@ def controller_reference(api_version: str, kind: str, controller: Meta) -> Owner
 
 
 def adoption_patch(item: Meta, reference: OwnerReference) -> dict[str, Any]:
-    """Return a strategic merge patch that adds the owner. The UID makes it fail for another object of the same name."""
+    """Return a strategic merge patch that adds the owner reference. It contains the object's UID, so it fails for a
+    successor of the same name."""
     return {"metadata": {"uid": item.uid, "ownerReferences": [to_wire(reference)]}}
 
 
 def release_patch(item: Meta, owner_uid: str) -> dict[str, Any]:
-    """Return a strategic merge patch that removes the owner."""
+    """Return a strategic merge patch that removes the owner reference with this UID."""
     return {"metadata": {"uid": item.uid, "ownerReferences": [{"$patch": "delete", "uid": owner_uid}]}}

@@ -1,8 +1,8 @@
-"""State machine of leader election: a Lease object decides which one of several candidates leads.
+"""The state machine of leader election, in which several candidates compete for a Lease object. It is pure.
 
-Expiry is judged by the local time since this candidate saw the record change, so clocks of different machines are never
-compared. `now` is in seconds of a clock that also advances while the process or the machine is suspended.
-`kubeproxy.kubernetes.controller.leader_election` makes the requests.
+A Lease expires a fixed time after this candidate has seen it change, by the local clock, so the clocks of different
+machines are never compared. `now` is in seconds of a clock that also advances while the process or the machine is
+suspended. `kubeproxy.kubernetes.controller.leader_election` makes the requests.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from typing import Final
 LEASE_S: Final = 15.0
 RENEW_S: Final = 10.0
 RETRY_S: Final = 2.0
-"""The lease duration, renew deadline and retry period of kube-controller-manager, in this order."""
+"""The retry period. These three are the lease duration, renew deadline and retry period of kube-controller-manager, in
+seconds."""
 JITTER: Final = 1.2
-"""A candidate waits RETRY_S and up to this many times RETRY_S more before it looks again (client-go's JitterFactor)."""
+"""A candidate waits a random time between RETRY_S and RETRY_S * (1 + JITTER) between two reads of the Lease
+(client-go's JitterFactor)."""
 
 BELIEVED_LEASES: Final = 10
-"""For how many of our own lease durations the record of another holder is believed. Its settings may be longer; but a
-Lease of 2,147,483,647 s must not keep all candidates from work until a person deletes it."""
+"""Another holder's lease duration counts up to this multiple of our own. Another candidate may have longer settings,
+but a duration of 2,147,483,647 s must not stop all candidates until a person deletes the Lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """The spec of a Lease. Its times are Unix seconds of the machine that wrote them, and are only for people."""
+    """The spec of a Lease. Its times are Unix seconds by the clock of the machine that wrote them, and are only for
+    information."""
 
     holder: str = ""
-    """The identity of the holder. It is empty if the last holder has released the Lease."""
+    """The identity of the holder, or empty if the last holder has released the Lease."""
     duration_s: int = int(LEASE_S)
     acquired: float = 0.0
     renewed: float = 0.0
@@ -36,20 +39,20 @@ class LeaseRecord:
 
 
 class Step(StrEnum):
-    """What a candidate does next."""
+    """The next step of a candidate."""
 
     CREATE = "create"
-    """There is no Lease, so create it."""
+    """Create the Lease, because it does not exist."""
     TAKE = "take"
-    """The Lease is free or expired, so take it."""
+    """Take the Lease, because it is free or expired."""
     RENEW = "renew"
-    """The Lease is ours, so renew it."""
+    """Renew the Lease, because this candidate holds it."""
     WAIT = "wait"
-    """Another candidate holds the Lease, so wait."""
+    """Wait, because another candidate holds the Lease."""
 
 
 class LeaderElection:
-    """The view of one candidate. Raise ValueError for durations that cannot work together."""
+    """The election as one candidate sees it. Raise ValueError for invalid durations."""
 
     def __init__(
         self, identity: str, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S, retry_s: float = RETRY_S
@@ -67,23 +70,23 @@ class LeaderElection:
         self._record: LeaseRecord | None = None
         self._observed_at = 0.0
         self._renewed_at: float | None = None
-        """When the last successful request began, or None if this candidate is not the leader."""
+        """When the last successful write of the Lease began, or None if this candidate is not the leader."""
 
     @property
     def record(self) -> LeaseRecord | None:
-        """Return the Lease as it was seen last, or None if there is none."""
+        """Return the Lease's record that was seen last, or None if there is no Lease."""
         return self._record
 
     def leading(self, now: float) -> bool:
-        """Return whether this candidate may write: its last renewal is younger than the renew deadline."""
+        """Return whether this candidate leads: its last renewal is less than the renew deadline ago."""
         return self._renewed_at is not None and now - self._renewed_at < self.renew_s
 
     def lost(self, now: float) -> bool:
-        """Return whether this candidate was the leader and is not any more."""
+        """Return whether this candidate was the leader and no longer is."""
         return self._renewed_at is not None and not self.leading(now)
 
     def next_step(self, record: LeaseRecord | None, now: float) -> Step:
-        """Store the Lease as the server has it, and return the next step."""
+        """Store the record that was read from the server, and return the next step."""
         if record != self._record:
             self._record = record
             self._observed_at = now
@@ -92,7 +95,7 @@ class LeaderElection:
         if record.holder == self.identity:
             return Step.RENEW
         if self._renewed_at is not None:
-            # Another candidate has taken the Lease, so this one has lost it before its own deadline.
+            # Another candidate has taken the Lease, so this candidate has lost it before its own deadline.
             self._renewed_at = float("-inf")
             return Step.WAIT
         if not record.holder or now - self._observed_at >= self._believed_s(record):
@@ -100,11 +103,11 @@ class LeaderElection:
         return Step.WAIT
 
     def _believed_s(self, record: LeaseRecord) -> float:
-        """Return for how long the record of another holder keeps this candidate from the Lease."""
+        """Return how long after its last change another holder's record is valid, in seconds."""
         return max(self.lease_s, min(record.duration_s, BELIEVED_LEASES * self.lease_s))
 
     def proposal(self, unix_s: float) -> LeaseRecord:
-        """Return the record to be written now."""
+        """Return the record to be written to the Lease. `unix_s` is the present time."""
         before = self._record
         mine = LeaseRecord(
             holder=self.identity, duration_s=int(self.lease_s), acquired=unix_s, renewed=unix_s, transitions=0
@@ -116,18 +119,18 @@ class LeaderElection:
         return replace(mine, transitions=before.transitions + 1)
 
     def written(self, record: LeaseRecord, *, asked_at: float) -> None:
-        """Note that the server has accepted `record`. `asked_at` is when the request began, because the answer may have
-        been slow."""
+        """Note that the server has accepted `record`. `asked_at` is the time at which the request began, from which the
+        renew deadline counts."""
         self._record = record
         self._observed_at = asked_at
         self._renewed_at = asked_at
 
     def release(self, unix_s: float) -> LeaseRecord | None:
-        """Return the record that releases the Lease early, or None if this candidate does not hold it."""
+        """Return the record that releases the Lease, or None if this candidate does not hold it."""
         if self._renewed_at is None or self._record is None or self._record.holder != self.identity:
             return None
         return replace(self._record, holder="", duration_s=1, renewed=unix_s, acquired=unix_s)
 
     def resign(self) -> None:
-        """Stop leading."""
+        """Give up leadership locally."""
         self._renewed_at = None

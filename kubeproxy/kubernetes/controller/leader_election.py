@@ -1,11 +1,11 @@
-"""Runs leader election: acquires a Lease object, renews it, and stops the work when it is lost.
+"""Runs leader election: acquires a Lease object, renews it, and cancels the work when the Lease is lost.
 
-kubernetes_asyncio has a package for leader election, which is not used because it keeps none of these promises: it
-waits without jitter and by the wall clock; its requests have no time limit, so a leader whose request hangs leads on
-after its Lease has expired, and nothing holds its writes back (the `guard` of `Client` does here); it catches only
-ApiException, so a broken connection or a Lease with an unreadable time ends it with a traceback; and it does not
-release the Lease at the end. The generated client would serve three requests here, for 35 MiB beside the 37 that a
-controller manager needs (PSS), and with a second set of credentials, time limits and bounds to keep.
+The package kubernetes_asyncio has leader election, too, which is not used for these reasons. It waits without jitter
+and by the wall clock. Its requests have no time limit, so a leader whose request hangs continues to lead after its
+Lease has expired, and its writes are not stopped, as the `guard` of `Client` does here. It catches only ApiException,
+so a broken connection or an invalid time in the Lease ends it with a traceback. It does not release the Lease at the
+end. And its generated client, for three requests, would add 35 MiB to the 37 MiB of a controller manager (PSS), with
+credentials and time limits of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEASE_RIGHTS: Final = "deploy/controllers/role.yaml and its binding, in the name
 
 
 class LeaseMeta(Wire, frozen=True):
-    """The part of a Lease's metadata in use."""
+    """The metadata of a Lease, with only the field in use."""
 
     resource_version: str = ""
 
@@ -58,7 +58,7 @@ class Lease(Wire, frozen=True):
 
     @property
     def record(self) -> LeaseRecord:
-        """Return the part that the election reads."""
+        """Return the fields that the election uses."""
         spec = self.spec
         return LeaseRecord(
             holder=spec.holder_identity or "",
@@ -70,12 +70,12 @@ class Lease(Wire, frozen=True):
 
 
 def boot_time() -> float:
-    """Return the seconds since the machine started, including those for which it or the process was suspended."""
+    """Return the seconds since the machine was booted, including the time for which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeadershipLostError(Exception):
-    """Raised if a write was not sent, because this process is not known to lead any more."""
+    """Raised instead of sending a write if this process may no longer be the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class LeaseName:
 
 
 class Leadership:
-    """One candidate for a Lease. `clock` must advance while the process is suspended; `unix_clock` is for people."""
+    """A candidate for a Lease. `clock` must advance while the machine is suspended; `unix_clock` gives the times that
+    are written to the Lease."""
 
     def __init__(
         self,
@@ -111,36 +112,36 @@ class Leadership:
         self._random = random or Random()
         self._lease: Lease | None = None
         self._failure = ""
-        """The error of the last request for the Lease, or empty if it did not fail."""
+        """The error of the last request for the Lease, or empty if it succeeded."""
         self._leader_seen = ""
 
     def is_leading(self) -> bool:
-        """Return whether this process may write now."""
+        """Return whether this process is the leader now."""
         return self._election.leading(self._clock())
 
     @property
     def holder(self) -> str:
-        """Return the identity of the leader as it was seen last. It is empty if there is none."""
+        """Return the identity of the leader that was seen last, or an empty text if there is none."""
         record = self._election.record
         return "" if record is None else record.holder
 
     def demand(self) -> None:
-        """Raise `LeadershipLostError` unless this process leads.
+        """Raise `LeadershipLostError` unless this process is the leader.
 
-        Call this right before each write, because the process may have been stopped at any moment before.
+        Call this immediately before each write, because the process may have been suspended at any moment before.
         """
         if not self.is_leading():
             raise LeadershipLostError(f"the lease {self.name.namespace}/{self.name.name} is not held any more")
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the Lease, then work until it is lost. All work is then cancelled, and this method returns.
+        """Wait for the Lease, then run `work` until the Lease is lost. Then cancel `work`, and return.
 
-        If `work` ends by itself, the leadership ends, too.
+        If `work` ends by itself, return, too.
         """
         await self._acquire()
         try:
             await self._work_until_lost(work)
-        except* LeadershipLostError as errors:  # The work may end before the renewal finds the Lease lost.
+        except* LeadershipLostError as errors:  # A write may notice the loss before the renewal does.
             log.debug("writes held back", lease=self.name.name, writes=len(errors.exceptions))
         if not self.is_leading():
             log.error("leadership lost", lease=self.name.name, holder=self.holder)
@@ -155,8 +156,8 @@ class Leadership:
             renewing.cancel()
 
     async def release(self) -> None:
-        """Release the Lease, so that another candidate need not wait for its end. If that fails, the Lease expires by
-        itself."""
+        """Release the Lease, so that another candidate need not wait until it expires. Ignore a failure, because the
+        Lease expires by itself."""
         record = self._election.release(self._unix_clock())
         if record is None or self._lease is None or not self.is_leading():
             return
@@ -173,11 +174,12 @@ class Leadership:
         log.info("leadership acquired", lease=self.name.name, identity=self._election.identity)
 
     async def _renew(self) -> None:
-        """Renew the Lease until it is lost: another candidate has it, or no renewal succeeded in time."""
+        """Renew the Lease. Return when it is lost, because another candidate has it or no renewal has succeeded in
+        time."""
         while True:
             await asyncio.sleep(self._election.retry_s)
             if not self.is_leading():
-                return  # The process was stopped for longer than the deadline, and no renewal makes up for that.
+                return  # The process was suspended past the deadline, and a late renewal does not count.
             try:
                 async with asyncio.timeout(self._election.renew_s):
                     await self._try()
@@ -187,7 +189,8 @@ class Leadership:
                 return
 
     async def _try(self) -> bool:
-        """Read the Lease once, and write it if this candidate is to have it. Return whether it has it."""
+        """Read the Lease, and write it if this candidate may take or renew it. Return whether this candidate holds
+        it."""
         asked_at = self._clock()
         try:
             lease = await self._read()
@@ -200,7 +203,7 @@ class Leadership:
         except ApiError as error:
             if not (is_conflict(error) or already_exists(error)):
                 hint = {"hint": LEASE_RIGHTS} if error.status == HTTPStatus.FORBIDDEN else {}
-                # This is logged once for each cause, because the request is repeated every few seconds.
+                # Log each message only once, because the request is repeated every few seconds.
                 if str(error) != self._failure:
                     log.warning("lease request failed", lease=self.name.name, error=str(error), **hint)
                 self._failure = str(error)
@@ -208,7 +211,7 @@ class Leadership:
         if self._failure:
             self._failure = ""
             log.info("lease request works again", lease=self.name.name)
-        # Use the record as the server returns it, because its times are cut to microseconds.
+        # Use the record that the server returned, because its times are rounded to microseconds.
         self._election.written(self._lease.record, asked_at=asked_at)
         return True
 

@@ -1,4 +1,4 @@
-"""A queue of Events to send. It counts equal ones, and limits each object. It has no clock and no network."""
+"""A queue of Events to be sent. It counts equal Events, and limits their rate for each object. It is pure."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Literal
 from kubeproxy.kubernetes.client.token_bucket import TokenBucket
 
 CAPACITY = 256
-"""How many different events may wait. Further ones are dropped."""
+"""The largest number of different events in the queue. Further events are dropped."""
 OBJECTS = 1024
-"""For how many objects a rate limit is kept."""
+"""The largest number of objects with a rate limit in memory."""
 BURST = 25
 REFILL_S = 300.0
-"""Each object may have 25 events at once, and then one every five minutes (client-go, tools/record)."""
+"""The seconds in which an object may have one further event, after a burst of `BURST` (client-go, tools/record)."""
 
 
 SIMILAR = 10
 SIMILAR_S = 600.0
-"""Events are combined once there are this many different messages, if each came within this many seconds of the one
-before."""
+"""Similar events are combined once there are `SIMILAR` different messages, each within this many seconds of the last
+one."""
 COMBINED = "(combined from similar events): "
 
 EventType = Literal["Normal", "Warning"]
-"""The event types of the API."""
+"""The types of Events in the API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
-    """An event of one object. Equal occurrences are one event with a count."""
+    """An event of one object. Equal occurrences become one event with a count."""
 
     kind: str
     namespace: str
-    """The object's namespace. It is empty for cluster-scoped objects, such as nodes."""
+    """The object's namespace, or empty for cluster-scoped objects such as nodes."""
     name: str
     uid: str
     type: EventType
     reason: str
     message: str
-    """The message. It is empty for similar events that are combined: their newest message is in the tally."""
+    """The message. It is empty for combined events, whose newest message is in `CorrelatedEvent.message`."""
     api_version: str = "v1"
     """The API version of the object."""
     shared: bool = False
-    """Whether other nodes may record the same event. The cluster then has it once."""
+    """Whether other nodes may record the same event. The cluster then has only one Event of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class CorrelatedEvent:
     last: float
     count: int = 1
     message: str = ""
-    """The newest message of combined events. It is empty for other events."""
+    """The newest message of combined events, or empty for other events."""
 
     def again(self, later: CorrelatedEvent) -> CorrelatedEvent:
-        """Return the sum of this event and a repetition."""
+        """Return this event with the count and the last time of a repetition added."""
         return CorrelatedEvent(self.first, later.last, self.count + later.count, later.message)
 
 
@@ -68,10 +68,11 @@ class SimilarEvents:
         self._messages: OrderedDict[Occurrence, tuple[set[str], float]] = OrderedDict()
 
     def too_many(self, what: Occurrence, now: float) -> bool:
-        """Return whether this event is to be combined with similar ones.
+        """Return whether this event has to be combined with similar events.
 
-        The first nine different messages are sent as they are. Further ones are combined, until ten minutes pass
-        without a similar event."""
+        The first nine different messages are sent unchanged. Further messages are combined, until there was no similar
+        event for ten minutes.
+        """
         kind = replace(what, message="")
         messages, last = self._messages.get(kind, (set(), now))
         if now - last > SIMILAR_S:
@@ -83,12 +84,12 @@ class SimilarEvents:
             self._messages.popitem(last=False)
         if len(messages) < SIMILAR:
             return False
-        messages.discard(what.message)  # Otherwise the set would grow with each further message.
+        messages.discard(what.message)  # The set must not grow with each further message.
         return True
 
 
 class EventCorrelator:
-    """A bounded queue that holds each event once, with a count. `now` is in Unix seconds."""
+    """A bounded queue with one entry, and a count, for equal events. `now` is in Unix seconds."""
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -97,7 +98,7 @@ class EventCorrelator:
         self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()
 
     def put(self, what: Occurrence, now: float) -> bool:
-        """Add an occurrence. Return False if a limit has dropped it."""
+        """Add an occurrence. Return False if it was dropped because of a limit."""
         if not self._bucket(what).try_take(now):
             return False
         message = ""

@@ -1,7 +1,7 @@
-"""Records Kubernetes Events, which operators see at the object itself.
+"""Records Kubernetes Events about objects, which ``kubectl describe`` shows.
 
-They are core v1 Events, as kube-proxy sends them. A background task sends them, a little late and at worst not at all:
-no other part of the proxy waits for an event or fails with one.
+They are core v1 Events, like kube-proxy's. A background task sends them. They may arrive late or be dropped, and no
+other code waits for them or fails because of them.
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ from kubeproxy.runtime.backoff import DecorrelatedJitter
 log = structlog.get_logger(__name__)
 
 COMPONENT = "kube-proxy"
-"""The reporting component. It is kube-proxy's name, because operators search for a proxy's events with it."""
+"""The default reporting component. It is kube-proxy's name, because operators search for it."""
 TRIES = 12
-"""How often one event is sent while the server refuses it (client-go, tools/record)."""
+"""The number of attempts to send an event (client-go, tools/record)."""
 RETRY_S = (1.0, 30.0)
-"""The shortest and longest time between two tries."""
+"""The shortest and the longest time between two attempts, in seconds."""
 REMEMBERED = 1024
-"""How many sent events are kept in memory, so that their counts can be raised."""
+"""The number of sent events that are remembered, so that their counts can be increased."""
 MAX_MESSAGE = 1024
-"""The API's limit for notes, in characters."""
+"""The API's limit for a message, in characters."""
 _MAX_NAME = 253
 _MAX_WAIT_S = 60.0
-"""The longest time for which no Event is sent because a server, or a proxy before it, asks for it."""
+"""The longest pause in seconds that a server, or a proxy in front of it, can cause by Retry-After."""
 _LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
-"""The errors that may pass. A server that has just started forbids everything until its RBAC rules are loaded."""
+"""Errors after which a later attempt may succeed. A server that has just started forbids everything until its RBAC
+rules are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An event that is on the server."""
+    """An event that the server has."""
 
     name: str
     counted: CorrelatedEvent
 
 
 class EventRecorder:
-    """Queues events at any time; `run` sends them. `clock` returns Unix seconds."""
+    """Queues events, which `run` sends. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class EventRecorder:
         retry_s: tuple[float, float] = RETRY_S,
         random: Random | None = None,
     ) -> None:
-        """`rights` tells the log what grants the right to create Events."""
+        """`rights` names, for the log, the manifest that grants the right to create Events."""
         self._client = client
         self._rights = rights
         self._node_name = node_name
@@ -81,11 +82,11 @@ class EventRecorder:
         self._sent: OrderedDict[Occurrence, _Sent] = OrderedDict()
         self._last_stamp = 0
         self._refused: set[str] = set()
-        """The causes of refusal that have been logged."""
+        """The causes of errors that have been logged."""
         self.sent = 0
         """The number of events that the server has accepted."""
         self.dropped = 0
-        """The number of events that were beyond a limit, or that the server has refused."""
+        """The number of events that were dropped because of a limit, or that the server has refused."""
 
     def record(
         self,
@@ -100,11 +101,11 @@ class EventRecorder:
         message: str,
         shared: bool = False,
     ) -> None:
-        """Queue an event of an object. This returns at once, and never fails.
+        """Queue an event about an object. This returns at once, and never fails.
 
-        A `shared` event is one that other nodes may record with the same words; the cluster gets it from the first node
-        only. A Node's uid is its name, because ``kubectl describe node`` searches by it. After 25 events of one object,
-        only one in five minutes is sent.
+        `shared` means that other nodes may record the same event; the cluster then has only the first node's. For a
+        Node, `uid` has to be the node's name, because ``kubectl describe node`` searches by it. After 25 events of one
+        object, only one in five minutes is sent.
         """
         happened = Occurrence(
             kind=kind,
@@ -158,7 +159,7 @@ class EventRecorder:
             )
 
     async def _send(self, happened: Occurrence, counted: CorrelatedEvent) -> None:
-        """Raise the count of the event on the server, or create it."""
+        """Increase the count of the event on the server, or create the event."""
         path = f"/api/v1/namespaces/{quote(happened.namespace or 'default')}/events"
         if (sent := self._sent.get(happened)) is not None:
             total = sent.counted.again(counted)
@@ -183,12 +184,13 @@ class EventRecorder:
         try:
             await self._client.send_json("POST", path, msgspec.json.encode(event))
         except Unreachable:
-            # The event may have arrived. The next try then raises its count, and otherwise creates it.
+            # The server may have created the event. The next attempt then increases its count, and otherwise creates
+            # it.
             self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))
             raise
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT or not happened.shared:
-                raise  # A shared event that is there already was created by another node.
+                raise  # A shared event that already exists was created by another node.
         self._remember(happened, _Sent(event["metadata"]["name"], counted))
 
     def _remember(self, happened: Occurrence, sent: _Sent) -> None:
@@ -198,7 +200,7 @@ class EventRecorder:
             self._sent.popitem(last=False)
 
     def _event(self, happened: Occurrence, counted: CorrelatedEvent) -> dict[str, Any]:
-        """Return a v1 Event. Events of objects without a namespace belong to ``default``."""
+        """Return the JSON of a v1 Event. Events of cluster-scoped objects are in the namespace ``default``."""
         involved = {"kind": happened.kind, "namespace": happened.namespace, "name": happened.name, "uid": happened.uid}
         return {
             "kind": "Event",
@@ -218,9 +220,10 @@ class EventRecorder:
         }
 
     def _name(self, happened: Occurrence) -> str:
-        """Return a name for the event: that of its object, with a time that no other event of this process has.
+        """Return a name for the event: the object's name, and a time that no other event of this process has.
 
-        A shared event has the same name on all nodes: a digest of its contents takes the place of the time."""
+        The name of a shared event has a digest of the event instead of the time, so that it is the same on all nodes.
+        """
         if happened.shared:
             words = f"{happened.kind} {happened.uid} {happened.reason} {happened.message}"
             stamp = sha256(words.encode()).hexdigest()[:16]
