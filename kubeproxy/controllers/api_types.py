@@ -331,8 +331,8 @@ class Deployment(Wire, frozen=True):
 
 
 def template_of(raw: msgspec.Raw) -> dict[str, Any]:
-    """Decode a pod template to plain JSON values, which the caller may change. Raise `Garbage` if the JSON is not a
-    template."""
+    """Decode a pod template to plain JSON values, which the caller may change. Raise `GarbageError` if the JSON is
+    not a template."""
     with understood("pod template"):
         msgspec.json.decode(raw, type=_TemplateShape)
         found: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])

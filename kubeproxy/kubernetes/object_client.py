@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError
 
 T = TypeVar("T")
 
@@ -134,10 +134,10 @@ def server_text(error: BaseException) -> str:
 
 @contextmanager
 def understood(path: str) -> Iterator[None]:
-    """Turn an object of another shape into `Garbage`. `path` is the path that was asked for."""
+    """Turn an object of another shape into `GarbageError`. `path` is the path that was asked for."""
     try:
         yield
     except msgspec.MsgspecError as error:
-        raise Garbage(
+        raise GarbageError(
             f"{path}: the server answered with an object of another shape: {error}", cause="garbage"
         ) from error

@@ -25,7 +25,7 @@ import msgspec
 
 from kubeproxy.kubernetes import api_types as wire
 from kubeproxy.kubernetes import timestamps
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.client.status import status_error
 
 Json = dict[str, Any]
@@ -178,7 +178,7 @@ class Api:
                     continue
                 await asyncio.sleep(self.watch_delay_s())
                 if self._cut[resource] != cut:
-                    raise Unreachable("the watch was cut off", cause="cut")
+                    raise UnreachableError("the watch was cut off", cause="cut")
                 yield line
                 if self.repeat():
                     yield line
@@ -189,7 +189,7 @@ class Api:
             except TimeoutError:
                 return
             if self._cut[resource] != cut:
-                raise Unreachable("the watch was cut off", cause="cut")
+                raise UnreachableError("the watch was cut off", cause="cut")
 
     # What the test does to it
 

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from kubeproxy.kubernetes.client.errors import ApiError, Overloaded, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, OverloadedError, UnreachableError
 from tests.controllers.api import Api, Json
 from tests.controllers.cluster import Cluster, Controllers, is_complete, pod_template, running
 from tests.controllers.invariants import Availability, Invariants
@@ -34,21 +34,21 @@ class Faults:
 
     def _refuse(self, verb: str, resource: str, body: Json) -> Exception | None:
         if self.away:
-            return Unreachable("connection refused", cause="refused")
+            return UnreachableError("connection refused", cause="refused")
         if self._random.random() >= self.share:
             return None
         return self._random.choice(
             [
                 ApiError("the object has been modified", cause="status 409", status=409, reason="Conflict"),
                 ApiError("internal error", cause="status 500", status=500),
-                Overloaded("too many requests", cause="too many requests", status=429),
-                Unreachable("connection reset", cause="reset"),
+                OverloadedError("too many requests", cause="too many requests", status=429),
+                UnreachableError("connection reset", cause="reset"),
             ]
         )
 
     def _lose(self, verb: str, resource: str) -> Exception | None:
         lost = self._random.random() < self.share / 2
-        return Unreachable("the answer was cut off", cause="cut") if lost else None
+        return UnreachableError("the answer was cut off", cause="cut") if lost else None
 
 
 class History:
@@ -193,10 +193,10 @@ def test_killed_after_every_single_write(kill_after: int) -> None:
             if cluster.api.writes - made < kill_after:
                 return None
             killed.set()
-            return Unreachable("killed", cause="cut")
+            return UnreachableError("killed", cause="cut")
 
         cluster.api.lose = lose
-        cluster.api.refuse = lambda *_: Unreachable("killed", cause="cut") if killed.is_set() else None
+        cluster.api.refuse = lambda *_: UnreachableError("killed", cause="cut") if killed.is_set() else None
         async with running(cluster.api, cluster.recorded):
             await cluster.until(lambda: killed.is_set() or is_complete(cluster.deployment()))
         cluster.api.lose = lambda *_: None

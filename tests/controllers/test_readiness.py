@@ -14,7 +14,7 @@ from kubeproxy.controllers.readiness import controller
 from kubeproxy.controllers.readiness.gates import GATE, SETTLE_S
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.api_types import Status
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.object_client import STRATEGIC
 from tests.controllers.api import Json, Write
@@ -425,7 +425,7 @@ def test_a_controller_that_is_killed_between_any_two_writes_goes_on(every: int) 
                 left -= 1
                 if left < 0:
                     dead.set()
-                    return Unreachable("killed", cause="cut")
+                    return UnreachableError("killed", cause="cut")
                 return None
 
             cluster.api.refuse = refuse

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from kubeproxy.kubernetes.api_types import Status
-from kubeproxy.kubernetes.client.errors import Forbidden
+from kubeproxy.kubernetes.client.errors import ForbiddenError
 from kubeproxy.kubernetes.client.status import status_error
 from tests.controllers.cluster import Cluster, Controllers, pod_template, running
 from tests.controllers.scenario import play_out
@@ -101,7 +101,7 @@ def test_a_pod_that_is_given_away_while_it_is_deleted_is_not_awaited() -> None:
 def test_a_quota_that_refuses_everything_costs_one_request() -> None:
     async def play() -> None:
         cluster = Cluster()
-        quota = Forbidden("https://api/pods answered 403: exceeded quota: pods", cause="forbidden", status=403)
+        quota = ForbiddenError("https://api/pods answered 403: exceeded quota: pods", cause="forbidden", status=403)
         quota.server_text = "exceeded quota: pods"
         cluster.api.refuse = lambda verb, resource, body: quota if (verb, resource) == ("create", "pods") else None
         cluster.deploy(replicas=50)

@@ -9,7 +9,7 @@ import pytest
 
 from kubeproxy.controllers import template
 from kubeproxy.controllers.deployments.revisions import DESIRED_REPLICAS, ROLLBACK_TO
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from tests.controllers.cluster import Cluster, Controllers, pod_template, running
 from tests.controllers.invariants import Availability, Invariants
 from tests.controllers.scenario import play_out
@@ -275,7 +275,7 @@ def test_a_replica_set_that_the_cache_does_not_know_is_used() -> None:
         def lose(verb: str, resource: str) -> Exception | None:
             if (verb, resource) == ("create", "replicasets") and not lost:
                 lost.append(True)
-                return Unreachable("the answer was lost", cause="cut")
+                return UnreachableError("the answer was lost", cause="cut")
             return None
 
         cluster.api.lose = lose
@@ -310,7 +310,7 @@ def test_a_paused_deployment_that_is_to_go_back_keeps_its_revisions() -> None:
 def test_a_server_that_is_away_is_no_event() -> None:
     async def play() -> None:
         cluster = Cluster()
-        away = Unreachable("connection refused", cause="refused")
+        away = UnreachableError("connection refused", cause="refused")
         cluster.api.refuse = lambda verb, resource, body: (
             away if (verb, resource) == ("create", "replicasets") else None
         )

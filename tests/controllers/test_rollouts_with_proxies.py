@@ -17,7 +17,7 @@ from kubeproxy.controllers.proxy_requests.requests import LIFETIME_S
 from kubeproxy.controllers.proxy_requests.timeouts import DRAIN_TIMEOUT, USE_TIMEOUT
 from kubeproxy.kubernetes.api_types import Status
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.model.drain_request import REQUESTS
 from tests.controllers.api import Json
@@ -457,7 +457,7 @@ def test_controllers_that_are_killed_between_any_two_writes_go_on(every: int) ->
                 left -= resource != "events"
                 if left < 0:
                     dead.set()
-                    return Unreachable("killed", cause="cut")
+                    return UnreachableError("killed", cause="cut")
                 return None
 
             cluster.api.refuse = refuse

@@ -9,7 +9,7 @@ import pytest
 
 from kubeproxy.daemon.cluster_size import ASSUMED, ClusterSize
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
         ({"metadata": {}, "items": [{}, {}, {}]}, 3),
         ({"metadata": {"continue": "x"}, "items": [{}]}, ASSUMED),
         ({"metadata": []}, ASSUMED),
-        (Unreachable("away", cause="connect"), ASSUMED),
+        (UnreachableError("away", cause="connect"), ASSUMED),
     ],
     ids=["many", "one", "none", "no-limit", "not-told", "garbage", "away"],
 )
@@ -51,7 +51,7 @@ async def test_server_is_asked_every_ten_minutes_and_earlier_after_a_failure() -
     for now in range(0, 3600, 10):
         await size.refresh(cast(Client, server), float(now))
     assert 4 <= server.asked <= 6
-    server.answer = Unreachable("away", cause="connect")
+    server.answer = UnreachableError("away", cause="connect")
     await size.refresh(cast(Client, server), 9000.0)
     assert size.nodes == 2, "the last answer counts"
     server.answer, server.asked = {"items": [{}]}, 0

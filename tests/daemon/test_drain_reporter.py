@@ -16,7 +16,7 @@ from kubeproxy.daemon import drain_reporter, report_schedule
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.report_room import size_of
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, UnreachableError
 from kubeproxy.model import Address, Node, ServiceName
 from kubeproxy.model.drain_report import REPORT, DrainState, NodeReport, ServiceReport, decode_report
 from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
@@ -189,7 +189,7 @@ async def test_failures_are_logged_once_and_the_report_is_written_when_the_serve
     monkeypatch.setattr("kubeproxy.daemon.report_schedule.RETRY_FIRST_S", 0.01)
     monkeypatch.setattr("kubeproxy.daemon.report_schedule.RETRY_LIMIT_S", 0.01)
     leases = FakeLeases()
-    leases.fault = Unreachable("api.example: connection refused", cause="connect")
+    leases.fault = UnreachableError("api.example: connection refused", cause="connect")
     with structlog.testing.capture_logs() as entries:
         async with running(leases, FakeDataPlane()) as (reporter, written):
             reporter.use(True)

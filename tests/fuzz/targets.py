@@ -24,7 +24,7 @@ from kubeproxy.dataplane.workers import orphan, takeover_messages
 from kubeproxy.dataplane.workers import protocol as channel
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import EventType, LineSplitter, identity, parse_event, parse_page
-from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, Garbage
+from kubeproxy.kubernetes.client.errors import CAUSES, ApiError, GarbageError
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.client.status import parse_status, retry_after, status_error
 from kubeproxy.kubernetes.informer.resource import Resource
@@ -130,7 +130,8 @@ def _said(error: Exception) -> None:
 
 
 def watch(data: bytes) -> None:
-    """The stream of a watch: `Garbage` or valid events. The first byte of the input is the length of the pieces."""
+    """The stream of a watch: `GarbageError` or valid events. The first byte of the input is the length of the
+    pieces."""
     step, stream = (data[0] or 256, data[1:]) if data else (1, b"")
     splitter = LineSplitter(max_line_bytes=1 << 16)
     sink = Checking()
@@ -139,7 +140,7 @@ def watch(data: bytes) -> None:
     try:
         for start in range(0, len(stream), step):
             lines += splitter.feed(stream[start : start + step])
-    except Garbage as error:
+    except GarbageError as error:
         _said(error)
     for line in lines:
         try:
@@ -160,10 +161,10 @@ def watch(data: bytes) -> None:
 
 
 def pages(data: bytes) -> None:
-    """A page of a list: `Garbage`, or items that are each translated or refused; the same in pieces."""
+    """A page of a list: `GarbageError`, or items that are each translated or refused; the same in pieces."""
     try:
         page = parse_page(data)
-    except Garbage as error:
+    except GarbageError as error:
         _said(error)
         page = None
     split = _split(data)
@@ -195,7 +196,7 @@ def _split(data: bytes) -> list[bytes] | None:
             if (part := splitter.feed(data[start : start + 64])) is not None:
                 items += map(bytes, part.items)
         return items + [bytes(raw) for raw in splitter.end().items]
-    except Garbage as error:
+    except GarbageError as error:
         _said(error)
         return None
 
@@ -440,7 +441,7 @@ def _documents(data: bytes, step: int) -> tuple[list[Document], str]:
 
 
 def mapper(data: bytes) -> None:
-    """A server's resources and their fields: `Garbage`, or a catalog that finds each of them."""
+    """A server's resources and their fields: `GarbageError`, or a catalog that finds each of them."""
     first, _, rest = data.partition(b"\n")
     catalogs = []
     for read_catalog in (
@@ -449,10 +450,10 @@ def mapper(data: bytes) -> None:
     ):
         try:
             catalogs.append(read_catalog(rest))
-        except Garbage as error:
+        except GarbageError as error:
             _said(error)
     for split in (discovery.parse_versions, discovery.parse_groups):
-        with contextlib.suppress(Garbage):
+        with contextlib.suppress(GarbageError):
             split(rest)
     text = first.decode("utf-8", "replace")
     for catalog in catalogs:
@@ -467,7 +468,7 @@ def mapper(data: bytes) -> None:
     for read_text in (parse_selector, JsonPath):
         with contextlib.suppress(ConfigError):
             read_text(text)
-    with contextlib.suppress(Garbage):
+    with contextlib.suppress(GarbageError):
         schemas = openapi.parse(rest)
         for key in schemas.kinds:
             group, version, kind = key.split("/", 2)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.delegated_access import CACHE_S, CACHED, STRANGERS, AccessRefusedError, DelegatedAccess
 from tests.support.clock import Clock
 
@@ -34,7 +34,7 @@ class Reviewer(Client):
         assert method == "POST"
         self.paths.append(path)
         if self.away:
-            raise Unreachable("connection refused", cause="refused")
+            raise UnreachableError("connection refused", cause="refused")
         if self.garbage:
             return bytearray(self.garbage)
         sent = msgspec.json.decode(body)

@@ -23,7 +23,7 @@ from kubeproxy.commands.create.send import AlreadyExistsError, Sender, ServerLos
 from kubeproxy.commands.interruption import SIGNALLED, Interruption
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import Access
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, StatusError, UnreachableError
 from kubeproxy.kubernetes.client.kubeconfig import load
 from kubeproxy.kubernetes.client.policy import Policy
 from kubeproxy.kubernetes.printing.error_text import lines
@@ -257,7 +257,7 @@ class Create:
     def _note(self, outcome: _Outcome) -> None:
         if outcome.error is not None:
             self._report.failed += 1
-            if isinstance(outcome.error, ServerLostError | Unreachable) or _is_unauthorized(outcome.error):
+            if isinstance(outcome.error, ServerLostError | UnreachableError) or _is_unauthorized(outcome.error):
                 self._lost = self._lost or outcome.error
                 if outcome.found is not None:
                     self._not_created.append(outcome.found.label)
@@ -291,9 +291,9 @@ class Create:
             message = f"error when creating {quoted(found.position.source)}: {error}"
             error.args = (message,)
             return _Outcome(found, error=error)
-        except Unreachable as error:
+        except UnreachableError as error:
             return _Outcome(found, error=error)
-        except (ConfigError, ClusterError, Garbage) as error:
+        except (ConfigError, ClusterError, GarbageError) as error:
             return _Outcome(found, error=error)
 
     async def _skip(self, found: ResourceObject) -> _Outcome:

@@ -12,7 +12,7 @@ from kubeproxy.model.errors import ConfigError
 
 async def post_raw(options: CreateOptions, client: Client, report: Report) -> int:
     """Post the file to the path of ``--raw``, print the answer, and return the exit status. Raise StatusError if the
-    server refuses, and Unreachable if it does not answer."""
+    server refuses, and UnreachableError if it does not answer."""
     name = options.filenames[0]
     source = StdinSource() if name == STDIN else FileSource(name)
     body = bytearray()

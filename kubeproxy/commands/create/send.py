@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Garbage, StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import GarbageError, StatusError, UnreachableError
 from kubeproxy.kubernetes.resource_builder.manifest_object import Data, ResourceObject
 from kubeproxy.model.errors import ClusterError
 
@@ -61,7 +61,7 @@ class Sender:
     async def create(self, found: ResourceObject) -> Data:
         """Create an object, and return it as the server has stored it.
 
-        Raise StatusError, `AlreadyExistsError`, `ServerLostError`, Unreachable or Garbage.
+        Raise StatusError, `AlreadyExistsError`, `ServerLostError`, UnreachableError or GarbageError.
         """
         path = found.resource.path(found.namespace)
         body = found.encoded()
@@ -81,7 +81,7 @@ class Sender:
                     if standing is not None and self._is_ours(standing, began):
                         return standing
                 raise AlreadyExistsError(error) from None
-            except Unreachable as error:
+            except UnreachableError as error:
                 if not self._client.has_answered and not error.was_sent and not sent_before:
                     raise  # Do not wait for a server that has never answered.
                 last = error
@@ -115,7 +115,7 @@ class Sender:
                 if error.status == 404:
                     return None
                 last: Exception = error
-            except (Unreachable, Garbage) as error:
+            except (UnreachableError, GarbageError) as error:
                 last = error
             if time.monotonic() + pause_s > deadline:
                 raise MaybeCreatedError(
@@ -144,7 +144,7 @@ class Sender:
 
 def _created(answer: Any, found: ResourceObject) -> Data:
     if not isinstance(answer, dict) or not isinstance(answer.get("metadata"), dict) or "kind" not in answer:
-        raise Garbage(
+        raise GarbageError(
             f"the server answered what is no {found.kind}; whether {found.label} was created is not known",
             cause="garbage",
         )

@@ -17,7 +17,7 @@ import msgspec
 from kubeproxy.commands.rolling_update.controller import Controller, Data, DeletedError
 from kubeproxy.controllers.api_types import Pod
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Garbage, StatusError
+from kubeproxy.kubernetes.client.errors import GarbageError, StatusError
 from kubeproxy.kubernetes.invalid_field import type_error
 from kubeproxy.kubernetes.object_client import MERGE
 
@@ -69,7 +69,7 @@ class ControllerRequests:
         found: Any = answer.decoded()
         items = found.get("items") or [] if isinstance(found, dict) else None
         if not isinstance(items, list):
-            raise Garbage("the server answered what is no list of ReplicationControllers", cause="garbage")
+            raise GarbageError("the server answered what is no list of ReplicationControllers", cause="garbage")
         return [checked(item) for item in items]
 
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
@@ -79,7 +79,7 @@ class ControllerRequests:
         try:
             return _pods.decode(answer.body).items
         except msgspec.MsgspecError as error:
-            raise Garbage(f"a list of pods that cannot be read: {error}", cause="garbage") from None
+            raise GarbageError(f"a list of pods that cannot be read: {error}", cause="garbage") from None
 
     # Writes
 
@@ -266,7 +266,7 @@ class _Shape(msgspec.Struct):
 
 
 def checked(answer: Any) -> Controller:
-    """Return the controller in a server's answer. Raise Garbage if the answer is not a controller.
+    """Return the controller in a server's answer. Raise GarbageError if the answer is not a controller.
 
     The types of the fields that an update reads are checked here, so that later code need not check them.
     """
@@ -275,7 +275,7 @@ def checked(answer: Any) -> Controller:
     except msgspec.ValidationError as error:
         problem, path = type_error(error)
         where = f"{path}: " if path else ""
-        raise Garbage(
+        raise GarbageError(
             f"the server answered what is no ReplicationController: {where}{problem}", cause="garbage"
         ) from None
     return Controller({"apiVersion": "v1", "kind": "ReplicationController"} | _without_nulls(answer))

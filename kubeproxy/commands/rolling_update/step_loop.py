@@ -73,7 +73,7 @@ class StepLoop:
     async def roll(self, up: Controller, down: Controller | None, limits: Bounds) -> None:
         """Take steps until `up` has the desired size and `down` has no pods. `down` is None if it is already deleted.
 
-        Raise `StalledError`, `DeletedError`, `RivalUpdateError`, StatusError or Unreachable.
+        Raise `StalledError`, `DeletedError`, `RivalUpdateError`, StatusError or UnreachableError.
         """
         self._extend_deadline()
         snapshot = await self._look(up, down)

@@ -23,7 +23,7 @@ from kubeproxy.controllers.pod_state import TERMINAL
 from kubeproxy.controllers.proxy_requests.deployment_drains import DeploymentDrains, owner_of
 from kubeproxy.controllers.proxy_requests.node_proxies import NotAskedError
 from kubeproxy.controllers.surge import new_replica_set_size
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, UnreachableError
 from kubeproxy.kubernetes.metadata import controller_of, key_of
 from kubeproxy.kubernetes.object_client import already_exists, namespace_terminating, server_text
 
@@ -142,7 +142,7 @@ class DeploymentSync:
         raise error
 
     async def _note_failed_creation(self, error: ApiError) -> None:
-        if namespace_terminating(error) or isinstance(error, Unreachable):
+        if namespace_terminating(error) or isinstance(error, UnreachableError):
             return  # No Event arrives, and queued Events would only use up the object's rate limit.
         deployment = self._deployment
         message = f'Failed to create new replica set "{replica_set_name(deployment)}": {server_text(error)}'

@@ -22,7 +22,7 @@ from kubeproxy.controllers.proxy_requests.reports import (
 )
 from kubeproxy.controllers.proxy_requests.requests import Wish, addresses_for, merged, name_of, requests_of, selects
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import ApiError, Unauthorized
+from kubeproxy.kubernetes.client.errors import ApiError, UnauthorizedError
 from kubeproxy.kubernetes.controller.controller import monotonic
 from kubeproxy.kubernetes.informer.mutation_cache import MutationCache
 from kubeproxy.kubernetes.informer.store import NAMESPACE
@@ -60,7 +60,7 @@ class FailingWrites:
     def refused(self, about: str, error: ApiError) -> None:
         """Raise `NotAskedError` if a failed write can never succeed, or this kind of write has failed for longer than
         `PATIENCE_S`."""
-        if error.status is None or isinstance(error, Unauthorized) or is_conflict(error):
+        if error.status is None or isinstance(error, UnauthorizedError) or is_conflict(error):
             return
         since = self._since.setdefault(about, monotonic())
         if error.status in _REFUSALS or monotonic() - since >= PATIENCE_S:

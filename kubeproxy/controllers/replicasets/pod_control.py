@@ -14,7 +14,7 @@ from kubeproxy.controllers.api_types import Pod, ReplicaSet, template_of
 from kubeproxy.controllers.event_reporter import EventReporter, Involved
 from kubeproxy.controllers.replicaset_kind import ReplicaSetKind
 from kubeproxy.controllers.replicasets.slow_start import slow_start
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, UnreachableError
 from kubeproxy.kubernetes.controller.controller_ref import controller_reference
 from kubeproxy.kubernetes.metadata import to_wire
 from kubeproxy.kubernetes.object_client import ObjectClient, is_not_found, namespace_terminating, server_text
@@ -101,7 +101,7 @@ class PodRequests:
     def _report_failure(self, involved: Involved, reason: str, action: str, error: ApiError) -> None:
         """Report the server's refusal as an Event. Report nothing if the server is unreachable, because queued Events
         would only use up the object's rate limit."""
-        if not isinstance(error, Unreachable):
+        if not isinstance(error, UnreachableError):
             self.sink.record(involved, "Warning", reason, f"Error {action}: {server_text(error)}")
 
     def _involved(self, replica_set: ReplicaSet) -> Involved:

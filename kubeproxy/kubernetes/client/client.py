@@ -18,7 +18,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from kubeproxy.kubernetes.client.credentials import Access, ClientSettings
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unauthorized, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, StatusError, UnauthorizedError, UnreachableError
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.policy import MAX_ANSWER_BYTES, MAX_WAIT_S, Policy
 from kubeproxy.kubernetes.client.request_metrics import Requests
@@ -54,11 +54,11 @@ class Answer:
         return self.headers.get("Content-Type", "")
 
     def decoded(self) -> Any:
-        """Decode the JSON body. Raise `Garbage` if it is not JSON."""
+        """Decode the JSON body. Raise `GarbageError` if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Garbage(
+            raise GarbageError(
                 f"the server answered {self.code} with no JSON ({error}): {excerpt(self.body)}", cause="garbage"
             ) from None
 
@@ -75,7 +75,7 @@ class _Request:
     body: bytes | None = None
     content_type: str = ""
     json_only: bool = True
-    """Whether to raise `Garbage` for an answer whose content type is not JSON."""
+    """Whether to raise `GarbageError` for an answer whose content type is not JSON."""
     total_s: float | None = None
     silence_s: float | None = None
     head_s: float | None = None
@@ -165,7 +165,7 @@ class Client:
     ) -> Answer:
         """Send one request, and return the answer. The policy decides whether a failed request is sent again.
 
-        Raise `ApiError` if the request fails. After an `Unreachable`, the server may still have carried out the
+        Raise `ApiError` if the request fails. After an `UnreachableError`, the server may still have carried out the
         request.
         """
         request = _Request(
@@ -196,7 +196,7 @@ class Client:
 
     async def send_json(self, method: str, path: str, body: bytes, *, content_type: str = _JSON) -> bytearray:
         """Write an object by POST or PATCH, and return the body of the answer, which is JSON. Raise `ApiError` if the
-        request fails. After an `Unreachable`, the server may still have accepted the write."""
+        request fails. After an `UnreachableError`, the server may still have accepted the write."""
         request = _Request(
             method=method, path=path, body=body, content_type=content_type, total_s=self._policy.answer_s
         )
@@ -220,8 +220,8 @@ class Client:
         """Yield an iterator of a watch's lines, without their line ends. Raise `ApiError` if the answer does not begin
         within `head_s` seconds, or if nothing arrives for `silence_s` seconds.
 
-        The iterator ends when the server ends the watch. If the stream breaks off, it raises `Unreachable`, and never
-        yields an incomplete line.
+        The iterator ends when the server ends the watch. If the stream breaks off, it raises `UnreachableError`, and
+        never yields an incomplete line.
         """
         request = _Request(path=path, query=query, encoding="identity", silence_s=silence_s, head_s=head_s)
         async with self._answer(request) as response:
@@ -259,8 +259,8 @@ class Client:
                 await held.enter_async_context(link.use())
                 try:
                     response = await self._ask(link, request)
-                except (Unauthorized, Unreachable) as error:
-                    stale = isinstance(error, Unauthorized) or error.cause == "tls"
+                except (UnauthorizedError, UnreachableError) as error:
+                    stale = isinstance(error, UnauthorizedError) or error.cause == "tls"
                     if last or not stale or not await self._renew(link, error):
                         raise
                     continue
@@ -319,7 +319,7 @@ class Client:
         terse = self._policy.kubectl_words
         where = "the server" if terse else link.base + request.path
         if code in (200, 201, 202):
-            return Garbage(
+            return GarbageError(
                 f"{where} answered {response.content_type} where JSON was expected; is this an API server? The answer:"
                 f" {excerpt(body)}",
                 cause="not JSON",
@@ -327,7 +327,7 @@ class Client:
             )
         if 300 <= code < 400:
             location = response.headers.get("Location", "nowhere")
-            return Garbage(
+            return GarbageError(
                 f"{where} answered {code} (a redirect to {location}); is this an API server?",
                 cause=f"status {code}",
                 status=code,

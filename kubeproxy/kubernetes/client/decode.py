@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeGuard
 import msgspec
 
 from kubeproxy.kubernetes import api_types
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 from kubeproxy.kubernetes.client.status import excerpt, parse_status, status_error
 
 MAX_OBJECT_BYTES = 32 << 20
@@ -33,8 +33,8 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add a piece of the stream. Return the lines that are now complete, without line ends. Raise `Garbage` if a
-        line is too long."""
+        """Add a piece of the stream. Return the lines that are now complete, without line ends. Raise `GarbageError`
+        if a line is too long."""
         end = data.find(b"\n")
         if end < 0:
             self._keep(data)
@@ -54,7 +54,7 @@ class LineSplitter:
     def _keep(self, piece: bytes) -> None:
         self._size += len(piece)
         if self._size > self._max:
-            raise Garbage(f"a line of more than {self._max} bytes", cause="endless line")
+            raise GarbageError(f"a line of more than {self._max} bytes", cause="endless line")
         if piece:
             self._pieces.append(piece)
 
@@ -98,13 +98,14 @@ _decode_hollow = msgspec.json.Decoder(api_types.Hollow).decode
 def parse_event(line: bytes) -> Event:
     """Decode one line of a watch to an event.
 
-    Raise `Expired` for an ERROR of code 410, another `ApiError` for any other ERROR, and `Garbage` for a line that is
-    not an event. An unknown event type is also `Garbage`, because ignoring the event could hide a change forever.
+    Raise `ExpiredError` for an ERROR of code 410, another `ApiError` for any other ERROR, and `GarbageError` for a
+    line that is not an event. An unknown event type is also `GarbageError`, because ignoring the event could hide a
+    change forever.
     """
     try:
         envelope = _decode_event(line)
     except api_types.UNDECODABLE as error:
-        raise Garbage(f"a line that is no watch event ({error}): {excerpt(line)}", cause="garbage") from error
+        raise GarbageError(f"a line that is no watch event ({error}): {excerpt(line)}", cause="garbage") from error
     if envelope.type == "ERROR":
         status = parse_status(bytes(envelope.object))
         raise status_error(status, code=status.code or 500, seen="an ERROR event")
@@ -112,27 +113,27 @@ def parse_event(line: bytes) -> Event:
         event_type = EventType(envelope.type)
         hollow = _decode_hollow(envelope.object)
     except (ValueError, *api_types.UNDECODABLE) as error:
-        raise Garbage(f"an invalid watch event ({error}): {excerpt(line)}", cause="garbage") from error
+        raise GarbageError(f"an invalid watch event ({error}): {excerpt(line)}", cause="garbage") from error
     metadata = hollow.metadata
     if metadata is None or not _is_version(metadata.resource_version):
-        raise Garbage(f"a watch event without a resourceVersion: {excerpt(line)}", cause="garbage")
+        raise GarbageError(f"a watch event without a resourceVersion: {excerpt(line)}", cause="garbage")
     if event_type is not EventType.BOOKMARK and not metadata.name:
-        raise Garbage(f"a watch event without a name: {excerpt(line)}", cause="garbage")
+        raise GarbageError(f"a watch event without a name: {excerpt(line)}", cause="garbage")
     return Event(event_type, hollow.kind or "", metadata, metadata.resource_version, envelope.object)
 
 
 def parse_page(body: bytes | bytearray) -> Page:
-    """Decode one page of a list, with its items undecoded. Raise `Garbage` if the body is not a list."""
+    """Decode one page of a list, with its items undecoded. Raise `GarbageError` if the body is not a list."""
     try:
         page = _decode_page(body)
     except api_types.UNDECODABLE as error:
-        raise Garbage(f"an answer that is no list ({error}): {excerpt(body)}", cause="garbage") from error
+        raise GarbageError(f"an answer that is no list ({error}): {excerpt(body)}", cause="garbage") from error
     kind = page.kind or ""
     if not kind.endswith("List") or page.metadata is None or not _is_version(page.metadata.resource_version):
-        raise Garbage(f"a list without kind or resourceVersion: {excerpt(body)}", cause="garbage")
+        raise GarbageError(f"a list without kind or resourceVersion: {excerpt(body)}", cause="garbage")
     token = page.metadata.continue_ or ""
     if len(token) > MAX_TOKEN:
-        raise Garbage(f"a list with a continue token of {len(token)} characters: {excerpt(body)}", cause="garbage")
+        raise GarbageError(f"a list with a continue token of {len(token)} characters: {excerpt(body)}", cause="garbage")
     return Page(kind, page.items or [], page.metadata.resource_version, token)
 
 

@@ -49,7 +49,7 @@ class ApiError(ClusterError):
         """The message of the Status object, without URL and HTTP status, for Events and conditions."""
 
 
-class Unreachable(ApiError):
+class UnreachableError(ApiError):
     """Raised if there was no complete answer: the connection was refused, timed out or broke off, or TLS failed. The
     server may still have carried out the request."""
 
@@ -59,7 +59,7 @@ class Unreachable(ApiError):
         return self.cause not in ("refused", "no route", "name", "tls")
 
 
-class Garbage(ApiError):
+class GarbageError(ApiError):
     """Raised for an answer that does not come from an API server, such as HTML, a redirect, invalid JSON, or a body
     without end."""
 
@@ -80,16 +80,16 @@ class StatusError(ApiError):
         return self.answer.details or StatusDetails()
 
 
-class Unauthorized(StatusError):
+class UnauthorizedError(StatusError):
     """Raised for status 401, after the credentials were read again and the request was repeated."""
 
 
-class Forbidden(StatusError):
+class ForbiddenError(StatusError):
     """Raised for status 403. A server also sends it for every request in its first seconds, before its RBAC rules are
     loaded."""
 
 
-class Expired(StatusError):
+class ExpiredError(StatusError):
     """Raised for status 410: the resourceVersion or the continue token has expired."""
 
     token = ""
@@ -97,11 +97,11 @@ class Expired(StatusError):
     sent none."""
 
 
-class Ahead(StatusError):
+class AheadError(StatusError):
     """Raised for status 504 if the server has not reached the requested resourceVersion. Its cache is behind, or its
     storage was restored from a backup."""
 
 
-class Overloaded(StatusError):
+class OverloadedError(StatusError):
     """Raised for status 429 or 503. A later attempt may succeed, after ``retry_after_s`` seconds if the server sent
     that."""

@@ -14,7 +14,7 @@ import msgspec
 
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Page, parse_page
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 
 PIECE_BYTES = 1 << 20
 """The number of bytes that are decoded at once. That takes about a millisecond."""
@@ -51,7 +51,7 @@ class ListSplitter:
         """Add bytes of the page. If there are enough for a piece, return its complete items, undecoded, and otherwise
         None.
 
-        The returned page has no version and no token, and its kind only if that has arrived. Raise `Garbage` if an
+        The returned page has no version and no token, and its kind only if that has arrived. Raise `GarbageError` if an
         object is too long.
         """
         self._rest += data
@@ -59,13 +59,13 @@ class ListSplitter:
             return None
         page = self._cut()
         if page is None and len(self._rest) > self._max:
-            raise Garbage(f"a list with an object of more than {self._max} bytes", cause="endless answer")
+            raise GarbageError(f"a list with an object of more than {self._max} bytes", cause="endless answer")
         self._look_at = self._piece if page is not None else 2 * len(self._rest)
         self._look_at = max(self._piece, min(self._look_at, self._max + 1))
         return page
 
     def end(self) -> Page:
-        """Return the remaining items with the page's kind, version and token. Raise `Garbage` if the text is not a
+        """Return the remaining items with the page's kind, version and token. Raise `GarbageError` if the text is not a
         list."""
         page = parse_page(self._head + self._rest)
         self._rest.clear()

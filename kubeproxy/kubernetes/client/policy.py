@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol, TypeVar
 
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, StatusError, UnreachableError
 from kubeproxy.runtime.backoff import DoublingBackoff
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class RepeatReads:
         for number in range(1, self.TRIES + 1):
             try:
                 return await send()
-            except Unreachable as error:
+            except UnreachableError as error:
                 broken = error.cause in ("no response", "reset", "cut")
                 if method != "GET" or not broken or number == self.TRIES:
                     raise
@@ -97,7 +97,7 @@ class WaitForServer:
         while True:
             try:
                 answer = await send()
-            except (Unreachable, StatusError, Garbage) as error:
+            except (UnreachableError, StatusError, GarbageError) as error:
                 if not self._may_pass(error):
                     raise
                 self._on_wait(f"the API server: {error}")

@@ -11,12 +11,12 @@ import msgspec
 from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.client.errors import (
     CAUSES,
-    Ahead,
-    Expired,
-    Forbidden,
-    Overloaded,
+    AheadError,
+    ExpiredError,
+    ForbiddenError,
+    OverloadedError,
     StatusError,
-    Unauthorized,
+    UnauthorizedError,
 )
 
 MAX_RETRY_AFTER_S: Final = 86_400
@@ -60,7 +60,7 @@ def status_error(
     )
     error.answer = status
     error.server_text = _short(status.message or "")
-    if isinstance(error, Expired):
+    if isinstance(error, ExpiredError):
         error.token = (status.metadata.continue_ if status.metadata else None) or ""
     return error
 
@@ -68,17 +68,17 @@ def status_error(
 def _classified(code: int, reasons: frozenset[str]) -> tuple[type[StatusError], str]:
     match code:
         case 410:
-            return Expired, "expired"
+            return ExpiredError, "expired"
         case 401:
-            return Unauthorized, "unauthorized"
+            return UnauthorizedError, "unauthorized"
         case 403:
-            return Forbidden, "forbidden"
+            return ForbiddenError, "forbidden"
         case 429:
-            return Overloaded, "too many requests"
+            return OverloadedError, "too many requests"
         case 503:
-            return Overloaded, "unavailable"
+            return OverloadedError, "unavailable"
         case 504 if TOO_LARGE in reasons:
-            return Ahead, "ahead"
+            return AheadError, "ahead"
         case _:
             cause = f"status {code}"
             return StatusError, cause if cause in CAUSES else "status unknown"

@@ -21,7 +21,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from kubeproxy.kubernetes.client.decode import LineSplitter
-from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.errors import GarbageError, UnreachableError
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig
 from kubeproxy.kubernetes.client.status import excerpt
 from kubeproxy.kubernetes.environment_proxy import environment_proxy
@@ -127,10 +127,10 @@ class Link:
 
 
 async def read(response: aiohttp.ClientResponse, *, max_bytes: int) -> bytearray:
-    """Read a whole body. Raise `Garbage` if it is longer than `max_bytes`."""
+    """Read a whole body. Raise `GarbageError` if it is longer than `max_bytes`."""
     body = await read_beginning(response, max_bytes=max_bytes + 1)
     if len(body) > max_bytes:
-        raise Garbage(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
+        raise GarbageError(f"{response.url} answered with more than {max_bytes} bytes", cause="endless answer")
     return body
 
 
@@ -147,7 +147,7 @@ async def read_beginning(response: aiohttp.ClientResponse, *, max_bytes: int) ->
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a body while it arrives, without line ends. Raise `Unreachable` if the body ends with an
+    """Yield the lines of a body while it arrives, without line ends. Raise `UnreachableError` if the body ends with an
     incomplete line."""
     splitter = LineSplitter()
     where = str(response.url.with_query(None))  # The query is long, and the same for all watches.
@@ -155,7 +155,7 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         for line in splitter.feed(data):
             yield line
     if rest := splitter.rest:
-        raise Unreachable(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
+        raise UnreachableError(f"{where}: the stream ended within a line: {excerpt(rest)}", cause="half line")
 
 
 async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncGenerator[bytes, None]:
@@ -165,7 +165,9 @@ async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncG
     where = where or str(response.url)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("gzip", "identity"):
-        raise Garbage(f"{where} answered in the encoding {excerpt(encoding.encode())}, not asked for", cause="garbage")
+        raise GarbageError(
+            f"{where} answered in the encoding {excerpt(encoding.encode())}, not asked for", cause="garbage"
+        )
     unpacked = _Gzip(where) if encoding == "gzip" else None
     while True:
         with explained(where):
@@ -178,7 +180,7 @@ async def pieces(response: aiohttp.ClientResponse, *, where: str = "") -> AsyncG
             for piece in unpacked.feed(data):
                 yield piece
     if unpacked is not None and not unpacked.ended:
-        raise Unreachable(f"{where}: the answer was cut off before its end", cause="cut")
+        raise UnreachableError(f"{where}: the answer was cut off before its end", cause="cut")
 
 
 class _Gzip:
@@ -200,7 +202,7 @@ class _Gzip:
             try:
                 piece = self._member.decompress(data, PIECE_BYTES)
             except zlib.error as error:
-                raise Garbage(f"{self._where} answered what is no gzip: {error}", cause="garbage") from error
+                raise GarbageError(f"{self._where} answered what is no gzip: {error}", cause="garbage") from error
             if piece:
                 yield piece
             full = len(piece) == PIECE_BYTES and not self._member.eof
@@ -209,12 +211,12 @@ class _Gzip:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn network errors inside the context into `Unreachable`, whose message begins with `where`."""
+    """Turn network errors inside the context into `UnreachableError`, whose message begins with `where`."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         cause, what = _cause(error)
-        raise Unreachable(": ".join(filter(None, (where, what, _text(error)))), cause=cause) from error
+        raise UnreachableError(": ".join(filter(None, (where, what, _text(error)))), cause=cause) from error
 
 
 def _text(error: BaseException) -> str:

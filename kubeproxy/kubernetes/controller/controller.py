@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, UnreachableError
 from kubeproxy.kubernetes.controller.leader_election import LeadershipLostError
 from kubeproxy.kubernetes.controller.workqueue import CAP_S, WorkQueue
 from kubeproxy.kubernetes.object_client import is_conflict, namespace_terminating
@@ -111,17 +111,17 @@ class Controller:
         if namespace_terminating(error):
             self.queue.forget(key)
             return
-        gives_up = self._max_retries is not None and not isinstance(error, Unreachable)
+        gives_up = self._max_retries is not None and not isinstance(error, UnreachableError)
         if gives_up and self.queue.requeues(key) >= (self._max_retries or 0):
             self.dropped += 1
             self.queue.forget(key)
             log.warning("sync given up", controller=self.name, key=key, error=str(error))
             return
-        self.enqueue_rate_limited(key, longest_s=AWAY_S if isinstance(error, Unreachable) else CAP_S)
+        self.enqueue_rate_limited(key, longest_s=AWAY_S if isinstance(error, UnreachableError) else CAP_S)
         retries = self.queue.requeues(key)
         if is_conflict(error):
             log.debug("sync met a conflict", controller=self.name, key=key, retries=retries)
-        elif isinstance(error, Unreachable):
+        elif isinstance(error, UnreachableError):
             log.info("sync could not reach the server", controller=self.name, key=key, error=str(error))
         elif isinstance(error, ApiError):
             write = (

@@ -23,7 +23,13 @@ import structlog
 
 from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import ApiError, Forbidden, Overloaded, Unauthorized, Unreachable
+from kubeproxy.kubernetes.client.errors import (
+    ApiError,
+    ForbiddenError,
+    OverloadedError,
+    UnauthorizedError,
+    UnreachableError,
+)
 from kubeproxy.kubernetes.events.correlator import CAPACITY, CorrelatedEvent, EventCorrelator, EventType, Occurrence
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
@@ -42,7 +48,7 @@ MAX_MESSAGE = 1024
 _MAX_NAME = 253
 _MAX_WAIT_S = 60.0
 """The longest pause in seconds that a server, or a proxy in front of it, can cause by Retry-After."""
-_LATER = (Unreachable, Overloaded, Unauthorized, Forbidden)
+_LATER = (UnreachableError, OverloadedError, UnauthorizedError, ForbiddenError)
 """Errors after which a later attempt may succeed. A server that has just started forbids everything until its RBAC
 rules are loaded."""
 
@@ -143,7 +149,7 @@ class EventRecorder:
                 self._backoff.reset()
                 self._refused.clear()
                 return
-            known = isinstance(refused, Forbidden) and refused.cause in self._refused
+            known = isinstance(refused, ForbiddenError) and refused.cause in self._refused
             if known or not isinstance(refused, _LATER):
                 break
             await asyncio.sleep(max(self._backoff.next(), min(refused.retry_after_s or 0.0, _MAX_WAIT_S)))
@@ -183,7 +189,7 @@ class EventRecorder:
         event = self._event(happened, counted)
         try:
             await self._client.send_json("POST", path, msgspec.json.encode(event))
-        except Unreachable:
+        except UnreachableError:
             # The server may have created the event. The next attempt then increases its count, and otherwise creates
             # it.
             self._remember(happened, _Sent(event["metadata"]["name"], replace(counted, count=0)))

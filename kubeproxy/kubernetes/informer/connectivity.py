@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from kubeproxy.kubernetes.api_types import SOURCE
-from kubeproxy.kubernetes.client.errors import Ahead, ApiError, Expired, Forbidden, Unauthorized
+from kubeproxy.kubernetes.client.errors import AheadError, ApiError, ExpiredError, ForbiddenError, UnauthorizedError
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Connectivity:
         can be served without it. A restarted server no longer knows earlier versions, which is no outage unless the new
         list fails, too.
         """
-        if resource == self._optional and isinstance(error, Forbidden):
+        if resource == self._optional and isinstance(error, ForbiddenError):
             self._reached(resource)
             # If the other requests fail, too, the server may forbid everything because it has just started.
             if self._listed and not self._behind - {self._optional} and not self._node_forbidden:
@@ -64,7 +64,7 @@ class Connectivity:
             return
         self._behind.add(resource)
         called = called or resource
-        if isinstance(error, Expired) and resource not in self._outdated:
+        if isinstance(error, ExpiredError) and resource not in self._outdated:
             self._outdated.add(resource)
             log.info("watch version expired, listing again", source=SOURCE, resource=called)
             return
@@ -85,7 +85,7 @@ class Connectivity:
         if first:
             if resource in self._listed:
                 log.warning("API server lost, serving last state", **fields)
-            elif isinstance(error, Forbidden | Unauthorized):
+            elif isinstance(error, ForbiddenError | UnauthorizedError):
                 log.warning("API server refuses, nothing listed yet", **fields)
             else:
                 log.warning("no API server yet", **fields)
@@ -117,17 +117,17 @@ class Connectivity:
 
 def _hint(error: ApiError, *, server: str, rights: str) -> str:
     match error:
-        case Forbidden() if "system:anonymous" in str(error) and server.startswith("http://"):
+        case ForbiddenError() if "system:anonymous" in str(error) and server.startswith("http://"):
             return "the request carried no credentials, because they are sent by https only: check the server's URL"
-        case Forbidden() if "system:anonymous" in str(error):
+        case ForbiddenError() if "system:anonymous" in str(error):
             return "the request carried no credentials: check the kubeconfig's user and its token file"
-        case Ahead():
+        case AheadError():
             return "its storage is older than before, perhaps restored from a backup; everything is listed again"
-        case Forbidden():
+        case ForbiddenError():
             return "a server that just started refuses until its RBAC rules are loaded" + (
                 rights and f"; else {rights}"
             )
-        case Unauthorized():
+        case UnauthorizedError():
             return "the credentials were read again and are still refused: check the token or client certificate"
         case ApiError(cause="tls"):
             return "check the CA, and the name or address in the server's URL"

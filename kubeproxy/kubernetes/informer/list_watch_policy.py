@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from random import Random
 
 from kubeproxy.kubernetes.client.errors import (
-    Ahead,
+    AheadError,
     ApiError,
-    Expired,
-    Forbidden,
-    Garbage,
-    Overloaded,
-    Unauthorized,
-    Unreachable,
+    ExpiredError,
+    ForbiddenError,
+    GarbageError,
+    OverloadedError,
+    UnauthorizedError,
+    UnreachableError,
 )
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
@@ -111,7 +111,7 @@ class ListWatchPolicy:
 
     def probe_query(self) -> dict[str, str]:
         """Return the query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older
-        version answers 504 (`Ahead`) after three seconds."""
+        version answers 504 (`AheadError`) after three seconds."""
         return {"resourceVersion": self.version, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
 
     def known(self) -> None:
@@ -158,11 +158,13 @@ class ListWatchPolicy:
     def seen(self, version: str) -> None:
         """Note an event or bookmark of that version.
 
-        Raise `Garbage` if it is older than the last one: its server is behind, and its objects may be older than the
-        known ones.
+        Raise `GarbageError` if it is older than the last one: its server is behind, and its objects may be older than
+        the known ones.
         """
         if _is_older(version, self.version):
-            raise Garbage(f"an event of version {version} after one of version {self.version}", cause="back in time")
+            raise GarbageError(
+                f"an event of version {version} after one of version {self.version}", cause="back in time"
+            )
         self.version = version
 
     def settled(self) -> None:
@@ -178,9 +180,9 @@ class ListWatchPolicy:
         If the server's cache cannot give a list, storage may, and the reverse. An unreachable or overloaded server gets
         the same request again.
         """
-        if isinstance(error, Ahead):
+        if isinstance(error, AheadError):
             self._from_storage = True
-        elif not isinstance(error, Unreachable | Overloaded | Unauthorized | Forbidden):
+        elif not isinstance(error, UnreachableError | OverloadedError | UnauthorizedError | ForbiddenError):
             self._from_storage = not self._from_storage
         return self._delay(error)
 
@@ -189,15 +191,15 @@ class ListWatchPolicy:
         work."""
         delay_s = self._delay(error)
         match error:
-            case Expired():
+            case ExpiredError():
                 self.must_list = True
                 return max(delay_s, self._random.uniform(0, self._pace.relist_s))
-            case Ahead():
+            case AheadError():
                 self.must_list = self._from_storage = True
                 return max(delay_s, self._random.uniform(0, self._pace.relist_s))
-            case Garbage():
+            case GarbageError():
                 self.must_list = True
-            case Unreachable() | Overloaded() | Unauthorized() | Forbidden():
+            case UnreachableError() | OverloadedError() | UnauthorizedError() | ForbiddenError():
                 self.doubtful = True
             case _:
                 self._refusals += 1
@@ -208,7 +210,7 @@ class ListWatchPolicy:
         if error.cause == "timeout":
             self._patience_s = min(2 * self._patience_s, self._pace.patience_s[2])
         self._in_vain += 1
-        if self._in_vain > QUICK_TRIES and not isinstance(error, Expired | Ahead | Garbage):
+        if self._in_vain > QUICK_TRIES and not isinstance(error, ExpiredError | AheadError | GarbageError):
             self._backoff.range_s = max(self._pace.retry_s, self._pace.patient_retry_s)
         delay_s = self._backoff.next()
         if error.retry_after_s is None:

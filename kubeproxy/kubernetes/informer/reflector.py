@@ -27,7 +27,7 @@ from kubeproxy.kubernetes import api_types
 from kubeproxy.kubernetes.api_types import SOURCE
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.decode import MAX_OBJECT_BYTES, Event, EventType, Page, identity, parse_event
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, UnreachableError
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
@@ -157,7 +157,7 @@ class Reflector:
             # A broken watch is not an outage yet, because usually the next one works.
             self._behind_since = monotonic()
             self._outages.broke(self._name)
-            write = log.warning if isinstance(error, Garbage) else log.info
+            write = log.warning if isinstance(error, GarbageError) else log.info
             step = "list" if self._policy.must_list else "watch"
             write("watch broke", source=SOURCE, resource=self._called, seen=str(error), next=step)
         else:
@@ -183,7 +183,7 @@ class Reflector:
             async with asyncio.timeout(self._pace.list_s):
                 objects, version = await self._pages(resource)
         except TimeoutError as error:
-            raise Garbage(
+            raise GarbageError(
                 f"the list of {resource.name} did not end in {self._pace.list_s} s", cause="timeout"
             ) from error
         resource.replace(objects)
@@ -243,7 +243,7 @@ class Reflector:
                 self._memory_bound.keep(names)
                 return objects, page.resource_version
             if page.token in tokens:
-                raise Garbage(f"a list of {resource.name} that goes in circles", cause="endless list")
+                raise GarbageError(f"a list of {resource.name} that goes in circles", cause="endless list")
             tokens.add(page.token)
             query = self._policy.next_page_query(page.token)
 
@@ -259,7 +259,7 @@ class Reflector:
                     if (part := splitter.feed(data)) is not None:
                         await self._take(resource, part, objects, names)
                     await self._time_slice.offer()
-            except Unreachable:
+            except UnreachableError:
                 self._policy.list_broke()
                 raise
         page = splitter.end()
@@ -268,13 +268,13 @@ class Reflector:
 
     async def _take(self, resource: Resource[Any], page: Page, objects: list[Any], names: set[str]) -> None:
         if page.kind and page.kind != f"{resource.kind}List":
-            raise Garbage(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
+            raise GarbageError(f"{page.kind} where a list of {resource.name} was asked for", cause="wrong kind")
         for raw in page.items:
             metadata = identity(raw)
             if not metadata.name:
                 self._nameless += 1
                 if self._nameless > MAX_NAMELESS:
-                    raise Garbage(f"a list of {resource.name} without names", cause="endless list")
+                    raise GarbageError(f"a list of {resource.name} without names", cause="endless list")
             name = _name(metadata)
             translated = self._translate(resource, name, raw, listed=True)
             if name in self._memory_bound:
@@ -317,11 +317,11 @@ class Reflector:
                 settling.cancel()
         if loop.time() - begun < self._pace.settle_s:
             where = f"{self._client.server}{resource.path}"
-            raise Unreachable(f"{where}: the watch ended at once, after {seen} events", cause="short watch")
+            raise UnreachableError(f"{where}: the watch ended at once, after {seen} events", cause="short watch")
 
     def _apply(self, resource: Resource[Any], event: Event) -> None:
         if event.kind != resource.kind:
-            raise Garbage(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
+            raise GarbageError(f"a {event.kind or 'nameless kind'} among the {resource.name}", cause="wrong kind")
         self._policy.seen(event.resource_version)
         if event.type is not EventType.BOOKMARK:
             name = _name(event.metadata)

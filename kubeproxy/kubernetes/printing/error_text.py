@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubeproxy.kubernetes.client.errors import StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import StatusError, UnreachableError
 from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
@@ -41,7 +41,7 @@ def _among(error: Exception, host: str) -> list[str]:
 def _known(error: Exception, host: str) -> str:
     if isinstance(error, StatusError):
         return _refused(error.status or 0, error.reason, str(error))
-    if isinstance(error, Unreachable):
+    if isinstance(error, UnreachableError):
         if error.cause == "refused":
             return f"The connection to the server {host} was refused - did you specify the right host or port?"
         hint = "; check the CA, and the name or address in the server's URL" if error.cause == "tls" else ""

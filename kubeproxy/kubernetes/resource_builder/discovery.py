@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from kubeproxy.kubernetes.client.client import Answer, Client
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage, StatusError
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, StatusError
 
 TTL_S: Final = 6 * 3600.0
 """How long a catalog on disk is valid, in seconds (kubectl since 1.24: 6 h)."""
@@ -139,11 +139,11 @@ class _LegacyResources(msgspec.Struct):
 
 
 def parse_aggregated(body: bytes) -> Catalog:
-    """Parse an APIGroupDiscoveryList. Raise Garbage if the document is not one."""
+    """Parse an APIGroupDiscoveryList. Raise GarbageError if the document is not one."""
     try:
         document = msgspec.json.decode(body, type=_Aggregated)
     except UNDECODABLE as error:
-        raise Garbage(f"discovery answered what is none: {error}", cause="garbage") from None
+        raise GarbageError(f"discovery answered what is none: {error}", cause="garbage") from None
     found: list[ApiResource] = []
     failed: list[str] = []
     for group in document.items or ():
@@ -159,20 +159,20 @@ def parse_aggregated(body: bytes) -> Catalog:
 
 
 def parse_versions(body: bytes) -> list[str]:
-    """Parse the versions of the core group (``/api``). Raise Garbage if there are none."""
+    """Parse the versions of the core group (``/api``). Raise GarbageError if there are none."""
     try:
         return msgspec.json.decode(body, type=_LegacyVersions).versions or []
     except UNDECODABLE as error:
-        raise Garbage(f"/api answered no list of versions: {error}", cause="garbage") from None
+        raise GarbageError(f"/api answered no list of versions: {error}", cause="garbage") from None
 
 
 def parse_groups(body: bytes) -> list[tuple[str, str]]:
-    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raise Garbage if there are
-    none."""
+    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raise GarbageError if
+    there are none."""
     try:
         groups = msgspec.json.decode(body, type=_LegacyGroups).groups or []
     except UNDECODABLE as error:
-        raise Garbage(f"/apis answered no list of groups: {error}", cause="garbage") from None
+        raise GarbageError(f"/apis answered no list of groups: {error}", cause="garbage") from None
     found: list[tuple[str, str]] = []
     for group in groups:
         versions = [each.version for each in group.versions or () if each.version]
@@ -186,11 +186,11 @@ def parse_groups(body: bytes) -> list[tuple[str, str]]:
 
 
 def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
-    """Parse the resources of a group and version. Raise Garbage if there are none."""
+    """Parse the resources of a group and version. Raise GarbageError if there are none."""
     try:
         resources = msgspec.json.decode(body, type=_LegacyResources).resources or []
     except UNDECODABLE as error:
-        raise Garbage(f"{group}/{version} answered no list of resources: {error}", cause="garbage") from None
+        raise GarbageError(f"{group}/{version} answered no list of resources: {error}", cause="garbage") from None
     return [
         found
         for resource in resources
@@ -217,8 +217,8 @@ def _resource(
 
 
 async def discover(client: Client) -> Catalog:
-    """Ask the server what it serves. A group that does not answer is listed as failed. Raise StatusError, Unreachable
-    or Garbage."""
+    """Ask the server what it serves. A group that does not answer is listed as failed. Raise StatusError,
+    UnreachableError or GarbageError."""
     core, groups, minor = await asyncio.gather(
         client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), server_minor(client)
     )
@@ -234,7 +234,7 @@ async def server_minor(client: Client) -> int:
     """Return the server's minor version, or 0 if it is unknown."""
     try:
         answer = (await client.get("/version")).decoded()
-    except (StatusError, Garbage):
+    except (StatusError, GarbageError):
         return 0
     digits = re.match(r"\d+", str(answer.get("minor", ""))) if isinstance(answer, dict) else None
     if digits:

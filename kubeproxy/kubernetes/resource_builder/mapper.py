@@ -36,7 +36,7 @@ class Mapper:
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """Return what the server serves. Raise StatusError, Unreachable or Garbage if it does not answer."""
+        """Return what the server serves. Raise StatusError, UnreachableError or GarbageError if it does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 from kubeproxy.kubernetes.resource_builder.discovery import FORMAT, UNDECODABLE, file_name, write_file
 
 TTL_S: Final = 3600.0
@@ -50,11 +50,11 @@ class Schemas(msgspec.Struct):
 
 
 def parse(body: bytes) -> Schemas:
-    """Parse an OpenAPI v2 document. Raise `Garbage` if it is not one."""
+    """Parse an OpenAPI v2 document. Raise `GarbageError` if it is not one."""
     try:
         document = msgspec.json.decode(body, type=_Document)
     except UNDECODABLE as error:
-        raise Garbage(f"/openapi/v2 answered what is none: {error}", cause="garbage") from None
+        raise GarbageError(f"/openapi/v2 answered what is none: {error}", cause="garbage") from None
     schemas = Schemas({}, {})
     for name, definition in (document.definitions or {}).items():
         try:
@@ -123,7 +123,7 @@ class SchemaSource:
         self.from_disk = False
 
     async def get(self) -> Schemas:
-        """Return the schemas. Raise StatusError, Unreachable or Garbage if the server does not answer."""
+        """Return the schemas. Raise StatusError, UnreachableError or GarbageError if the server does not answer."""
         if self._schemas is None:
             self._schemas = self._read()
             self.from_disk = self._schemas is not None

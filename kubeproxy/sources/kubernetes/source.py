@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import ApiError, Garbage
+from kubeproxy.kubernetes.client.errors import ApiError, GarbageError
 from kubeproxy.kubernetes.client.status import excerpt
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
@@ -122,7 +122,9 @@ class KubernetesSource:
         try:
             groups = msgspec.json.decode(body, type=_GroupList).groups or []
         except msgspec.DecodeError as error:
-            raise Garbage(f"/apis is not a list of API groups ({error}): {excerpt(body)}", cause="garbage") from error
+            raise GarbageError(
+                f"/apis is not a list of API groups ({error}): {excerpt(body)}", cause="garbage"
+            ) from error
         served = {version.group_version for group in groups for version in group.versions or []}
         return self._slices if "discovery.k8s.io/v1" in served else self._endpoints
 

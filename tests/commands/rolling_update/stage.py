@@ -23,7 +23,7 @@ from kubeproxy.commands.rolling_update.update import RollingUpdate
 from kubeproxy.controllers.deployments.rollout_status import Waiting
 from kubeproxy.kubernetes.api_types import Status, StatusDetails
 from kubeproxy.kubernetes.client.client import Answer, Client
-from kubeproxy.kubernetes.client.errors import ApiError, StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, StatusError, UnreachableError
 from kubeproxy.kubernetes.client.policy import NoRetries, Retries, WaitForServer
 from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.printing.printer import Printer
@@ -170,7 +170,7 @@ class Rest:
 
 
 def _as_status(error: ApiError) -> Exception:
-    if isinstance(error, Unreachable) or error.status is None:
+    if isinstance(error, UnreachableError) or error.status is None:
         return error
     kind = "namespaces" if "namespace" in error.server_text else None
     status = Status(reason=error.reason, message=error.server_text or str(error), details=StatusDetails(kind=kind))

@@ -12,7 +12,7 @@ from kubeproxy.commands.rolling_update import drained_deletion
 from kubeproxy.commands.rolling_update.drained_deletion import DELETION_COST, FIRST_TO_GO
 from kubeproxy.controllers.api_types import Pod
 from kubeproxy.controllers.proxy_requests.reports import PodDrain
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from tests.commands.rolling_update.stage import Killed, Promises, Rest, Stage, play
 from tests.controllers.api import Write
 
@@ -31,7 +31,7 @@ class Proxies:
 
     async def proxies(self) -> Sequence[str]:
         if self.broken:
-            raise Unreachable("the connection was reset", cause="reset")
+            raise UnreachableError("the connection was reset", cause="reset")
         return self.nodes
 
     async def connections(self, pods: Sequence[Pod]) -> Mapping[str, int]:

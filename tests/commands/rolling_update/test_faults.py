@@ -11,7 +11,7 @@ import pytest
 
 from kubeproxy.commands.rolling_update.controller import HOLDER, NEXT
 from kubeproxy.kubernetes.api_types import Status
-from kubeproxy.kubernetes.client.errors import StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import StatusError, UnreachableError
 from tests.commands.rolling_update.stage import RESOURCE, Killed, Promises, Rest, Stage, controller, play, refused
 from tests.controllers.api import _error
 
@@ -33,12 +33,12 @@ def _every(number: int, error: Callable[[], Exception], *, reads: bool = False) 
     return fault
 
 
-def _cut() -> Unreachable:
-    return Unreachable("the connection was reset", cause="reset")
+def _cut() -> UnreachableError:
+    return UnreachableError("the connection was reset", cause="reset")
 
 
-def _down() -> Unreachable:
-    return Unreachable("connection refused", cause="refused")
+def _down() -> UnreachableError:
+    return UnreachableError("connection refused", cause="refused")
 
 
 FAULTS: dict[str, tuple[str, Callable[[], Fault]]] = {

@@ -18,7 +18,7 @@ from kubeproxy.commands.rolling_update.controller import (
     original_size,
 )
 from kubeproxy.commands.rolling_update.requests import checked
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 from tests.commands.rolling_update.stage import Stage, controller, play
 from tests.support.places import places, replaced
 
@@ -49,7 +49,7 @@ def test_every_field_of_every_type() -> None:
 
 
 def _survives(answer: Any) -> None:
-    with contextlib.suppress(Garbage, UpdateError):
+    with contextlib.suppress(GarbageError, UpdateError):
         _read(checked(answer))
 
 

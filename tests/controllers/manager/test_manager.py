@@ -18,7 +18,7 @@ from kubeproxy.controllers.manager.pages import status_document, status_text, un
 from kubeproxy.controllers.manager.process import summary
 from kubeproxy.kubernetes import timestamps
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.client.request_metrics import Requests
 from kubeproxy.kubernetes.controller import leader_election
 from kubeproxy.model.errors import ConfigError
@@ -152,7 +152,7 @@ def test_nothing_is_written_after_the_lease_was_lost() -> None:
         it = Manager(cluster, "first")
         await cluster.complete()
         loop = asyncio.get_running_loop()
-        lost = Unreachable("no answer", cause="timeout")
+        lost = UnreachableError("no answer", cause="timeout")
         cluster.api.refuse = lambda verb, resource, body: lost if resource == "leases" else None
         late = []
         begun = loop.time()

@@ -12,15 +12,15 @@ from kubeproxy.kubernetes.client import policy
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.errors import (
-    Ahead,
+    AheadError,
     ApiError,
-    Expired,
-    Forbidden,
-    Garbage,
-    Overloaded,
+    ExpiredError,
+    ForbiddenError,
+    GarbageError,
+    OverloadedError,
     StatusError,
-    Unauthorized,
-    Unreachable,
+    UnauthorizedError,
+    UnreachableError,
 )
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.model.version import __version__
@@ -58,8 +58,14 @@ async def test_recorded_refusals_name_url_and_reason(recorded: Exchange) -> None
             await client.get_json("/some/path")
         assert caught.value.status == recorded.status
         assert f"{server.url}/some/path answered {recorded.status}" in str(caught.value)
-        kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
-        ahead = Ahead if b"ResourceVersionTooLarge" in recorded.body else StatusError
+        kinds = {
+            401: UnauthorizedError,
+            403: ForbiddenError,
+            410: ExpiredError,
+            429: OverloadedError,
+            503: OverloadedError,
+        }
+        ahead = AheadError if b"ResourceVersionTooLarge" in recorded.body else StatusError
         assert type(caught.value) is kinds.get(recorded.status, ahead)
         if after := recorded.headers.get("Retry-After"):
             assert caught.value.retry_after_s == float(after)
@@ -74,7 +80,7 @@ async def test_recorded_streams_arrive_line_by_line(pieces: tuple[int, ...]) -> 
             continue
         async with ReplayServer([recorded], pieces=pieces) as server, connected(server.url) as client:
             if recorded.cut:
-                with pytest.raises(Unreachable) as caught:
+                with pytest.raises(UnreachableError) as caught:
                     await lines_of(client)
                 assert caught.value.cause == "cut"
                 assert str(caught.value) == f"{server.url}/watch: the answer was cut off before its end"
@@ -93,7 +99,7 @@ async def test_no_response_at_all() -> None:
     silent = exchange("v1.36/errors/no-response-list-timeout-3s.json")
     assert silent is not None
     async with ReplayServer([silent]) as server, connected(server.url) as client:
-        with pytest.raises(Unreachable, match="without an answer") as caught:
+        with pytest.raises(UnreachableError, match="without an answer") as caught:
             await client.get_json("/list")
         assert caught.value.cause == "no response"
 
@@ -119,12 +125,16 @@ async def test_a_connection_is_reused_after_a_complete_answer() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>Sign in</html>", Garbage, "text/html.*Sign in"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>Sign in</html>", GarbageError, "text/html.*Sign in"),
         (b"HTTP/1.1 502 Bad\r\nContent-Type: text/html\r\n\r\n<h1>Bad gateway</h1>", ApiError, "502.*Bad gateway"),
         (b"HTTP/1.1 302 Found\r\nLocation: https://login/\r\n\r\n", ApiError, "302|redirect to https://login/"),
-        (b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n", Unreachable, "could not be understood"),
-        (b"", Unreachable, "without an answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", Unreachable, "cut off"),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n", UnreachableError, "could not be understood"),
+        (b"", UnreachableError, "without an answer"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+            UnreachableError,
+            "cut off",
+        ),
     ],
 )
 async def test_answers_of_other_servers_are_garbage(answer: bytes, kind: type[ApiError], message: str) -> None:
@@ -139,7 +149,7 @@ async def test_a_closed_port_is_unreachable() -> None:
     async with ReplayServer([b""]) as server:
         url = server.url
     async with connected(url) as client:
-        with pytest.raises(Unreachable, match="connection refused") as caught:
+        with pytest.raises(UnreachableError, match="connection refused") as caught:
             await client.get_json("/apis")
         assert caught.value.cause == "refused"
         assert str(caught.value) == f"{url}/apis: connection refused", "and not the library's words for it"
@@ -147,7 +157,7 @@ async def test_a_closed_port_is_unreachable() -> None:
 
 async def test_a_name_that_does_not_resolve() -> None:
     async with connected("http://no-such-host.invalid:6443") as client:
-        with pytest.raises(Unreachable) as caught:
+        with pytest.raises(UnreachableError) as caught:
             await client.get_json("/apis")
         assert caught.value.cause == "name"
 
@@ -155,7 +165,7 @@ async def test_a_name_that_does_not_resolve() -> None:
 async def test_silence_is_a_timeout() -> None:
     async with ApiServer(Cluster()) as server, connected(server.url) as client:
         server.inject(Fault(kind="hang", times=-1))
-        with pytest.raises(Unreachable, match="no answer in time"):
+        with pytest.raises(UnreachableError, match="no answer in time"):
             async with client.stream("/api/v1/services", {"watch": "true"}, silence_s=0.1):
                 pass
 
@@ -163,11 +173,11 @@ async def test_silence_is_a_timeout() -> None:
 async def test_an_endless_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ApiServer(Cluster()) as server, connected(server.url) as client:
         server.inject(Fault(kind="endless", times=-1))
-        with pytest.raises(Garbage, match="more than 100000 bytes"):
+        with pytest.raises(GarbageError, match="more than 100000 bytes"):
             await client.get_json("/api/v1/services", max_bytes=100_000)
         monkeypatch.setattr(policy, "ANSWER_S", 0.1)
         async with connected(server.url) as hasty:
-            with pytest.raises((Unreachable, Garbage)):
+            with pytest.raises((UnreachableError, GarbageError)):
                 await hasty.get_json("/api/v1/services")
 
 
@@ -246,7 +256,7 @@ async def test_a_401_makes_the_client_read_its_credentials_again(tmp_path: Path)
             server.cluster.put("services", {"metadata": {"name": "web", "namespace": "demo"}})
             assert b'"ADDED"' in await anext(old)
         server.tokens = {"third"}
-        with pytest.raises(Unauthorized, match="401"):
+        with pytest.raises(UnauthorizedError, match="401"):
             await client.get_json("/apis")
         await client.close()
 
@@ -292,7 +302,7 @@ async def test_a_kubeconfig_with_a_ca(tmp_path: Path) -> None:
         await client.get_json("/apis")
         await client.close()
         stranger = await Client.connect(ClientSettings(kubeconfig=kubeconfig(tmp_path, server.url)))
-        with pytest.raises(Unreachable, match="TLS failed") as caught:
+        with pytest.raises(UnreachableError, match="TLS failed") as caught:
             await stranger.get_json("/apis")
         assert caught.value.cause == "tls"
         await stranger.close()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from kubeproxy.kubernetes.client.decode import EventType, LineSplitter, parse_event, parse_page
 from kubeproxy.kubernetes.client.errors import (
-    Ahead,
+    AheadError,
     ApiError,
-    Expired,
-    Forbidden,
-    Garbage,
-    Overloaded,
+    ExpiredError,
+    ForbiddenError,
+    GarbageError,
+    OverloadedError,
     StatusError,
-    Unauthorized,
+    UnauthorizedError,
 )
 from kubeproxy.kubernetes.client.status import parse_status, status_error
 from tests.support.apiserver.recordings import Exchange, Stream, exchanges, streams
@@ -43,7 +43,7 @@ def test_lines_are_independent_of_the_stream_s_pieces(lines: list[bytes], data: 
 def test_an_endless_line_is_refused_early() -> None:
     splitter = LineSplitter(max_line_bytes=1000)
     splitter.feed(b"x" * 999)
-    with pytest.raises(Garbage, match="more than 1000 bytes"):
+    with pytest.raises(GarbageError, match="more than 1000 bytes"):
         splitter.feed(b"xx")
 
 
@@ -55,7 +55,7 @@ def test_every_recorded_event_is_decoded(recorded: Stream) -> None:
             with pytest.raises(ApiError) as caught:
                 parse_event(line)
             assert caught.value.status == spoken["object"]["code"]
-            assert isinstance(caught.value, Expired) is (caught.value.status == 410)
+            assert isinstance(caught.value, ExpiredError) is (caught.value.status == 410)
             assert spoken["object"]["message"] in str(caught.value)
             continue
         event = parse_event(line)
@@ -87,7 +87,7 @@ def test_every_recorded_event_is_decoded(recorded: Stream) -> None:
     ],
 )
 def test_invalid_events_are_garbage(line: bytes) -> None:
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         parse_event(line)
 
 
@@ -107,8 +107,8 @@ def test_an_unreadable_error_event_is_an_error() -> None:
 def test_every_recorded_refusal_becomes_an_error_with_its_message(refusal: Exchange) -> None:
     error = status_error(parse_status(refusal.body), code=refusal.status, seen="answered")
     assert error.status == refusal.status
-    kinds = {401: Unauthorized, 403: Forbidden, 410: Expired, 429: Overloaded, 503: Overloaded}
-    ahead = Ahead if "ResourceVersionTooLarge" in refusal.body.decode() else StatusError
+    kinds = {401: UnauthorizedError, 403: ForbiddenError, 410: ExpiredError, 429: OverloadedError, 503: OverloadedError}
+    ahead = AheadError if "ResourceVersionTooLarge" in refusal.body.decode() else StatusError
     assert type(error) is kinds.get(refusal.status, ahead)
     message = refusal.json.get("message") if refusal.body.startswith(b"{") else refusal.body.decode().strip()
     assert " ".join(str(message).split())[:150] in " ".join(str(error).split())
@@ -117,7 +117,7 @@ def test_every_recorded_refusal_becomes_an_error_with_its_message(refusal: Excha
 def test_an_expired_token_comes_with_a_new_one() -> None:
     refusal = next(found for found in REFUSALS if "410-expired-continue" in found.name)
     error = status_error(parse_status(refusal.body), code=410, seen="answered")
-    assert isinstance(error, Expired)
+    assert isinstance(error, ExpiredError)
     assert error.token == refusal.json["metadata"]["continue"]
 
 
@@ -132,5 +132,5 @@ def test_pages_carry_version_and_token() -> None:
     "body", [b"", b"{", b"{}", b"[]", b'{"kind":"ServiceList","metadata":{}}', b'{"kind":"Status","metadata":{}}']
 )
 def test_invalid_lists_are_garbage(body: bytes) -> None:
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         parse_page(body)

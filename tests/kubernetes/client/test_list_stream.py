@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 from kubeproxy.kubernetes.client.list_stream import ListSplitter
 
 TRAPS = ['}, {"metadata":', '"},{"metadata":{', '"items":[', "]}", "\\", '\\"},{"metadata":{"', "<&\u2028"]
@@ -77,7 +77,7 @@ def test_an_object_without_an_end_is_bounded() -> None:
     splitter = ListSplitter(max_object_bytes=100_000, piece_bytes=1000)
     splitter.feed(text_of([])[:-2] + b'{"metadata":{"name":"')
     fed = 0
-    with pytest.raises(Garbage, match="an object of more than 100000 bytes") as caught:  # noqa: PT012
+    with pytest.raises(GarbageError, match="an object of more than 100000 bytes") as caught:  # noqa: PT012
         for _ in range(200):
             fed += 1000
             splitter.feed(b"x" * 1000)
@@ -89,7 +89,7 @@ def test_an_object_without_an_end_is_bounded() -> None:
     "text", [b"", b"<html>", b'{"items":[', text_of(objects(100))[:-1], text_of(objects(100)) + b"}"]
 )
 def test_what_is_no_page_is_refused(text: bytes) -> None:
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         read(text, 64, piece_bytes=1000)
 
 

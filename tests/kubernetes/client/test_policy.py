@@ -14,7 +14,7 @@ from aiohttp import web
 
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import Access
-from kubeproxy.kubernetes.client.errors import Garbage, StatusError, Unreachable
+from kubeproxy.kubernetes.client.errors import GarbageError, StatusError, UnreachableError
 from kubeproxy.kubernetes.client.kubeconfig import ClientConfig, Overrides, load
 from kubeproxy.kubernetes.client.policy import MAX_WAITS, Policy
 from kubeproxy.kubernetes.client.status import warnings_of
@@ -89,7 +89,7 @@ async def test_a_read_is_tried_again_and_a_write_is_not(server: WebServer) -> No
     async with client_of(ClientConfig(host=server.url)) as client:
         assert (await client.get("/x")).decoded() == {"a": 1}
         server.handlers = [cut, answer(200, {})]
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             await client.request("POST", "/x", body=b"{}")
 
 
@@ -102,17 +102,17 @@ async def test_a_server_that_does_not_answer_is_given_up(server: WebServer) -> N
 
     server.handlers = [hang]
     async with client_of(ClientConfig(host=server.url), answer_s=0.2) as client:
-        with pytest.raises(Unreachable, match="no answer in time"):
+        with pytest.raises(UnreachableError, match="no answer in time"):
             await client.get("/x")
 
 
 async def test_answers_that_are_none(server: WebServer) -> None:
     async with client_of(ClientConfig(host=server.url)) as client:
         server.handlers = [answer(302, b"", Location="/login")]
-        with pytest.raises(Garbage, match="a redirect to /login"):
+        with pytest.raises(GarbageError, match="a redirect to /login"):
             await client.get("/x")
         server.handlers = [answer(200, b"<html>")]
-        with pytest.raises(Garbage, match="no JSON"):
+        with pytest.raises(GarbageError, match="no JSON"):
             (await client.get("/x")).decoded()
         server.handlers = [answer(404, b"404 page not found\n")]
         with pytest.raises(StatusError, match=r"could not find the requested resource \(get /x\): 404 page not found"):
@@ -237,6 +237,6 @@ async def test_a_proxy_of_the_environment_is_used(server: WebServer, monkeypatch
         await client.get("/x")
     assert "Proxy-Authorization" not in server.seen[1].headers
     async with client_of(ClientConfig(host="http://direct.example.com:1"), answer_s=1) as client:
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             await client.get("/x")
     assert len(server.seen) == 2

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kubeproxy.kubernetes.client.errors import ApiError, Unreachable
+from kubeproxy.kubernetes.client.errors import ApiError, UnreachableError
 from kubeproxy.kubernetes.controller.controller import AWAY_S, Controller
 from tests.controllers.virtual_time import run
 
@@ -56,7 +56,7 @@ def test_without_a_limit_no_key_is_given_up() -> None:
 
 
 def test_a_server_that_is_away_is_no_reason_to_give_up() -> None:
-    failing = Failing(Unreachable("connection refused", cause="refused"), 4 * RETRIES)
+    failing = Failing(UnreachableError("connection refused", cause="refused"), 4 * RETRIES)
     controller = run(_played(failing))
     assert (failing.calls, controller.dropped, controller.errors) == (4 * RETRIES + 1, 0, 4 * RETRIES)
     pauses = [later - earlier for earlier, later in pairwise(failing.at)]

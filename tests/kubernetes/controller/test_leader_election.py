@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Unreachable
+from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.controller.election_state import LeaderElection
 from kubeproxy.kubernetes.controller.leader_election import Leadership, LeadershipLostError, LeaseName
 from tests.controllers.api import Api
@@ -100,7 +100,7 @@ def test_a_server_that_is_away_ends_the_work_before_another_may_begin() -> None:
         api = Api(unix_time)
         first = _Candidate(api, "first")
         await asyncio.sleep(5)
-        api.refuse = lambda *_: Unreachable("connection refused", cause="refused")
+        api.refuse = lambda *_: UnreachableError("connection refused", cause="refused")
         gone = asyncio.get_running_loop().time()
         await asyncio.wait_for(first.task, 60)
         assert asyncio.get_running_loop().time() - gone <= 13

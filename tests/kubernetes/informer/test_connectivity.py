@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kubeproxy.kubernetes.client.errors import Ahead, Expired, Forbidden, Unreachable
+from kubeproxy.kubernetes.client.errors import AheadError, ExpiredError, ForbiddenError, UnreachableError
 from kubeproxy.kubernetes.informer.connectivity import Connectivity
 
-REFUSED = Unreachable("https://10.2.0.2:6443/api/v1/services: connection refused", cause="refused")
-EXPIRED = Expired("an ERROR event 410: Expired: too old resource version: 360 (426)", cause="expired", status=410)
-AHEAD = Ahead(
+REFUSED = UnreachableError("https://10.2.0.2:6443/api/v1/services: connection refused", cause="refused")
+EXPIRED = ExpiredError("an ERROR event 410: Expired: too old resource version: 360 (426)", cause="expired", status=410)
+AHEAD = AheadError(
     "https://10.2.0.2:6443/api/v1/endpoints answered 504: Timeout: Too large resource version: 495, current: 428",
     cause="ahead",
 )
 
 
-def forbidden(resource: str, user: str = "system:serviceaccount:kube-system:kube-proxy") -> Forbidden:
-    return Forbidden(
+def forbidden(resource: str, user: str = "system:serviceaccount:kube-system:kube-proxy") -> ForbiddenError:
+    return ForbiddenError(
         f'{resource} is forbidden: User "{user}" cannot list resource "{resource}" in API group ""',
         cause="forbidden",
         status=403,

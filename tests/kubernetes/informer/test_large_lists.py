@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kubeproxy.kubernetes.client import list_stream
 from kubeproxy.kubernetes.client.client import Client
-from kubeproxy.kubernetes.client.errors import Garbage, Unreachable
+from kubeproxy.kubernetes.client.errors import GarbageError, UnreachableError
 from kubeproxy.kubernetes.client.transport import PIECE_BYTES
 from kubeproxy.kubernetes.informer import memory_bound
 from kubeproxy.model import ServiceName
@@ -228,9 +228,9 @@ async def test_two_members_are_one_body() -> None:
 @pytest.mark.parametrize(
     ("body", "encoding", "error"),
     [
-        (gzip.compress(b"a" * 1000)[:-9], "gzip", Unreachable),
-        (b"not packed", "gzip", Garbage),
-        (b"{}", "br", Garbage),
+        (gzip.compress(b"a" * 1000)[:-9], "gzip", UnreachableError),
+        (b"not packed", "gzip", GarbageError),
+        (b"{}", "br", GarbageError),
     ],
     ids=["cut", "no gzip", "another encoding"],
 )

@@ -7,21 +7,21 @@ from random import Random
 import pytest
 
 from kubeproxy.kubernetes.client.errors import (
-    Ahead,
+    AheadError,
     ApiError,
-    Expired,
-    Forbidden,
-    Garbage,
-    Overloaded,
-    Unauthorized,
-    Unreachable,
+    ExpiredError,
+    ForbiddenError,
+    GarbageError,
+    OverloadedError,
+    UnauthorizedError,
+    UnreachableError,
 )
 from kubeproxy.kubernetes.informer.list_watch_policy import MAX_REFUSALS, QUICK_TRIES, ListWatchPolicy, Pace
 
 PACE = Pace()
-LOST = Unreachable("gone", cause="refused")
-EXPIRED = Expired("too old", cause="expired", status=410)
-GARBAGE = Garbage("what?", cause="garbage")
+LOST = UnreachableError("gone", cause="refused")
+EXPIRED = ExpiredError("too old", cause="expired", status=410)
+GARBAGE = GarbageError("what?", cause="garbage")
 ODD = ApiError("odd", cause="status 500", status=500)
 
 
@@ -57,7 +57,7 @@ def test_cache_and_storage_stand_in_for_each_other() -> None:
     assert found.list_query() == {"resourceVersion": "200"}
 
 
-@pytest.mark.parametrize("error", [LOST, Forbidden("no", cause="forbidden"), Overloaded("busy", cause="x")])
+@pytest.mark.parametrize("error", [LOST, ForbiddenError("no", cause="forbidden"), OverloadedError("busy", cause="x")])
 def test_an_unreachable_server_gets_the_same_request_again(error: ApiError) -> None:
     found = course()
     before = found.list_query()
@@ -119,7 +119,7 @@ def test_delays_are_random_grow_to_a_bound_and_reset() -> None:
 
 def test_retry_after_is_honoured_up_to_a_bound() -> None:
     for asked_s, least_s, most_s in ((5.0, 5.0, 10.0), (3600.0, 30.0, 35.0), (0.0, 0.2, 4.0)):
-        busy = Overloaded("busy", cause="x", retry_after_s=asked_s)
+        busy = OverloadedError("busy", cause="x", retry_after_s=asked_s)
         assert least_s <= course().list_failed(busy) <= most_s
         assert least_s <= listed().watch_failed(busy) <= most_s
 
@@ -131,7 +131,7 @@ def test_lists_after_a_410_are_spread() -> None:
 
 
 def test_the_time_limit_doubles_with_each_timeout() -> None:
-    silent = Unreachable("nothing", cause="timeout")
+    silent = UnreachableError("nothing", cause="timeout")
     found = course()
     waits = []
     for _ in range(7):
@@ -151,7 +151,7 @@ def test_a_probe_checks_the_version_after_an_outage() -> None:
     found.watch_failed(LOST)
     assert [*doubts, found.doubtful] == [False, True]
     assert found.probe_query() == {"resourceVersion": "100", "resourceVersionMatch": "NotOlderThan", "limit": "1"}
-    found.watch_failed(Ahead("too large", cause="ahead", status=504))
+    found.watch_failed(AheadError("too large", cause="ahead", status=504))
     assert found.must_list
     assert found.list_query() == {"limit": "500"}, "from storage: the cache would wait for a lost version"
     found.listed("60")
@@ -162,7 +162,7 @@ def test_an_older_version_is_garbage() -> None:
     found = listed("100")
     for version in ("100", "101", "1000"):
         found.seen(version)
-    with pytest.raises(Garbage, match="999 after one of version 1000"):
+    with pytest.raises(GarbageError, match="999 after one of version 1000"):
         found.seen("999")
     assert found.version == "1000"
     found.seen("not-a-number")
@@ -177,10 +177,10 @@ def refused(error: ApiError, count: int) -> list[float]:
 @pytest.mark.parametrize(
     "error",
     [
-        Unreachable("away", cause="refused"),
-        Unauthorized("no", cause="unauthorized", status=401),
-        Forbidden("no", cause="forbidden", status=403),
-        Overloaded("later", cause="status 503", status=503),
+        UnreachableError("away", cause="refused"),
+        UnauthorizedError("no", cause="unauthorized", status=401),
+        ForbiddenError("no", cause="forbidden", status=403),
+        OverloadedError("later", cause="status 503", status=503),
     ],
     ids=lambda error: error.cause,
 )
@@ -198,10 +198,10 @@ def test_a_server_that_stays_away_is_asked_less_and_less(error: ApiError) -> Non
 def test_a_working_watch_makes_it_quick_again() -> None:
     found = course()
     for _ in range(2 * QUICK_TRIES):
-        found.watch_failed(Unreachable("away", cause="refused"))
+        found.watch_failed(UnreachableError("away", cause="refused"))
     found.settled()
-    assert found.watch_failed(Unreachable("away", cause="refused")) <= PACE.retry_s[1]
+    assert found.watch_failed(UnreachableError("away", cause="refused")) <= PACE.retry_s[1]
 
 
 def test_a_server_that_answers_garbage_is_no_absent_one() -> None:
-    assert max(refused(Garbage("?", cause="garbage"), 200)) <= PACE.retry_s[1]
+    assert max(refused(GarbageError("?", cause="garbage"), 200)) <= PACE.retry_s[1]

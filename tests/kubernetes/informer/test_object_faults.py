@@ -17,7 +17,7 @@ from kubeproxy.kubernetes.client import credentials
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.client.decode import parse_event, parse_page
-from kubeproxy.kubernetes.client.errors import CAUSES, Garbage
+from kubeproxy.kubernetes.client.errors import CAUSES, GarbageError
 from kubeproxy.kubernetes.client.status import MAX_RETRY_AFTER_S, retry_after, status_error
 from kubeproxy.kubernetes.informer.list_watch_policy import ListWatchPolicy, Pace
 from kubeproxy.kubernetes.invalid_field import MOST_FAULTS
@@ -242,9 +242,9 @@ def test_the_values_of_a_status_are_bounded() -> None:
 
 @pytest.mark.parametrize("version", ["", "7" * 129, "7\\n", "7\\u0000", "é"])
 def test_versions_that_are_unsafe_in_a_url_are_garbage(version: str) -> None:
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         parse_event(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%s"}}}' % version.encode())
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         parse_page(b'{"kind":"ServiceList","metadata":{"resourceVersion":"%s"}}' % version.encode())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubeproxy.kubernetes.client.errors import Garbage
+from kubeproxy.kubernetes.client.errors import GarbageError
 from kubeproxy.kubernetes.resource_builder.discovery import (
     Catalog,
     file_name,
@@ -60,7 +60,7 @@ def test_a_version_that_the_server_cannot_reach_is_known() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"items": 1}', b'{"items": [{"versions": "x"}]}', b"\xff"])
 def test_what_is_no_discovery_is_refused(body: bytes) -> None:
-    with pytest.raises(Garbage):
+    with pytest.raises(GarbageError):
         parse_aggregated(body)
 
 
