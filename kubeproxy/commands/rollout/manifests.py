@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kubeproxy.kubernetes.manifests.parse import ManifestSyntaxError, parse
-from kubeproxy.kubernetes.manifests.split import body, split
+from kubeproxy.kubernetes.manifests.split import split
 from kubeproxy.kubernetes.resource_builder.file_arguments import expand
 from kubeproxy.model.errors import ConfigError
 
@@ -35,7 +35,7 @@ async def deployments_in(filenames: Sequence[str]) -> list[dict[str, Any]]:
 
 def _deployments(data: bytes) -> Iterator[dict[str, Any]]:
     for line, document in split(data):
-        for value in parse(body(document), line):
+        for value in parse(document, line):
             if not value.null:
                 yield from _inside(value.to(dict[str, Any]))
 

@@ -5,44 +5,49 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_SEPARATOR = b"---"
+SEPARATOR = b"---"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def split(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the documents that are not empty, each with the number of its first line.
-
-    A separator is at the beginning of a line, where neither YAML nor JSON allows it inside a string.
-    """
+    """Yield the documents that are not empty, without their separators, each with the number of its first line."""
     data = data.removeprefix(_BYTE_ORDER_MARK)
     line, start = 1, 0
     while start < len(data):
-        end = start
-        while (end := data.find(b"\n" + _SEPARATOR, end)) >= 0:
-            end += 1
-            if is_separated(data, end):
-                break
+        end = next_separator(data, start)
         text = data[start : end if end >= 0 else len(data)]
         if not is_empty(text):
-            yield line, text
+            yield line, body(text)
         line += text.count(b"\n")
         start += len(text)
 
 
+def next_separator(data: bytes | bytearray, start: int) -> int:
+    """Return where the next separator after `start` begins, or -1 if there is none.
+
+    A separator is at the beginning of a line, where neither YAML nor JSON allows it inside a string.
+    """
+    while (start := data.find(b"\n" + SEPARATOR, start)) >= 0:
+        start += 1
+        if is_separated(data, start):
+            return start
+    return -1
+
+
 def body(text: bytes) -> bytes:
     """Return a document without the separator before it."""
-    return text[len(_SEPARATOR) :] if is_separated(text) else text
+    return text[len(SEPARATOR) :] if is_separated(text) else text
 
 
 def is_separated(data: bytes | bytearray, start: int = 0) -> bool:
     """Return whether a document separator begins here, and not a text with the same beginning."""
-    end = start + len(_SEPARATOR)
-    return data[start:end] == _SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
+    end = start + len(SEPARATOR)
+    return data[start:end] == SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
 
 def is_empty(text: bytes) -> bool:
     """Return whether a document has only white space, comments, directives and end marks."""
-    position = len(_SEPARATOR) if is_separated(text) else 0
+    position = len(SEPARATOR) if is_separated(text) else 0
     while position < len(text):
         end = text.find(b"\n", position)
         end = len(text) if end < 0 else end

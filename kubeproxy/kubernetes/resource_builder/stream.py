@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubeproxy.kubernetes.manifests.json_text import JsonScanner, TextDecoder, after_space, is_json_object
-from kubeproxy.kubernetes.manifests.split import body, is_empty, is_separated
+from kubeproxy.kubernetes.manifests.split import SEPARATOR, body, is_empty, is_separated, next_separator
 from kubeproxy.kubernetes.resource_builder.errors import Position, UnreadableError
 
 MAX_DOCUMENT: Final = 256 << 20
 """The largest document, in bytes. A larger one ends the source with an error."""
-_SEPARATOR: Final = b"\n---"
 _BRACE: Final = b"{"[0]
 
 
@@ -67,9 +66,8 @@ class Splitter:
         except UnicodeDecodeError as error:
             raise UnreadableError(f"not UTF-16: {error.reason}", self._position()) from None
         yield from self._complete()
-        rest = bytes(self._buffer)
-        if rest.endswith(_SEPARATOR):
-            rest = rest[: 1 - len(_SEPARATOR)]
+        end = next_separator(self._buffer, 0)
+        rest = bytes(self._buffer if end < 0 else self._buffer[:end])
         self._buffer.clear()
         yield from self._document(rest)
 
@@ -98,9 +96,9 @@ class Splitter:
 
     def _decide(self) -> bool:
         """Return whether the buffer begins with JSON. This is undecided as long as the buffer has only white space."""
-        if len(self._buffer) < len(_SEPARATOR) and _SEPARATOR[1:].startswith(self._buffer):
+        if SEPARATOR.startswith(self._buffer):
             return False
-        first = after_space(self._buffer, len(_SEPARATOR) if is_separated(self._buffer) else 0)
+        first = after_space(self._buffer, len(SEPARATOR) if is_separated(self._buffer) else 0)
         if first >= len(self._buffer):
             return False
         self._undecided = False
@@ -111,16 +109,11 @@ class Splitter:
 
     def _separator(self) -> int:
         """Return where the next document begins, or -1 if the buffer does not contain its beginning."""
-        position = self._searched
-        while (found := self._buffer.find(_SEPARATOR, position)) >= 0:
-            after = found + len(_SEPARATOR)
-            if after == len(self._buffer):  # The next byte, which has not come yet, decides.
-                self._searched = found
-                return -1
-            if self._buffer[after : after + 1].isspace():
-                return found + 1
-            position = after
-        self._searched = max(0, len(self._buffer) - len(_SEPARATOR))
+        found = next_separator(self._buffer, self._searched)
+        if 0 <= found < len(self._buffer) - len(SEPARATOR):
+            return found
+        # At the end of the buffer, the next byte decides, which has not come yet.
+        self._searched = max(0, len(self._buffer) - len(SEPARATOR) - 1)
         return -1
 
     def _next_value(self) -> Document | None:

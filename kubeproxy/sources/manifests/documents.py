@@ -17,7 +17,7 @@ from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.kubernetes.manifests.json_text import as_utf8, json_values
 from kubeproxy.kubernetes.manifests.lines import steps
 from kubeproxy.kubernetes.manifests.parse import JsonValue, ManifestSyntaxError, is_json, parse
-from kubeproxy.kubernetes.manifests.split import body, split, split_list
+from kubeproxy.kubernetes.manifests.split import split, split_list
 from kubeproxy.sources.manifests.objects import (
     LISTS,
     Entry,
@@ -132,8 +132,7 @@ def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
 def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
     """Yield the parts of each document, cut as the commands cut them."""
     for line, text in split(as_utf8(data)):
-        inside = body(text)
-        for row, value in json_values(inside, line) or ((line, inside),):
+        for row, value in json_values(text, line) or ((line, text),):
             yield _parts(value, row) or (_Part(value, row, _digest(value)),)
 
 

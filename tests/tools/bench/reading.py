@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from kubeproxy.kubernetes.manifests.parse import parse
-from kubeproxy.kubernetes.manifests.split import body, split
+from kubeproxy.kubernetes.manifests.split import split
 from kubeproxy.sources.manifests.documents import read
 from kubeproxy.sources.manifests.objects import Terms
 from tests.tools.bench.clusters import manifest
@@ -36,7 +36,7 @@ def main() -> None:
     print(f"{SERVICES:,} Services, {len(text):,} bytes of YAML; {machine}")
     wall_s, cpu_s = _timed(lambda: read(text, Terms()))
     print(f"reading, whole:     {wall_s:5.2f} s, {cpu_s:5.2f} CPU s")
-    wall_s, cpu_s = _timed(lambda: [parse(body(document), line) for line, document in split(text)])
+    wall_s, cpu_s = _timed(lambda: [parse(document, line) for line, document in split(text)])
     print(f"of it YAML parsing: {wall_s:5.2f} s, {cpu_s:5.2f} CPU s")
 
 
