@@ -1,9 +1,9 @@
 """Turns what the sources define into listeners, proxy ports and netfilter rules.
 
-The modules, in the order in which a change passes them:
+The modules, in the order in which a change passes through them:
 
 tracker             what every source defines, which source owns a Service, and what changed since the last round
-state               the four parts that a change passes:
+state               the four parts that process a change:
   resolver          a Service and its slices -> its frontends
   availability      frontends -> wanted ones, without ports and endpoints that this host cannot serve
   listeners         wanted frontends -> messages for the data plane, and changes of the rules
@@ -11,20 +11,19 @@ state               the four parts that a change passes:
 kernel_sync         netfilter transactions and the conntrack entries that contradict them
 proxier             the rounds: takes changes, sends messages, has the kernel synced
 
-What the resolver uses: `frontends`, `endpoint_selection` (ready or terminating, on this node or on any, by topology),
-`restrictions` with `cidr_set`, `drained_endpoints` and `drain_requests` with `resolution_times`, and the facts about
-this `node`. What availability uses: `port_claims`, which hold node ports against other processes, and `loops`, which
-finds endpoints that lead back to this proxy. What listeners use: `plan`, the table of moves, `port_allocator`, and
-`shared_ports` for frontends beyond the number that have a port of their own. What the rules use: `data_path_choice`
-(which frontends the kernel leads), `slot_budget`, `address_claims` (which service port has a destination that several
-claim) and `hairpins`.
+The resolver uses `frontends`, `endpoint_selection` (ready or terminating, on this node or on any, by topology),
+`restrictions` with `cidr_set`, `drained_endpoints`, `drain_requests`, `resolution_times`, and the facts about this
+`node`. Availability uses `port_claims`, which bind node ports so that no other process can, and `loops`, which finds
+endpoints that are addresses of this proxy itself. Listeners use `plan` (the table of moves), `port_allocator`, and
+`shared_ports` for frontends that get no port of their own. The rules use `data_path_choice` (which frontends take the
+kernel path), `slot_budget`, `address_claims` (which service port gets a destination that several claim) and `hairpins`.
 
-Around them: `settings` is what may change while the proxier runs, as one value; `sync_schedule` says when the next
-transaction is due; `problems` has the texts about Services; `reports` calls the `observer` when something has changed;
-`view` is for those that only read, and returns values of `kubeproxy.model.snapshot`; `clock` is replaced by tests.
+Around them: `settings` holds what may change while the proxier runs, as one value; `sync_schedule` decides when the
+next transaction is due; `problems` writes the texts about Services; `reports` calls the `observer` when something has
+changed; `view` serves readers with values of `kubeproxy.model.snapshot`; `clock` can be replaced in tests.
 
 Only `proxier`, `kernel_sync` and `clock` await. `port_claims` and `port_allocator` make system calls, by the functions
-in `port_system_calls`. All else is pure: time is an argument.
+in `port_system_calls`. Everything else is pure, and gets the time as an argument.
 """
 
 from kubeproxy.proxier.kernel_sync import Kernel

@@ -1,7 +1,7 @@
 """Decides which service port gets a destination that several service ports claim.
 
-The one with the lowest `Place` gets it, in whichever scope, and when that one leaves, the next one does. So after a
-restart the same service port has the destination.
+The claim with the lowest `Place` wins, in any scope; when it is withdrawn, the next one wins. So after a restart the
+same service port gets the destination again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from kubeproxy.model import Claim, Destination, Frontend, FrontendName, Origin, 
 class Place(NamedTuple):
     """The rank of a claim among those on the same destination. The lowest rank wins.
 
-    A Service from a manifest has no creation time. The operator of the node wrote it, so it goes before all Services
-    with a creation time. Among the Services from manifests, the one that was known first stays first.
+    A Service from a manifest has no creation time. The operator of the node wrote the manifest, so its claim ranks
+    before those of all Services with a creation time. Among Services from manifests, the one that was known first stays
+    first.
     """
 
     claim: Claim
@@ -36,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Claimant(NamedTuple):
-    """A frontend's claim on a destination, for the packets of one origin."""
+    """A frontend's claim on a destination, for packets of one origin."""
 
     name: FrontendName
     origin: Origin
@@ -49,17 +50,17 @@ class Contest(NamedTuple):
     destination: Destination
     holder: FrontendName
     claim: Claim
-    """The kind of the claim that has the destination."""
+    """The kind of the winning claim."""
     others: Mapping[FrontendName, Claim]
-    """One frontend of each other service port, with the kind of its claim."""
+    """One frontend of each other service port that claims the destination, with the kind of its claim."""
 
 
 class AddressClaims:
-    """The claims on all destinations."""
+    """Holds the claims on all destinations."""
 
     def __init__(self) -> None:
         self._of: dict[Destination, tuple[Claimant, ...]] = {}
-        """The claims on each destination by place, the lowest first."""
+        """The claims on each destination, sorted by place."""
         self._contested: dict[Destination, None] = {}
 
     def __contains__(self, destination: object) -> bool:
@@ -69,7 +70,7 @@ class AddressClaims:
         return iter(self._of)
 
     def put(self, destination: Destination, claimant: Claimant) -> None:
-        """Add a frontend's claim, or replace the claim that it has."""
+        """Add a frontend's claim, or replace its earlier claim."""
         claims = self._of.get(destination, ())
         if any(known.name == claimant.name for known in claims):
             claims = tuple(claimant if known.name == claimant.name else known for known in claims)
@@ -82,7 +83,7 @@ class AddressClaims:
         self._set(destination, tuple(claim for claim in self._of[destination] if claim.name != name))
 
     def holder(self, traffic: Traffic) -> FrontendName | None:
-        """Return the frontend that has this traffic, or None if none has it. Any thread may call it."""
+        """Return the frontend that gets this traffic, or None if none claims it. Any thread may call this."""
         claims = self._of.get(traffic.destination, ())
         return next(
             (

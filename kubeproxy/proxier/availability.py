@@ -1,5 +1,5 @@
-"""Decides which of the resolved frontends are served. It leaves out destinations whose ports belong to other processes
-of this host, and endpoints that lead back to this proxy."""
+"""Decides which of the resolved frontends can be served. It removes destinations whose ports other processes of this
+host use, and endpoints that are addresses of this proxy itself (loops)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 
 
 class Availability:
-    """The wanted frontends: the resolved ones without what is not available."""
+    """Computes the wanted frontends: the resolved ones, without what this host cannot serve."""
 
     def __init__(self, claims: NodePortClaims, *, is_proxy_port: Callable[[Protocol, int], bool]) -> None:
         self.claims = claims
         self.wanted: dict[FrontendName, Frontend] = {}
         self.changed: dict[FrontendName, None] = {}
-        """The frontends whose value in `wanted` has changed or gone. The caller removes those that it has processed."""
+        """The frontends whose value in `wanted` has changed or was removed. The caller removes those that it has
+        processed."""
         self.left_out: dict[FrontendName, dict[Target, str]] = {}
-        """The endpoints that lead back to this proxy, each with the destination that it equals."""
+        """The endpoints that would lead back to this proxy, by frontend. For each, the destination to which it is
+        equal."""
         self._loops = Loops(is_proxy_port=is_proxy_port)
         self._resolved: dict[FrontendName, Frontend] = {}
-        """The frontends as resolved. Most are the same objects as in `wanted`."""
+        """The frontends as resolved. Most of them are also in `wanted`, as the same objects."""
         self._frontends_of: dict[ServiceName, tuple[FrontendName, ...]] = {}
         self._settings = DEFAULTS
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on."""
+        """Apply these settings from now on."""
         before, self._settings = self._settings, settings
         self._loops.use_facts(settings.facts)
         if settings.restrictions is not before.restrictions:
@@ -46,8 +48,8 @@ class Availability:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether `leave_out` has frontends to decide about again, because an endpoint of theirs may have begun
-        or ceased to lead back to this proxy."""
+        """Return whether `leave_out` has work: for some frontends, an endpoint may have begun or ceased to lead back to
+        this proxy."""
         return bool(self._loops.affected)
 
     def put(self, resolution: Resolution) -> None:
@@ -73,7 +75,7 @@ class Availability:
         self._decide_for(affected.difference(names))
 
     def _remove(self, name: FrontendName) -> set[FrontendName]:
-        """Remove a frontend, and return the frontends to which its ports may be available now."""
+        """Remove a frontend. Return the frontends for which its ports may have become available."""
         resolved, wanted = self._resolved.pop(name), self.wanted.pop(name)
         self.left_out.pop(name, None)
         self._loops.endpoints_changed(name, _targets(resolved), ())
@@ -81,29 +83,29 @@ class Availability:
         self.changed[name] = None
         return self.claims.claim(name, frozenset())
 
-    # These changes may make other destinations available.
+    # Changes that may make other destinations available.
 
     def reserve_for_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Withhold the health check node ports of these Services from all other Services."""
+        """Reserve the health check node ports of these Services, so that no other Service gets them."""
         self._decide_for(self.claims.reserve_for_health({port: service for service, (port, _) in health.items()}))
 
     def retry(self) -> None:
-        """Try to bind the ports again that were not available."""
+        """Try again to bind the ports that were not available."""
         self._decide_for(self.claims.retry())
 
     def release(self, is_in_rules: Callable[[Destination], bool]) -> None:
-        """Release the ports that nothing claims any more, unless a rule in force still takes them."""
+        """Release the ports that no frontend claims any more, unless the rules in force still redirect them."""
         self._decide_for(self.claims.release(is_in_rules))
 
     def proxy_port_changed(self, protocol: Protocol, port: int) -> None:
-        """Note that a proxy port was allocated or released, so that endpoints at that port begin or cease to lead
-        back."""
+        """Record that a proxy port was allocated or released, so that endpoints at this port begin or cease to lead
+        back to this proxy."""
         self._loops.proxy_port_changed(protocol, port)
 
-    # The decisions follow.
+    # Decisions.
 
     def leave_out(self) -> None:
-        """Decide again about frontends with endpoints that have begun or ceased to lead back to this proxy."""
+        """Decide again about the frontends with endpoints that have begun or ceased to lead back to this proxy."""
         affected = self._loops.affected
         while affected:
             name = next(iter(affected))
@@ -117,7 +119,7 @@ class Availability:
         self.leave_out()
 
     def _decide(self, name: FrontendName) -> None:
-        """Set the wanted value of a frontend."""
+        """Compute the wanted value of a frontend."""
         frontend, unavailable = self._resolved[name], self.claims.unavailable(name)
         if unavailable:
             frontend = replace(
@@ -138,14 +140,14 @@ class Availability:
 
 
 def _targets(frontend: Frontend) -> tuple[Target, ...]:
-    """Return the endpoints whose failures concern a frontend: flows lead to them, whether or not new ones do."""
+    """Return the endpoints that matter to a frontend: those for new flows, and those that keep their existing flows."""
     return frontend.endpoints + frontend.staying
 
 
 def _allocated(frontend: Frontend) -> Set[Destination]:
-    """Return the destinations that the cluster allocated: cluster IPs and node ports. External addresses do not count,
-    because one may name another tenant's pod, and that endpoint must stay. A dial to such an address is marked, so this
-    node does not redirect it, and the hop limit ends a loop over several nodes."""
+    """Return the destinations that the cluster allocated: cluster IPs and node ports. Only they count as loops. An
+    external address may be that of another tenant's pod, and that endpoint must stay. A dial to an external address is
+    marked, so this node does not redirect it, and the hop limit ends a loop over several nodes."""
     if not frontend.claims:
         return frontend.destinations.keys()
     return {d for d in frontend.destinations if frontend.claims.get(d, Claim.ALLOCATED) is Claim.ALLOCATED}

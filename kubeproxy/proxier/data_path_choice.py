@@ -1,8 +1,9 @@
-"""Chooses the data path of each frontend: through this proxy, or straight to endpoints by the kernel.
+"""Chooses the data path of each frontend: through a worker, or by the kernel straight to endpoints.
 
-The userspace path serves every frontend. The kernel path comes before it, so a frontend changes its path by its spread
-alone, and its listener stays. Without the fallback to user space (strict kernel path) the rules reject clients that a
-listener would otherwise serve. ``docs/data-paths.md`` has the rules for operators.
+Every frontend also has the rules of the userspace path, and a spread takes precedence over them. So only the spread has
+to change when a frontend changes its path, and its listener stays. Without the fallback to user space (strict kernel
+path) the rules reject clients that a listener would otherwise serve. ``docs/data-paths.md`` explains this for
+operators.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.slot_budget import SLOTS_MAX
 
 Ejected = Mapping[tuple[Protocol, Target], bool]
-"""The endpoints to which the kernel leads no new connections. The value is true for a *silent* endpoint, which keeps
-its slots if its Service has no other endpoint: a network policy may make it silent to one client or to this node, but
-not to other clients."""
+"""The endpoints that get no new connections from the kernel. The value is true for a *silent* endpoint. Silent
+endpoints keep their slots if their Service has no other endpoint, because a network policy may make an endpoint silent
+to one client or to this node, but not to other clients."""
 
 
 class Wanted(StrEnum):
@@ -27,7 +28,7 @@ class Wanted(StrEnum):
     USERSPACE = "userspace"
     KERNEL = "kernel"
     AUTO = "auto"
-    """The kernel path, as long as failed connections are rescued on it."""
+    """The kernel path, as long as its failed connections are rescued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ class DataPathPolicy:
 
     wanted: Wanted = Wanted.USERSPACE
     refusal: str = ""
-    """Why this host does not support the kernel path, or empty if it does."""
+    """Why this host does not support the kernel path. It is empty if the host does."""
     rescue: bool = False
-    """Whether failed connections of the kernel path are led to another endpoint at present."""
+    """Whether failed connections of the kernel path are rescued now."""
     rescue_starts: bool = False
-    """Whether the kernel path was just asked for and still waits for the rescue, so that no client meets a dead
-    endpoint before the rescue works."""
+    """Whether the rescue is still starting. The kernel path waits for it, so that no client meets a dead endpoint
+    before the rescue works."""
     fallback: bool = True
-    """Whether a worker serves clients that the kernel cannot lead. Otherwise they are rejected. This never changes."""
+    """Whether a worker serves clients that the kernel path cannot serve. Otherwise they are rejected. This never
+    changes."""
     masquerade_all: bool = False
     """Whether all clients of cluster IPs reach endpoints from an address of this node (kube-proxy's masqueradeAll)."""
     slots: int = SLOTS_MAX

@@ -1,7 +1,7 @@
-"""The drain requests of all Services: which requests count now, and which were last in effect.
+"""Holds the drain requests of all Services: which of them are valid now, and which were last in effect.
 
-`ProxierState` owns this. A Service's endpoints are drained once, when the Service is resolved, and all other parts read
-that.
+`ProxierState` owns this. Endpoints are marked as draining once, when their Service is resolved, and all other parts
+read the marks.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from kubeproxy.proxier.drained_endpoints import drain_state, drained
 from kubeproxy.proxier.resolution_times import Expiries
 
 EXPIRY_STEP_S: Final = 10.0
-"""Requests expire at multiples of this time, so that a thousand requests that end one after the other do not resolve
-their Service a thousand times. Clients of the protocol withdraw at once a request that they no longer need."""
+"""Requests expire at multiples of this time. So a thousand requests that end one after the other do not resolve their
+Service a thousand times. Well-behaved rollouts withdraw a request themselves when they no longer need it."""
 
 
 class Drains:
-    """The requests, and which of them are in effect. Times are in Unix seconds."""
+    """The drain requests, and which of them are in effect. Times are Unix seconds."""
 
     def __init__(self) -> None:
         self._on = False
         self._now = 0.0
         self._requests: dict[ServiceName, DrainRequests] = {}
-        """The Services with requests that count."""
+        """The valid requests of each Service that has some."""
         self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
-        """The slices of each of these Services, with its draining endpoints."""
+        """The slices of each of these Services, with the draining endpoints marked."""
         self._states: dict[ServiceName, DrainState] = {}
-        """The last state of each Service whose requests were in effect."""
+        """The last state of the requests of each Service for which they were in effect."""
         self._undetermined: dict[ServiceName, None] = {}
         """The Services that have changed since their requests were last in effect."""
         self._expiries = Expiries()
 
     def use(self, on: bool) -> None:
-        """Set whether requests have an effect. The caller has to resolve the Services with requests again."""
+        """Set whether requests have an effect. Afterwards the caller has to resolve the Services with requests
+        again."""
         self._on = on
 
     def expire(self, now: float) -> list[ServiceName]:
@@ -52,7 +53,7 @@ class Drains:
         return self._expiries.next
 
     def note(self, name: ServiceName, service: Service | None) -> None:
-        """Note the requests of a Service that is resolved. None means that the Service is gone."""
+        """Record the requests of a Service that is being resolved. None means that the Service was deleted."""
         requests = None if service is None or not self._on else service.drain
         change = None if requests is None else requests.next_change(self._now)
         self._expiries.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)
@@ -64,7 +65,7 @@ class Drains:
             self._undetermined[name] = None
 
     def applied(self, name: ServiceName, slices: tuple[EndpointSlice, ...]) -> tuple[EndpointSlice, ...]:
-        """Return the slices of a Service that is resolved, with the endpoints that are to drain marked as draining."""
+        """Return the slices of a Service that is being resolved, with the requested endpoints marked as draining."""
         requests = self._requests.get(name)
         if requests is None:
             return slices
@@ -72,7 +73,7 @@ class Drains:
         return self._slices[name]
 
     def slices(self, name: ServiceName) -> tuple[EndpointSlice, ...] | None:
-        """Return the slices that `applied` has returned last, or None if the Service has no requests."""
+        """Return the slices that `applied` returned last, or None if the Service has no requests."""
         return self._slices.get(name)
 
     def states(

@@ -1,12 +1,12 @@
-"""Applies the drain requests of a Service to its endpoints, and reports which of them are in effect. It also takes out
-the endpoints for which an operator, or a pod's own preStop hook, has asked that.
+"""Applies the drain requests of a Service to its endpoints, and reports which of them are in effect. Endpoints that an
+operator has taken out, or whose pod runs its preStop hook, are drained in the same way.
 
-An endpoint that is to drain counts as one that terminates and still serves, like a pod that is being deleted. It gets
-no new connections, unless no other endpoint is ready (under a Local policy, no other endpoint on this node). Then it
-keeps getting connections, as with kube-proxy, because refusing clients would not help the rollout.
+A draining endpoint is treated as terminating but still serving, like a pod that is being deleted. It gets new
+connections only if no other endpoint is ready (under a Local policy, no other endpoint on this node). kube-proxy does
+the same with terminating pods, because refusing clients would not help the rollout.
 
-A request applies to the endpoint of its pod. Connections are counted by address, because those to a pod that is gone
-look like those to its successor. Counting too many only makes a rollout wait until its time-out.
+A request applies to the endpoint of one pod. But connections are counted by address, so those to a later pod with the
+same address are included. Counting too many only makes a rollout wait until its timeout.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from kubeproxy.proxier.local_pods import Leaving
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
-    """Return the slices with the endpoints that are to drain marked as draining, and those of pods whose readiness
-    gate waits for the proxies as ready. `now` is in Unix seconds."""
+    """Return the slices with requested endpoints marked as draining, and with endpoints of pods whose readiness gate
+    waits for the proxies marked as ready. `now` is in Unix seconds."""
     slices = tuple(slices)
     drains, gated = _pods_to(Want.DRAIN, requests, now), _pods_to(Want.READY, requests, now)
-    # Hints count only if all ready endpoints have some, and an endpoint gets its own when it is ready.
+    # Topology hints are used only if all ready endpoints have some, and an endpoint gets its hints only when it is
+    # ready.
     by_zone = bool(gated) and any(each.zone_hints for it in slices for each in it.endpoints)
     by_node = bool(gated) and any(each.node_hints for it in slices for each in it.endpoints)
 
@@ -57,7 +58,7 @@ def _is_meant(endpoint: Endpoint, pods: Mapping[Address, frozenset[str] | None])
 
 
 def _pods_to(want: Want, requests: DrainRequests, now: float) -> dict[Address, frozenset[str] | None]:
-    """Return the names and UIDs of the pods in requests of one kind, by address. None stands for any pod that has the
+    """Return the names and UIDs of the pods in requests of one kind, by address. The value None means any pod with this
     address. With this mapping each endpoint takes one look-up, however many requests name its address."""
     pods: dict[Address, set[str]] = {}
     whichever: dict[Address, None] = {}
@@ -73,8 +74,8 @@ def _pods_to(want: Want, requests: DrainRequests, now: float) -> dict[Address, f
 
 
 def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> tuple[EndpointSlice, ...]:
-    """Return the slices, in which endpoints that an operator has taken out serve only if there is no other endpoint. An
-    endpoint is taken out with all ports of its slice."""
+    """Return the slices, in which endpoints that an operator has taken out get clients only if there is no other
+    endpoint. An endpoint is taken out with all ports of its slice."""
     if not targets:
         return slices
 
@@ -90,7 +91,7 @@ def set_aside(slices: tuple[EndpointSlice, ...], targets: frozenset[Target]) -> 
 
 
 def without_leaving(slices: tuple[EndpointSlice, ...], leaving: frozenset[Leaving]) -> tuple[EndpointSlice, ...]:
-    """Return the slices with the endpoints of leaving pods marked as draining."""
+    """Return the slices with the endpoints of pods that run their preStop hook marked as draining."""
     if not leaving:
         return slices
     addresses = {it.address for it in leaving}
@@ -114,7 +115,7 @@ def _serving_last(endpoint: Endpoint) -> Endpoint:
     return replace(
         endpoint,
         ready=False,
-        # A ready endpoint serves, whatever its condition `serving`, which older servers do not set.
+        # A ready endpoint serves, even if `serving` is not set. Older API servers do not set it.
         serving=endpoint.serving or endpoint.ready,
         terminating=True,
     )
@@ -139,9 +140,9 @@ def drain_state(
 
 
 def _unused(requests: DrainRequests, now: float, endpoints: Iterable[Endpoint]) -> frozenset[Address]:
-    """Return the addresses in requests to use a pod at which this proxy has no ready endpoint yet.
+    """Return the addresses that requests want to be used, but at which this proxy has no ready endpoint yet.
 
-    If several requests name an address, the newest one counts, because the older ones are about pods that are gone.
+    If several requests name an address, only the newest counts, because the others are about pods that no longer exist.
     """
     to_use = sorted((it for it in requests.active(now) if it.want in (Want.USE, Want.READY)), key=lambda it: it.since)
     newest = {address: request for request in to_use for address in request.addresses}

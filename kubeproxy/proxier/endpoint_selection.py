@@ -2,11 +2,12 @@
 
 The rules are those of kube-proxy's CategorizeEndpoints (pkg/proxy/topology.go), decided for one family at a time:
 
-    cluster_wide   the ready ones that the hints allot to this node; if none is ready, terminating ones that serve
-    local          the same among this node's endpoints alone, whatever the hints
+    cluster_wide   ready endpoints that the hints allot to this node; if none is ready, serving terminating endpoints
+    local          the same for the endpoints on this node only, ignoring hints
 
-Hints count only if every ready endpoint has one, and at least one names this node or zone: first those for nodes
-(PreferSameNode), then those for zones (PreferSameZone). So topology never causes a refusal.
+Hints are used only if every ready endpoint has one, and at least one hint names this node or zone. Hints for nodes
+(PreferSameNode) are tried first, and then hints for zones (PreferSameZone). So topology never leaves a client without
+an endpoint.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from kubeproxy.model import Endpoint, EndpointSlice, Family, ServicePort, Target
 from kubeproxy.proxier.node import NodeFacts
 
 MOST = 4096
-"""How many endpoints of one frontend a node uses: four times as many as an Endpoints object may name. A worker does
-nothing else while it applies a change. With 100,000 endpoints of one tenant each change would stop the clients of all
-other tenants for half a second, and with this number it stops them for some milliseconds."""
+"""The largest number of endpoints of one frontend that a node uses: four times as many as an Endpoints object may have.
+A worker does nothing else while it applies a change. With 100,000 endpoints of one tenant, each change would block the
+clients of all other tenants for half a second; with this number it blocks them for some milliseconds."""
 
 
 class Candidate(NamedTuple):
@@ -42,20 +43,21 @@ class Choice:
     local: tuple[Target, ...]
     """The endpoints for the Local policies."""
     on_this_node: frozenset[Target]
-    """Endpoints on this node that are not processes of the host itself."""
+    """The selected endpoints on this node, without those that are processes of the host itself."""
     elsewhere: frozenset[Target]
     """Endpoints that are known to be on other nodes."""
 
     @property
     def any_usable(self) -> bool:
-        """Return whether there is any usable endpoint in the cluster."""
+        """Return whether the cluster has any usable endpoint."""
         return bool(self.cluster_wide)
 
 
 def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: Family) -> list[Candidate]:
-    """Return all endpoints of a service port, each once. An endpoint port serves the service port of the same name and
-    protocol, whatever its number, and each slice has numbers of its own. An endpoint may be in several slices while it
-    moves from one to another. Then its best conditions count."""
+    """Return all endpoints of a service port, each once.
+
+    An endpoint port belongs to the service port of the same name and protocol; its number may differ between slices. An
+    endpoint may be in several slices while it moves from one to another. Then its best conditions count."""
     found: dict[Target, Endpoint] = {}
     for endpoint_slice in slices:
         if endpoint_slice.family is not family:
@@ -76,7 +78,7 @@ def _rank(endpoint: Endpoint) -> tuple[bool, bool]:
 
 
 def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
-    """Select the endpoints that may serve."""
+    """Return the endpoints that get new connections."""
     local = [candidate for candidate in all_candidates if is_local(candidate.endpoint, facts)]
     ready = [candidate for candidate in all_candidates if candidate.endpoint.ready]
     return Choice(
@@ -90,16 +92,16 @@ def choose(all_candidates: Sequence[Candidate], facts: NodeFacts) -> Choice:
 
 
 def staying(all_candidates: Sequence[Candidate], endpoints: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Return the endpoints that serve but are not selected, sorted. As in kube-proxy (pkg/proxy/conntrack), policies,
-    topology and termination decide about new flows only."""
+    """Return the endpoints that keep their flows but get no new ones, sorted. As in kube-proxy (pkg/proxy/conntrack),
+    policies, topology and termination affect new flows only."""
     serving = {target for target, endpoint in all_candidates if endpoint.ready or endpoint.serving}
     return tuple(sorted(serving.difference(endpoints)))
 
 
 def subset(targets: Sequence[Target], node: str) -> tuple[Target, ...]:
-    """Return those `MOST` of these targets that a node uses, sorted. Different nodes use different targets, so that
-    each endpoint is used by about as many nodes as any other. When one target comes or goes, at most one other target
-    changes on a node."""
+    """Return the `MOST` targets that a node uses, sorted. Different nodes use different targets, so that each endpoint
+    is used by about the same number of nodes. When a target is added or removed, at most one other target changes on a
+    node."""
     seed = node.encode()
 
     def rank(target: Target) -> bytes:
@@ -114,9 +116,9 @@ def is_local(endpoint: Endpoint, facts: NodeFacts) -> bool:
 
 
 def _usable(some: Sequence[Candidate]) -> tuple[Target, ...]:
-    """Return the ready endpoints, or, if there are none, terminating endpoints that still serve.
+    """Return the ready endpoints. If none is ready, return the terminating endpoints that still serve.
 
-    So a rollout that removes the last ready endpoint does not refuse clients that could be served.
+    So a rollout that removes the last ready endpoint does not refuse clients that could still be served.
     """
     ready = [target for target, endpoint in some if endpoint.ready]
     return tuple(sorted(ready or [target for target, endpoint in some if _serves_while_terminating(endpoint)]))
@@ -127,14 +129,16 @@ def _serves_while_terminating(endpoint: Endpoint) -> bool:
 
 
 def _by_topology(ready: Sequence[Candidate], facts: NodeFacts) -> Sequence[Candidate]:
-    """Return the ready candidates that the hints allot to this node, or all ready ones if hints do not count."""
+    """Return the ready candidates that the hints allot to this node. If hints are not used, return all ready
+    candidates."""
     return _hinted(ready, facts.name, _node_hints) or _hinted(ready, facts.zone, _zone_hints) or ready
 
 
 def _hinted(
     ready: Sequence[Candidate], us: str, hints: Callable[[Endpoint], frozenset[str]]
 ) -> Sequence[Candidate] | None:
-    """Return the candidates with a hint for `us`, or None if one has no hint, or `us` is unknown."""
+    """Return the candidates with a hint for `us`. Return None if a candidate has no hint, or if `us` is unknown
+    (empty)."""
     if not us or not all(hints(endpoint) for _, endpoint in ready):
         return None
     return [candidate for candidate in ready if us in hints(candidate.endpoint)]

@@ -6,9 +6,9 @@ A service port has up to three frontends in each family, one per scope; a scope 
     policy Cluster            CLUSTER            CLUSTER
     policy Local              LOCAL              EXTERNAL; from this node and its pods: CLUSTER
 
-The two policies are internalTrafficPolicy for the left column and externalTrafficPolicy for the right one. This
-node and its pods are inside the cluster whatever address they dial, so externalTrafficPolicy does not narrow their
-choice (kube-proxy calls this the short circuit).
+The policy is internalTrafficPolicy for the left column and externalTrafficPolicy for the right one. Clients on this
+node, including its pods, are inside the cluster whichever address they dial. So externalTrafficPolicy does not restrict
+their endpoints (kube-proxy calls this the short circuit).
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ class Resolved(NamedTuple):
     frontends: tuple[Frontend, ...] = ()
     """The frontends of every service port, in every family in which it has an address."""
     unreachable: tuple[Address, ...] = ()
-    """Load balancer addresses that no client may reach, and which are not served."""
+    """The load balancer addresses that are not served, because no client may reach them."""
     health: tuple[int, int] | None = None
-    """The health check node port and the number of ready endpoints on this node, or None if there is no such port."""
+    """The health check node port and the number of ready endpoints on this node, or None if the Service has no such
+    port."""
 
 
 NOT_SERVED = Resolved()
 
 _NONE: Final[frozenset[Any]] = frozenset()
-"""Shared, because each empty set takes 216 bytes."""
+"""One shared empty set, because each empty set takes 216 bytes."""
 
 
 def resolve(
@@ -67,8 +68,7 @@ def resolve(
     facts: NodeFacts = UNKNOWN_NODE,
     scheduler: Scheduler = Scheduler.ROUND_ROBIN,
 ) -> Resolved:
-    """Resolve a Service and its slices on this node. `scheduler` is used by Services that do not ask for another
-    one."""
+    """Resolve a Service and its slices on this node. `scheduler` is the default for Services that do not name one."""
     spreading = _spreading(service, scheduler)
     frontends = tuple(
         frontend
@@ -80,13 +80,13 @@ def resolve(
 
 
 def _spreading(service: Service, scheduler: Scheduler) -> Balancing:
-    """Return how a Service's clients are spread, without the weights of its endpoints."""
+    """Return how a Service balances its clients, without the weights of its endpoints."""
     wanted = service.scheduler or scheduler
     return Balancing(wanted, seed=seed_of(*service.name) if wanted.hashes else 0)
 
 
 def _weighed(spreading: Balancing, endpoints: Sequence[Target], weights: Mapping[Target, int]) -> Balancing:
-    """Return the spreading with the weights of these endpoints, or the same value if all have the same weight."""
+    """Return the balancing with the weights of these endpoints. If all weights are equal, return the same value."""
     found = tuple(weights.get(target, 1) for target in endpoints) if weights else ()
     return spreading._replace(weights=found) if len(set(found)) > 1 else spreading
 
@@ -151,8 +151,8 @@ def _destinations(addresses: Iterable[Address], port: ServicePort, family: Famil
 
 
 def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destination, Claim]:
-    """Return the fields that give the Service each of its external addresses. If several fields give an address, the
-    strongest one counts."""
+    """Return for each external address of the Service the field that gives it. If several fields give the same address,
+    the strongest one counts."""
     allocated = _destinations(service.cluster_ips, port, family)
     claims = dict.fromkeys(_destinations(service.external_ips, port, family), Claim.EXTERNAL)
     claims |= dict.fromkeys(_destinations(service.load_balancer_ips, port, family), Claim.LOAD_BALANCER)
@@ -160,8 +160,8 @@ def _claims(service: Service, port: ServicePort, family: Family) -> dict[Destina
 
 
 def _node_port(service: Service, port: ServicePort, family: Family) -> frozenset[Destination]:
-    """Return the node port of a service port, in the families of the cluster IPs. A Service without a cluster IP, which
-    a manifest may define, has its node ports in both families."""
+    """Return the node port of a service port, in the families of the cluster IPs. A Service without cluster IP (which
+    only a manifest can define) has its node ports in both families."""
     if not port.node_port:
         return frozenset()
     if service.cluster_ips and family not in map(family_of, service.cluster_ips):
@@ -174,24 +174,24 @@ def _of_family(cidrs: Iterable[str], family: Family) -> frozenset[str]:
 
 
 def _preserved(endpoints: tuple[Target, ...], scope: Scope, choice: Choice, facts: NodeFacts) -> frozenset[Target]:
-    """Return the endpoints that are dialed from the client's address. Processes of this host are never among them,
-    because their answers to the client would leave the host without passing this proxy."""
+    """Return the endpoints that are dialed from the client's address. Processes of this host are excluded, because
+    their answers to the client would leave the host without passing through this proxy."""
     asked = facts.preserve is Preserve.LOCAL or (facts.preserve is Preserve.EXTERNAL_LOCAL and scope is Scope.EXTERNAL)
     return choice.on_this_node.intersection(endpoints) if asked else _NONE
 
 
 def _neighbors(endpoints: tuple[Target, ...], choice: Choice) -> tuple[Target, ...]:
     if choice.elsewhere.isdisjoint(endpoints):
-        # Nothing is copied, because the endpoints of most Services are all on this node, or name no node.
+        # Avoid a copy: the endpoints of most Services are all on this node, or none names a node.
         return endpoints
     return tuple(target for target in endpoints if target not in choice.elsewhere)
 
 
 def _without_source_range(service: Service) -> tuple[Address, ...]:
     """Return the load balancer addresses that no client may reach, because loadBalancerSourceRanges has no range of
-    their family. kube-proxy treats each family separately and takes this for "no restriction". But an author who lists
-    the admitted clients does not mean to admit all clients of another family. So such an address is not served, and
-    that is reported."""
+    their family. kube-proxy looks at each family alone and takes this as "no restriction". But an author who lists the
+    allowed clients hardly means to allow all clients of the other family. So such an address is not served, and a
+    problem is reported."""
     ranges = service.load_balancer_source_ranges
     if not ranges:
         return ()
@@ -199,9 +199,9 @@ def _without_source_range(service: Service) -> tuple[Address, ...]:
 
 
 def _health(service: Service, slices: Sequence[EndpointSlice], facts: NodeFacts) -> tuple[int, int] | None:
-    """Return the value of `Resolved.health`. As in kube-proxy, it counts addresses and not ports, and leaves out
-    terminating endpoints although they may still serve. Each family is counted separately and the greater number taken,
-    so that a dual-stack pod is one endpoint."""
+    """Return the value of `Resolved.health`. As in kube-proxy, it counts addresses, not ports, and excludes terminating
+    endpoints even if they still serve. The families are counted separately and the greater number is returned, so that
+    a dual-stack pod counts once."""
     if not service.health_check_node_port:
         return None
     found: dict[Family, set[Address]] = {family: set() for family in Family}

@@ -1,5 +1,5 @@
-"""The endpoints that the kernel may lead to themselves. Such connections are masqueraded, so that their answers come
-back through this node."""
+"""Finds the endpoints to which the kernel may send their own connections back. Such connections are masqueraded, so
+that their answers come back through this node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _NONE: frozenset[Address] = frozenset()
 
 
 class Hairpins:
-    """The addresses of these endpoints, by frontend. A frontend without such an endpoint has no entry."""
+    """The addresses of endpoints that need masquerading, by frontend. A frontend without such an endpoint has no
+    entry."""
 
     def __init__(self) -> None:
         self._of: dict[FrontendName, frozenset[Address]] = {}
@@ -44,12 +45,12 @@ class Hairpins:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether an address may have come or gone since the last `settle`."""
+        """Return whether an address may have been added or removed since the last `settle`."""
         return bool(self._moved)
 
     def moved(self, in_force: Set[Address]) -> dict[Address, bool]:
-        """Return the addresses that came (true) or went (false) since the last `settle`, as far as `in_force`
-        differs."""
+        """Return the addresses that were added (true) or removed (false) since the last `settle`, without those for
+        which `in_force` is already right."""
         return {
             address: address in self._frontends
             for address in self._moved
@@ -57,5 +58,5 @@ class Hairpins:
         }
 
     def settle(self) -> None:
-        """Note that the kernel now gets the present addresses."""
+        """Record that the kernel is now being given the present addresses."""
         self._moved.clear()

@@ -1,4 +1,4 @@
-"""Computes the slots of a frontend on the kernel path: how many each endpoint has, and which slot each client has."""
+"""Computes the slots of a frontend on the kernel path: how many each endpoint has, and which slot a client gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def slot_count(frontend: Frontend) -> int:
 
 
 def client_hash(frontend: Frontend) -> ClientHash | None:
-    """Return the hash that gives a client its slot, or None if the slot is drawn at random."""
+    """Return the hash that selects a client's slot, or None if the slot is random."""
     balancing = frontend.balancing
     if not balancing.scheduler.hashes:
         return None
@@ -26,7 +26,7 @@ def client_hash(frontend: Frontend) -> ClientHash | None:
 
 
 def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Return the endpoint in each slot, which is one of `targets`. An empty result means one slot for each endpoint."""
+    """Return the endpoint (one of `targets`) in each slot. An empty result means one slot for each endpoint."""
     balancing = frontend.balancing
     if not targets:
         return ()
@@ -35,7 +35,8 @@ def slots_of(frontend: Frontend, targets: tuple[Target, ...]) -> tuple[Target, .
         table = table_of(frontend.endpoints, balancing)
         if len(targets) == len(frontend.endpoints):
             return table
-        # A client whose endpoint is left out gets the next endpoint in its own order, as it would from a worker.
+        # If a client's endpoint is unusable, the client gets the next endpoint in its own order, as it would from a
+        # worker.
         return tuple(
             target if target in usable else usable_at(table, place, usable.__contains__) or target
             for place, target in enumerate(table)

@@ -26,20 +26,20 @@ log = structlog.get_logger(__name__)
 
 
 class Rivals(Interface):
-    """The other proxies of this node that do not speak our takeover protocol."""
+    """Other proxies on this node that do not speak our takeover protocol."""
 
     def rival_lives(self) -> bool:
         """Return whether a younger proxy is alive."""
 
     def yield_to_rival(self) -> None:
-        """Leave the rules to a younger proxy, because the rules lead to it."""
+        """Leave the rules to a younger proxy, because they already redirect to it."""
 
 
 class NoRivals:
-    """Used if there is no other proxy."""
+    """The implementation for a node without other proxies."""
 
     def rival_lives(self) -> bool:
-        """Return false."""
+        """Return False."""
         return False
 
     def yield_to_rival(self) -> None:
@@ -47,20 +47,20 @@ class NoRivals:
 
 
 class Handover(Interface):
-    """The steps around the first transaction with which another instance hands its rules over."""
+    """The two steps in which another instance hands its rules over to this one."""
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
-        """Return the context of a transaction. If the handover is not complete, the other instance leaves the rules
-        alone in it, and maintains them again if the transaction fails."""
+        """Return the context for a transaction. While the handover is not complete, the other instance does not touch
+        the rules in this context, and maintains them again if the transaction fails."""
 
     async def complete(self) -> None:
-        """Complete the handover, because the rules lead to this instance and flows to the other one are deleted. Raise
-        KernelError if the other instance refuses. Then it maintains its rules again, and the handover begins again
-        with the next transaction."""
+        """Complete the handover: the rules now redirect to this instance, and conntrack entries of the other one are
+        deleted. Raise KernelError if the other instance refuses. Then it maintains its rules again, and the handover
+        starts again with the next transaction."""
 
 
 class NoHandover:
-    """The handover if no other instance hands rules over: it is complete at once."""
+    """The implementation if no other instance hands rules over. The handover is always complete."""
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
         """Return a context that does nothing."""
@@ -72,7 +72,7 @@ class NoHandover:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the proxier uses of the kernel, and who else may write there."""
+    """The parts of the kernel that the proxier changes, and the other processes that may change them."""
 
     netfilter: Netfilter
     conntrack: Conntrack = NoConntrack()  # noqa: RUF009 - it has no state
@@ -81,7 +81,7 @@ class Kernel:
 
 
 class KernelSync:
-    """Netfilter transactions and the deletion of stale conntrack entries."""
+    """Makes netfilter transactions, and deletes stale conntrack entries."""
 
     def __init__(
         self, kernel: Kernel, rules: RuleSetBuilder, schedule: Schedule, clock: Clock, reports: Reports
@@ -95,17 +95,17 @@ class KernelSync:
         self._clock = clock
         self._reports = reports
         self.in_force: RuleSet | None = None
-        """The rules of the last successful transaction, or None before the first."""
+        """The rules of the last successful transaction, or None before the first one."""
         self.generation = 0
         """The generation of `in_force`."""
         self.programmed_at: float | None = None
-        """When the last transaction succeeded, by the proxier's clock, or None before the first."""
+        """When the last transaction succeeded, by the proxier's clock, or None before the first one."""
         self._requested = 0
-        """The generation of the rules that netfilter was last given, whether or not it succeeded."""
+        """The generation of the rules in the last attempted transaction, successful or not."""
         self._reconciled: RuleSet | None = None
         """The rules with which the conntrack entries last agreed, or None if that is unknown."""
         self._handed_over = False
-        """Whether the handover was complete when it was last tried."""
+        """Whether the last attempt to complete the handover succeeded."""
         self._held = False
         self._stopped = False
         self._foreign_changes = 0
@@ -128,32 +128,32 @@ class KernelSync:
         if self._held:
             return math.inf
         if self.programmed_at is None and Part.DATA_PLANE in self._reports.failing:
-            return math.inf  # The rules of an earlier run may still serve, and there are no rules to replace them yet.
+            return math.inf  # Without listeners there are no rules yet. Those of an earlier run may still work.
         generation = self._rules.generation
         return self._schedule.next_at(pending=generation != self.generation, new=generation != self._requested)
 
     def hold(self, on: bool) -> None:
-        """Begin no further transaction. With `on` false resume transactions, beginning with a full sync."""
+        """Stop transactions. With `on` false resume them, beginning with a full sync."""
         self._held = on
         if not on:
             self._schedule.require_full_sync()
 
     def note_foreign_change(self) -> bool:
-        """Note that another process may have changed our rules, and return whether that change is to be undone."""
+        """Record that another process may have changed our rules. Return whether the change is to be undone."""
         self._foreign_changes += 1
-        self._reconciled = None  # Flows may have begun under the other process's rules, or without any.
+        self._reconciled = None  # Flows may have begun while the rules were changed or missing.
         if self._held or self._stopped:
-            return False  # A new instance is taking over the rules.
+            return False  # The change is that of a new instance, which takes over the rules.
         log.warning("rules changed by another process, restoring")
         self._suspicious = True
         self._schedule.foreign_change(self._clock.now())
         return True
 
-    # The transactions.
+    # Transactions.
 
     async def apply(self) -> bool:
         """Update netfilter in one transaction, and return whether that succeeded. The caller has to call `reconcile`
-        afterwards."""
+        next."""
         started_at = self._clock.now()
         full = self._schedule.full_due(started_at)
         if (full or self._suspicious) and await self._has_lost_to_rival():
@@ -174,18 +174,18 @@ class KernelSync:
         self._reports.recovered(Part.NETFILTER)
         self._reports.observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
         if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
-            self._reconciled = None  # Another process had removed our rules, and flows have begun without them.
+            self._reconciled = None  # Another process had changed our rules, so flows may have begun without them.
         return True
 
     def _ruleset(self) -> RuleSet:
-        """Return the wanted rules. If they equal the rules in force, return that very object."""
+        """Return the wanted rules. If they are equal to the rules in force, return the same object."""
         if self.in_force is not None and self._rules.generation == self.generation and self._rules.is_balanced:
             return self.in_force
         return self._rules.ruleset()
 
     async def _has_lost_to_rival(self) -> bool:
-        """Return whether the rules redirect to a younger proxy. The two proxies cannot speak with each other. If the
-        older one restored its rules, the younger one would do the same, so the older one yields."""
+        """Return whether the rules redirect mostly to a younger proxy. The two proxies cannot talk to each other. If
+        the older one restored its rules, the younger one would restore its own, so the older one yields."""
         if self.in_force is None:
             return False
         try:
@@ -205,7 +205,7 @@ class KernelSync:
     async def reconcile(self) -> None:
         """Delete the conntrack entries that contradict the rules in force.
 
-        If that fails, the rules are in force all the same, and the entries are checked after the next transaction."""
+        If that fails, the rules stay in force, and the entries are checked again after the next transaction."""
         ruleset = self.in_force
         if ruleset is None or ruleset is self._reconciled:
             return
@@ -220,8 +220,8 @@ class KernelSync:
         self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
     async def _delete_stale(self, ruleset: RuleSet) -> int:
-        """Delete the stale entries, and complete the handover. A failure to delete them does not stop the handover,
-        because the deletion is tried again."""
+        """Delete the stale entries and return their number. Then complete the handover, even if the deletion failed,
+        because the deletion will be tried again."""
         try:
             deleted = await self._conntrack.reconcile(self._reconciled, ruleset)
         except KubeproxyError:
@@ -236,7 +236,7 @@ class KernelSync:
         self._handed_over = True
 
     async def rebalance(self) -> None:
-        """Change endpoints of the kernel path in the rules in force. If that fails, the next transaction makes the
+        """Change endpoints of the kernel path within the rules in force. If that fails, the next transaction makes the
         change."""
         if self.in_force is None or self._held or self._stopped:
             return
@@ -255,7 +255,8 @@ class KernelSync:
             self._rules.require_rules()
 
     async def _enter(self, change: Rebalance, in_force: RuleSet) -> None:
-        """Record a change that the kernel has made, and delete the UDP entries that lead to endpoints that are gone."""
+        """Record a change that is now in the kernel, and delete the UDP conntrack entries to endpoints that were
+        removed."""
         moved = {destination for destination, _ in change.spreads if destination.protocol is Protocol.UDP}
         before = part(in_force, moved)
         in_force.rebalance(change)
@@ -268,19 +269,20 @@ class KernelSync:
             self._reports.conntrack_failed(error)
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours. Raise KernelError if it refuses to answer."""
+        """Return whether the kernel still has redirects to this instance. Raise KernelError if the rules cannot be
+        read."""
         return self.in_force is not None and (await self._netfilter.reach(self.in_force)).ours > 0
 
     # The end of the process.
 
     def stop(self) -> None:
-        """Make no further change, except for `cleanup` and `pause`."""
+        """Make no further change, except by `cleanup` and `pause`."""
         self._stopped = True
 
     async def cleanup(self) -> None:
-        """Remove the rules, and the UDP entries of their redirects.
+        """Remove the rules, and the conntrack entries of their UDP redirects.
 
-        A client that goes on sending from its socket then reaches the next instance."""
+        Without its entry, a client that keeps sending from the same socket reaches the next instance."""
         await self._netfilter.cleanup()
         if self.in_force is not None:
             try:
@@ -293,9 +295,10 @@ class KernelSync:
         await self._netfilter.pause()
 
     async def forget_ended(self, *, ours: bool) -> None:
-        """Delete the conntrack entries of ended connections to our proxy ports, or to those of an earlier process.
+        """Delete the conntrack entries of ended connections to our proxy ports (`ours`), or otherwise to those of an
+        earlier process.
 
-        Otherwise a client that uses its port again would follow such an entry, and be rejected. A failure is logged.
+        A client that uses its port again would match such an entry, and be rejected. A failure is logged.
         """
         if self.in_force is None:
             return

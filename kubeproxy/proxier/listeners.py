@@ -1,7 +1,7 @@
-"""Opens, updates and closes the listeners of the wanted frontends, and keeps the rules in step with them.
+"""Opens, updates and closes the listeners of the wanted frontends, and keeps the rules consistent with them.
 
-`plan` has the table of moves. If a step gets no answer, because the task was cancelled or the data plane broke, its
-moves are decided again. Every message states a wanted condition, so repeating one is harmless.
+`plan` has the table of moves. If a step gets no answer, because the task was cancelled or the data plane failed, its
+moves are decided again. Every message describes a wanted state, so it may be repeated.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from kubeproxy.proxier.shared_ports import SharedPort, SharedPorts
 log = structlog.get_logger(__name__)
 
 UDP_SHARE: Final = 2
-"""How many times `own_ports` UDP frontends may have a listener. They cannot share listeners: a datagram does not say
-which destination its client asked for. So the kernel alone serves the others."""
+"""How many UDP frontends may have a listener, as a multiple of `own_ports`. UDP frontends cannot share a listener,
+because a datagram does not show the original destination. So further UDP frontends are served by the kernel path
+alone."""
 _REMEDY: Final = "raise the limit on open files, and widen net.ipv4.ip_local_port_range or --proxy-port-range"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Messages for the data plane, and the frontends that they open, update and close."""
+    """Messages for the data plane, with the frontends that they open, update and close."""
 
     listen: tuple[FrontendName, ...]
     update: tuple[FrontendName, ...]
@@ -45,7 +46,7 @@ class Step:
 
     @property
     def names(self) -> tuple[FrontendName, ...]:
-        """Return all frontends of the step."""
+        """Return all frontends that take part in the step."""
         return self.listen + self.update + self.close
 
 
@@ -55,42 +56,42 @@ class Listeners:
     def __init__(self, ports: Ports, availability: Availability, rules: RuleSetBuilder) -> None:
         self.existing: dict[FrontendName, ListenerState] = {}
         self.faults: dict[FrontendName, str] = {}
-        """The frontends whose last move failed, each with its error. They wait for `retry`."""
+        """The frontends whose last move failed, each with the error. They are tried again by `retry`."""
         self._ports = ports
         self._shared_ports = SharedPorts(ports)
         self._own: Counter[Protocol] = Counter()
-        """The listeners that have a port of their own."""
+        """The number of listeners with a port of their own, by protocol."""
         self._announced: set[Protocol] = set()
-        """The protocols for which the lack of listeners has been logged."""
+        """The protocols for which it was logged that further frontends share a listener or have none."""
         self._without_own: set[FrontendName] = set()
-        """The frontends that the data plane could not serve at a port of their own."""
+        """The frontends that the data plane could not serve on a port of their own."""
         self._availability = availability
         self._wanted = availability.wanted
         self._rules = rules
         self._settings = DEFAULTS
         self._unsettled: dict[FrontendName, None] = {}
-        """The frontends that may have a move. (A dictionary is used for its order.)"""
+        """The frontends that may have a move now, in order."""
         self._in_flight: tuple[FrontendName, ...] = ()
-        """The frontends of the step to which the data plane has not answered yet."""
+        """The frontends of the step that the data plane has not answered yet."""
         self._waiting: dict[FrontendName, None] = {}
         """The frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
-        """The frontends in `faults` that have no port. They may have a move once a port is released."""
+        """The frontends in `faults` for which no port was available. They may have a move once a port is released."""
         self._applied = 0
         """The generation of the rules in force."""
 
     @property
     def settled(self) -> bool:
-        """Return whether no frontend has a move, apart from the faults."""
+        """Return whether no frontend has a move, apart from those in `faults`."""
         return not (self._availability.changed or self._unsettled or self._in_flight or self._waiting)
 
     @property
     def rules_pending(self) -> bool:
-        """Return whether the kernel lacks a change."""
+        """Return whether there is a change that the kernel does not have yet."""
         return self._rules.generation != self._applied
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. A listener at another address than `bind` is opened anew."""
+        """Apply these settings from now on. Listeners whose address differs from `bind` are closed and opened again."""
         before, self._settings = self._settings, settings
         self._ports.use_range(settings.port_range)
         if settings.bind != before.bind:
@@ -103,19 +104,19 @@ class Listeners:
         self._unsettled.update(dict.fromkeys(self.faults))
 
     def serves_as_wanted(self, name: FrontendName) -> bool:
-        """Return whether the data plane and the kernel serve a frontend as it is wanted. A listener without a port
-        serves no client, so it does not count against that."""
+        """Return whether the data plane and the kernel serve a frontend as wanted. A frontend for which no port was
+        available counts as served, because it has no clients."""
         listener, wanted = self.existing.get(name), self._wanted[name]
         if listener is None:
             return name in self.faults
         in_force = listener.in_rules == wanted and self._applied >= listener.rules_generation
         return in_force and listener.confirmed and listener.sent == endpoints_of(wanted)
 
-    # The moves follow.
+    # Moves.
 
     def next_step(self, limit: int) -> Step | None:
-        """Return the next messages for the data plane, for about `limit` frontends at most. Return None if there are
-        none. Moves without a message are made in this call: ports are reserved, and rules are changed."""
+        """Return the next messages for the data plane, for about `limit` frontends at most, or None if there are none.
+        Moves without a message, such as reserving a port or changing a rule, are made within this call."""
         changed = self._availability.changed
         self._unsettled.update(changed)
         changed.clear()
@@ -143,7 +144,7 @@ class Listeners:
             self._update_rules(name, None)
         self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
         for name in moves.of(Move.UPDATE):
-            # The kernel path does not wait for the data plane.
+            # Update the kernel path now; it does not wait for the data plane.
             self._rules.lead(self._wanted[name])
         opened = tuple(name for name in moves.of(Move.OPEN) if self._open(name))
         listen = tuple(name for name in opened + moves.of(Move.LISTEN) if self._take_destinations(name))
@@ -164,7 +165,7 @@ class Listeners:
                         opened[port] = None
                         messages.append(port.listen)
                 if listener.shared.serves:
-                    listener.confirmed = False  # Until the data plane is known to have it.
+                    listener.confirmed = False  # It is confirmed again by the data plane's answer.
                     messages.append(Join(name, listener.shared.listen.frontend, tuple(sorted(listener.joined))))
             messages.append(endpoints_of(self._wanted[name]))
         messages += [endpoints_of(self._wanted[name]) for name in update]
@@ -172,7 +173,7 @@ class Listeners:
         return Step(listen, update, close, tuple(messages), tuple(opened))
 
     def _update_rules(self, name: FrontendName, frontend: Frontend | None) -> None:
-        """Put a frontend into the rules. None takes it out of the rules."""
+        """Put a frontend into the rules, or remove it from them if `frontend` is None."""
         listener, before = self.existing[name], self._rules.generation
         if frontend is None:
             self._rules.remove(name)
@@ -187,7 +188,7 @@ class Listeners:
         self._unsettled[name] = None
 
     def _open(self, name: FrontendName) -> bool:
-        """Reserve a port for a new listener, and return whether there is one."""
+        """Reserve a port for a new listener. Return whether one was available."""
         frontend, address = self._wanted[name], bind_address(self._settings.bind, name.family)
         try:
             listener = self._reserve(frontend, address)
@@ -200,8 +201,8 @@ class Listeners:
         return True
 
     def _reserve(self, frontend: Frontend, address: Address) -> ListenerState:
-        """Reserve a port for a frontend: one of its own, or a shared one if enough frontends have their own. If there
-        is no port of that kind, reserve one of the other kind. Raise NoPortError if there is neither."""
+        """Reserve a port for a frontend: its own port, or a shared one if `own_ports` frontends already have their own.
+        If that kind of port is not available, try the other kind. Raise NoPortError if neither is available."""
         protocol, most = frontend.protocol, self._settings.own_ports
         if protocol is not Protocol.TCP:
             if self._own[protocol] >= UDP_SHARE * most:
@@ -227,13 +228,13 @@ class Listeners:
         return ListenerState(frontend.protocol, address, shared.reservation, shared=shared)
 
     def _is_first(self, protocol: Protocol) -> bool:
-        """Return whether this is the first frontend of a protocol without a listener of its own, which is logged."""
+        """Return whether a protocol has its first frontend without a listener of its own. This is logged once."""
         first = protocol not in self._announced
         self._announced.add(protocol)
         return first
 
     def _without_worker(self, protocol: Protocol, address: Address) -> ListenerState:
-        """Leave a frontend to the kernel alone. Raise NoPortError where the kernel leads none."""
+        """Leave a UDP frontend to the kernel path alone. Raise NoPortError if the kernel path is not available."""
         path = self._settings.data_path
         if path.wanted is Wanted.USERSPACE or path.refusal:
             raise NoPortError(f"{self._udp_full}; {_REMEDY}, or use the kernel path")
@@ -247,12 +248,12 @@ class Listeners:
         return f"this host has room for {UDP_SHARE * self._settings.own_ports} UDP service ports in user space"
 
     def _take_destinations(self, name: FrontendName) -> bool:
-        """Note the destinations that a shared listener has to know, and return whether the frontend may have them at
-        its port."""
+        """Set the destinations that a shared listener has to accept for a frontend. Return False if the shared port
+        cannot serve the frontend any more."""
         listener, wanted = self.existing[name], self._wanted[name]
         if listener.shared is None:
             return True
-        if not listener.shared.suits(wanted):  # Another frontend has just got one of the destinations.
+        if not listener.shared.suits(wanted):  # Another frontend now has one of the destinations on this port.
             self._unsettled[name] = None
             return False
         settled = listener.in_rules == wanted and self._applied >= listener.rules_generation
@@ -275,17 +276,18 @@ class Listeners:
         self._availability.proxy_port_changed(listener.protocol, port)
 
     def _offer_port(self, protocol: Protocol) -> None:
-        """Let one of the frontends that wait for a port try again. Only one port has become free."""
+        """Let one of the frontends that wait for a port try again, because one port has become free."""
         wanted = self._wanted
         waiting = next((it for it in self._portless if it in wanted and wanted[it].protocol is protocol), None)
         if waiting is not None:
             del self._portless[waiting]
             self._unsettled[waiting] = None
 
-    # The results follow.
+    # Results.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> bool:
-        """Note that the data plane has carried out a step, except for these frontends.
+        """Record that the data plane has carried out a step. `failures` has the frontends for which it failed, each
+        with the error.
 
         Return whether a listener was closed, so that ports may be free.
         """
@@ -298,10 +300,10 @@ class Listeners:
             if name not in failures:
                 listener.confirmed, listener.sent = name not in without_refusal, endpoints_of(self._wanted[name])
             elif listener.sent is None:
-                self._drop(name)  # It never listened, so no rule redirects there.
+                self._drop(name)  # The listener was never open, so no rule redirects to it.
                 self._without_own.add(name)
             else:
-                # The data plane may have lost the listener, so the next step begins with Listen.
+                # The data plane may have lost the listener. With `confirmed` false, its next step begins with Listen.
                 listener.confirmed = False
         closed = [name for name in step.close if name not in failures]
         for name in closed:
@@ -315,8 +317,8 @@ class Listeners:
         return bool(closed)
 
     def _without_refusal(self, step: Step) -> dict[FrontendName, str]:
-        """Return a failure for each frontend whose clients could not be refused, because that port does not listen.
-        Its next attempt opens the port."""
+        """Return a failure for each frontend whose port for refused clients could not be opened. The next attempt opens
+        that port again."""
         failed = {port.listen.frontend for port in step.opened if not port.listens}
         if not failed:
             return {}
@@ -328,7 +330,7 @@ class Listeners:
         }
 
     def applied(self, generation: int) -> None:
-        """Note that rules of this generation are in force."""
+        """Record that rules of this generation are in force."""
         self._applied = generation
         self._unsettled.update(self._waiting)
 

@@ -1,4 +1,4 @@
-"""The pods of this node that are endpoints, and which of them leave."""
+"""The pods on this node that are endpoints, and those of them that are leaving."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from kubeproxy.proxier.node import NodeFacts
 
 
 class Leaving(NamedTuple):
-    """A pod that gets no new connections, because its preStop hook runs."""
+    """A pod that gets no new connections because its preStop hook is running."""
 
     address: Address
     pod: str
-    """The pod, as in `Endpoint.pod`. Another pod may get the address a moment later."""
+    """The pod's name, as in `Endpoint.pod`. The address alone is not enough, because another pod may get it soon
+    afterwards."""
 
 
 class LocalPods:
-    """The endpoints on this node by Service, as the EndpointSlices have them. Endpoints on the host's network are not
-    among them, because they share the node's addresses."""
+    """The endpoints on this node by Service, from the EndpointSlices. Endpoints on the host's network are not included,
+    because they share the node's addresses."""
 
     def __init__(self) -> None:
         self._of: dict[ServiceName, tuple[Endpoint, ...]] = {}
         self._ports: dict[ServiceName, frozenset[int]] = {}
-        """The TCP ports of the Services' slices."""
+        """The TCP ports of each Service's endpoints."""
         self._at: dict[Address, dict[ServiceName, Endpoint]] = {}
         self.changes = 0
-        """A number that grows with every change of `ports`."""
+        """A number that increases with every change of `ports`."""
         self.on_first: Callable[[], None] = lambda: None
-        """A callback that is called when the first pod appears."""
+        """A callback for the appearance of the first pod."""
 
     def put(self, name: ServiceName, slices: Iterable[EndpointSlice], facts: NodeFacts) -> None:
-        """Set the endpoints of a Service on this node. An empty set removes the Service."""
+        """Set the local endpoints of a Service. If it has none on this node, the Service is removed."""
         found = [
             (endpoint, it.ports)
             for it in slices
@@ -80,9 +81,9 @@ class LocalPods:
         return {name for address in addresses for name in self._at.get(address, {})}
 
     def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
-        """Return what leaves with the pods that ask, at all addresses of these pods. The kubelet asks at one address,
-        and a pod may have one of each family. An endpoint that names no pod leaves by its address. `asking` has the
-        addresses, each with the answer of `identity` when its pod first asked."""
+        """Return the pods to take out of service with all their addresses. `asking` has the addresses from which
+        preStop hooks asked, each with the result of `identity` when the hook first asked. The kubelet asks from one
+        address, although a pod may have one of each family. An endpoint without a pod name is matched by address."""
         pods = {pod for pod in asking.values() if pod}
         return frozenset(
             Leaving(address, endpoint.pod)
@@ -92,7 +93,7 @@ class LocalPods:
         )
 
     def addresses_of(self, pods: Collection[str]) -> dict[str, set[Address]]:
-        """Return the addresses of each of these pods, which are named as by `identity`."""
+        """Return the addresses of each of these pods, which are named as in the result of `identity`."""
         found: dict[str, set[Address]] = {}
         for address, services in self._at.items():
             for pod in {_identity(name, endpoint) for name, endpoint in services.items()}.intersection(pods):
@@ -100,11 +101,11 @@ class LocalPods:
         return found
 
     def identity(self, address: Address) -> str:
-        """Return the pod that has an address, such as "shop/UID", or an empty text if the pod is not known."""
+        """Return the pod at an address, such as "shop/UID", or an empty text if it is not known."""
         services = self._at.get(address, {}).items()
         return next((pod for name, endpoint in services if (pod := _identity(name, endpoint))), "")
 
 
 def _identity(service: ServiceName, endpoint: Endpoint) -> str:
-    """Return an endpoint's pod with its namespace. Slices made by hand may have a name but no UID."""
+    """Return the pod of an endpoint with its namespace. In slices made by hand the pod may have a name but no UID."""
     return f"{service.namespace}/{endpoint.pod}" if endpoint.pod else ""

@@ -1,8 +1,8 @@
-"""Finds endpoints that lead back to this proxy, because they are addresses and ports at which it accepts connections.
+"""Finds endpoints that lead back to this proxy, because the proxy itself accepts connections at their address and port.
 
 The proxy would accept a connection to such an endpoint and dial the endpoint again. It accepts connections at Services'
-addresses, and at this node's own addresses with a node port or a proxy port. The index is updated with each change, so
-a change of one destination, or of one frontend's endpoints, costs the same however many there are.
+addresses, and at this node's own addresses with a node port or a proxy port. The index is updated incrementally, so the
+cost of a change does not depend on the number of frontends.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ class Loops:
         self._is_proxy_port = is_proxy_port
         self._facts = UNKNOWN_NODE
         self._taken: dict[Destination, int] = {}
-        """The number of frontends of each destination."""
+        """For each destination, the number of frontends that have it."""
         self._at: dict[Target, FrontendName | set[FrontendName]] = {}
-        """The frontends of each endpoint. Most endpoints have one frontend, which needs no set."""
+        """The frontends of each endpoint. An endpoint with a single frontend, as most have, needs no set."""
         self.affected: dict[FrontendName, None] = {}
-        """The frontends with endpoints that have begun or ceased to lead back. The caller removes those that it has
-        processed."""
+        """The frontends with endpoints that have begun or ceased to lead back to this proxy. The caller removes those
+        that it has processed."""
 
     def leading_back(self, frontend: Frontend) -> dict[Target, str]:
-        """Return the endpoints of a frontend that lead back to this proxy, each with the destination that it equals."""
+        """Return the endpoints of a frontend that lead back to this proxy. For each, return the destination to which it
+        is equal."""
         taken, facts, protocol = self._taken, self._facts, frontend.protocol
         found: dict[Target, str] = {}
         for target in frontend.endpoints:
@@ -75,12 +76,12 @@ class Loops:
                 self._mark_affected(destination)
 
     def proxy_port_changed(self, protocol: Protocol, port: int) -> None:
-        """Note that a proxy port was allocated or released."""
+        """Record that a proxy port was allocated or released."""
         for address in NODE_PORTS.values():
             self._mark_affected(Destination(address, protocol, port))
 
     def use_facts(self, facts: NodeFacts) -> None:
-        """Use these facts about the node from now on."""
+        """Apply these facts about the node from now on."""
         before, self._facts = self._facts, facts
         moved = _own(before) ^ _own(facts)
         if moved:

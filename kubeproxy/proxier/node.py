@@ -14,33 +14,33 @@ class Preserve(StrEnum):
 
     NEVER = "never"
     EXTERNAL_LOCAL = "external-local"
-    """Endpoints behind externalTrafficPolicy Local, which promises the client's address."""
+    """Endpoints of Services with externalTrafficPolicy Local, which promises to preserve the client's address."""
     LOCAL = "local"
-    """All endpoints on this node, whatever the policy."""
+    """All endpoints on this node, with any policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts about this node. An unknown fact is empty, and then nothing counts as local."""
+    """The facts about this node. Facts that are not known are empty. Without them nothing counts as local."""
 
     name: str = ""
     zone: str = ""
     node_addresses: frozenset[Address] = frozenset()
-    """The addresses that take node ports (`--nodeport-addresses`), including loopback addresses if they do."""
+    """The addresses that serve node ports (`--nodeport-addresses`), possibly with loopback addresses."""
     own_addresses: frozenset[Address] = frozenset()
-    """All addresses of this node. A Service at one of them takes its ports from the processes of this host."""
+    """All addresses of this node. A Service with such an address takes its ports from the processes of this host."""
     internal_sources: frozenset[str] = frozenset()
-    """The CIDRs of the cluster's pods, if they are known."""
+    """The CIDRs of the cluster's pods, or empty if they are not known."""
     uplinks: frozenset[str] = frozenset()
     """The interfaces by which packets of pods on other nodes arrive."""
     direct_links: frozenset[DirectLink] = frozenset()
-    """The links on which hosts reach one another without this node."""
+    """The links on which hosts reach one another without passing through this node."""
     forwarding: frozenset[Family] = frozenset()
-    """The families that this node's kernel forwards."""
+    """The families for which this node's kernel forwards packets."""
     preserve: Preserve = Preserve.EXTERNAL_LOCAL
 
     def is_own(self, address: Address) -> bool:
-        """Return whether this host itself answers at an address."""
+        """Return whether an address belongs to this host."""
         return (
             address in self.own_addresses
             or address in self.node_addresses
@@ -50,4 +50,4 @@ class NodeFacts:
 
 
 UNKNOWN_NODE = NodeFacts()
-"""The facts if nothing is known."""
+"""The facts of a node about which nothing is known."""

@@ -1,5 +1,5 @@
 """The interface by which the proxier reports events to metrics, to health, and to the parts of the daemon that act once
-a change is in force. State is not reported: metrics and the status read it from `ProxierView.snapshot`."""
+a change is in force. It does not report state; metrics and the status read that from `ProxierView.snapshot`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from kubeproxy.model.errors import KubeproxyError
 
 
 class ProxierObserver:
-    """Receives the proxier's events and does nothing; a subclass overrides the methods whose events it needs.
+    """Receives the proxier's events and ignores them. Subclasses override the methods that they need.
 
-    The methods are called from the event loop's thread. They return at once and do not raise.
+    The methods are called in the event loop's thread. They must return at once and must not raise.
     """
 
     def queued(self) -> None:
-        """Note that a change waits for a sync. It is called once until the next `settled`."""
+        """Record that a change waits for a sync. This is called at most once between two calls of `settled`."""
 
     def settled(self, trigger_times: Sequence[str]) -> None:
-        """Note that every known change is in effect. This is called after each round after which that is true.
-        `trigger_times` are annotations (RFC 3339) of the slices that came into effect since the last call, for the
-        network programming latency."""
+        """Record that every known change is in effect. This is called after each round for which that is true.
+        `trigger_times` (RFC 3339) are from annotations of the slices that came into effect since the last call; they
+        measure the network programming latency."""
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """Note that a netfilter transaction succeeded. `full` is true if the rules in the kernel were read, and
-        `changed` if the rules had to be changed."""
+        """Record that a netfilter transaction succeeded. `full` is true if the rules in the kernel were read, and
+        `changed` if they had to be changed."""
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Note that after a transaction the kernel's UDP flows agree with the rules. `deleted` is the number of stale
-        flows."""
+        """Record that the conntrack entries agree with the rules again after a transaction. `deleted` is the number of
+        stale entries."""
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Note that stale flows could not be listed or deleted. The rules are in force all the same, and the proxier
+        """Record that stale conntrack entries could not be listed or deleted. The rules are in force, and the proxier
         tries again."""
 
     def failed(self, error: KubeproxyError) -> None:
-        """Note that a netfilter transaction, or an update of the data plane, failed. The proxier tries again."""
+        """Record that a netfilter transaction, or an update of the data plane, failed. The proxier tries again."""
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Note the Services that are not served, or only in part, and why. This is called when they change."""
+        """Record that the problems of Services have changed. `problems` has every Service that is not served, or only
+        in part, with the reasons."""
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Note the health check node port of each Service that has one, and its number of ready endpoints on this node.
-        This is called when they change, once the rules are in force."""
+        """Record that the health check node ports, or their numbers of ready endpoints on this node, have changed. This
+        is called once the rules are in force."""
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Note the state of the Services' drain requests. This is called when it changes."""
+        """Record that the state of drain requests has changed."""

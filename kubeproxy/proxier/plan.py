@@ -1,8 +1,8 @@
 """Compares wanted frontends with existing listeners and returns the next moves.
 
-The life of a listener. The data plane is updated *before* rules redirect clients to a listener, and *after* they stop:
-so a client always finds its listener. A move that waits for the kernel is decided again once the rules that it waits
-for are in force. If they never are, nothing is closed, and working listeners go on working.
+A listener is opened *before* rules redirect clients to it, and closed *after* they have stopped doing so. So a
+redirected client always finds its listener. A move that waits for the kernel is decided again once the awaited rules
+are in force. If they never are, nothing is closed, and working listeners keep working.
 
     wanted       listener                       move
     ------       --------                       ----
@@ -17,15 +17,15 @@ for are in force. If they never are, nothing is closed, and working listeners go
     no *         out of the kernel              CLOSE   Retire; release the port
     either       as wanted                      REST
 
-    * or wanted with another protocol, or at another address: closed first, then opened anew.
+    * or wanted with another protocol, or at another address: then it is closed first, and opened again.
 
-So labels, annotations, status and the addresses of a Service never re-open a listener, nor change its proxy port.
+So a change of a Service's labels, annotations, status or addresses never reopens a listener or changes its proxy port.
 
-A listener at a shared port has to know the frontend's destinations. It learns new ones (LISTEN) before they are in the
-rules, and forgets old ones (LISTEN, too) when they are out of the kernel. It is closed and opened anew, at another
-port, when it gets a destination that another frontend of the port has or could be taken for (see `SharedPort.suits`),
-or session affinity where clients do not keep to one worker. In between no rule leads to it, which is a short gap
-for its new clients.
+A listener on a shared port has to know the destinations of its frontend. LISTEN adds new destinations before they are
+in the rules, and removes old ones after they have left the kernel. In two cases the listener is closed and opened again
+on another port: when its frontend gets a destination that conflicts with another frontend of the shared port (see
+`SharedPort.suits`), or session affinity on a port whose clients do not stay with one worker. In between no rule
+redirects to the listener, so new clients fail for a moment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WILDCARD: Mapping[Family, Address] = {Family.IPV4: Address("0.0.0.0"), Family.IP
 
 
 class Move(Enum):
-    """The next thing to do for a frontend."""
+    """The next action for a frontend."""
 
     OPEN = auto()
     LISTEN = auto()
@@ -57,7 +57,7 @@ class Move(Enum):
 
 @dataclass(slots=True)
 class ListenerState:
-    """The listener of a frontend."""
+    """The state of a frontend's listener."""
 
     protocol: Protocol
     address: Address
@@ -65,7 +65,7 @@ class ListenerState:
     confirmed: bool = False
     """Whether the data plane has confirmed that the listener is open."""
     sent: SetEndpoints | None = None
-    """The endpoints that the data plane has confirmed."""
+    """The endpoints that the data plane has confirmed, or None."""
     in_rules: Frontend | None = None
     """The frontend as the rules have it, or None if no rule redirects to this listener."""
     rules_generation: int = 0
@@ -73,22 +73,22 @@ class ListenerState:
     shared: SharedPort | None = None
     """The shared port, or None if the listener has a port of its own."""
     joined: Set[Destination] = frozenset()
-    """The destinations that the shared port's listener knows, or that were sent to that listener."""
+    """The destinations that were sent to the shared port's listener."""
 
     def suits(self, wanted: Frontend, address: Address) -> bool:
-        """Return whether this listener can serve a frontend at this address."""
+        """Return whether this listener can serve the wanted frontend at this address."""
         same = (self.protocol, self.address) == (wanted.protocol, address)
         return same and (self.shared is None or self.shared.suits(wanted))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next move of each frontend that has one, in the given order."""
+    """The next move of each frontend that has one, in the order given."""
 
     moves: Mapping[Move, tuple[FrontendName, ...]]
 
     def of(self, move: Move) -> tuple[FrontendName, ...]:
-        """Return the frontends that have this next move."""
+        """Return the frontends whose next move is this one."""
         return self.moves.get(move, ())
 
 
@@ -100,8 +100,9 @@ def plan(
     bind: Mapping[Family, Address],
     applied: int,
 ) -> Plan:
-    """Return the next moves of the named frontends only, so that an unchanged frontend costs nothing. `bind` is the
-    address of listeners, if it is not the wildcard address. `applied` is the generation of the rules in force."""
+    """Return the next moves of the named frontends. Others are not looked at, so an unchanged frontend costs nothing.
+    `bind` has the addresses of listeners where they are not the wildcard address. `applied` is the generation of the
+    rules in force."""
     moves: dict[Move, list[FrontendName]] = {}
     for name in names:
         address = bind_address(bind, name.family)
@@ -112,7 +113,7 @@ def plan(
 
 
 def next_move(wanted: Frontend | None, listener: ListenerState | None, *, address: Address, applied: int) -> Move:
-    """Return the move of one frontend, by the table above."""
+    """Return the next move of one frontend, by the table above."""
     if listener is None:
         return Move.REST if wanted is None else Move.OPEN
     known = applied >= listener.rules_generation
@@ -149,5 +150,5 @@ def endpoints_of(frontend: Frontend) -> SetEndpoints:
 
 
 def bind_address(bind: Mapping[Family, Address], family: Family) -> Address:
-    """Return the address at which listeners of a family listen."""
+    """Return the address on which listeners of a family listen."""
     return bind.get(family, WILDCARD[family])

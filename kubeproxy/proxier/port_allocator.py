@@ -11,14 +11,14 @@ from kubeproxy.model import Address, Protocol
 from kubeproxy.model.errors import KernelError
 
 _RECENT = 512
-"""How many returned ports are avoided when the kernel chooses. They are far fewer than the kernel's ephemeral range has
-(28,232 by default)."""
+"""How many recently released ports are avoided if the kernel chooses the port. That is a small part of the kernel's
+ephemeral range (28,232 ports by default)."""
 
 _ATTEMPTS = 16
-"""How many times the kernel is asked for a port before a recent one is accepted."""
+"""How many times the kernel is asked for another port before a recently released one is accepted."""
 
 _PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
-"""The errors that mean that one port is taken by another process, and not all ports."""
+"""The errors that mean that another process has this port, so that another port may work."""
 
 
 class PortRange(NamedTuple):
@@ -38,10 +38,10 @@ class NoPortError(KernelError):
 class Ports:
     """Allocates proxy ports by reserving them.
 
-    A port number is used once per protocol, also across address families, because the rules know ports by protocol and
-    number. A released number is used again as late as possible, because connections that the kernel still tracks must
-    not meet another Service at that port. The ports of a range are first allocated in ascending order, so that a
-    restart with the same Services gives them the same ports.
+    A port number is used only once per protocol, even across address families, because the rules identify ports by
+    protocol and number. A released number is reused as late as possible, because connections that the kernel still
+    tracks must not reach another Service at that port. The ports of a range are first allocated in ascending order, so
+    that after a restart the same Services get the same ports.
     """
 
     def __init__(self, reserver: PortReserver, port_range: PortRange | None) -> None:
@@ -53,12 +53,11 @@ class Ports:
 
     @property
     def port_range(self) -> PortRange | None:
-        """Return the range of new ports, or None if the kernel chooses."""
+        """Return the range from which ports are allocated, or None if the kernel chooses them."""
         return self._range
 
     def use_range(self, port_range: PortRange | None) -> None:
-        """Allocate ports from this range from now on. Allocated ports stay, because a listener never changes its
-        port."""
+        """Allocate ports from this range from now on. Ports already allocated do not change."""
         if port_range != self._range:
             self._range = port_range
             self._pools.clear()
@@ -68,7 +67,7 @@ class Ports:
         return (protocol, port) in self._held
 
     def reserve(self, protocol: Protocol, address: Address) -> Reservation:
-        """Reserve a port for a listener at `address`. Raise NoPortError with the reason if there is none."""
+        """Reserve a port for a listener at `address`. Raise NoPortError, with the reason, if none is available."""
         if self._range is None:
             reservation = self._from_kernel(protocol, address)
         else:
@@ -133,7 +132,7 @@ class Ports:
 
 
 class _Pool:
-    """The free ports of a range: unused ones first, then released ones in the order of their release."""
+    """The free ports of a range: first those never used, then released ones in the order of their release."""
 
     def __init__(self, port_range: PortRange) -> None:
         self._range = port_range

@@ -1,22 +1,22 @@
-"""Claims on node ports, and on service ports at this node's own addresses.
+"""Claims node ports, and service ports at this node's own addresses, against other processes of this host.
 
-A redirect takes a port from any process of this host that listens there. A process that comes later would listen and
-never be reached. So each such port is either held by a bound socket that never listens, or not redirected. A claim on
-the wildcard address stands for every address of its family, as in the kernel.
+A redirect takes clients away from any process of this host that listens at the port. A process started later could
+listen there and would never get a client. So a port is redirected only if a bound socket, which never listens, holds
+it. A claim on the wildcard address includes every address of its family, as in the kernel.
 
-Claims belong to destinations, not to frontends: a frontend that takes over a destination takes over its claim. A claim
-without a claimant is kept until `release`, because the kernel may still redirect clients there.
+A claim belongs to the destination: if another frontend takes the destination over, the claim stays. A claim without a
+claimant is kept until `release`, because the kernel may still redirect clients of the port.
 
 Some ports are never claimed, because a Service must not have them:
 
 - Reserved ports: those of this daemon's own servers, `Restrictions.reserved_ports`, and health check node ports.
-- At single addresses, another Service's node port.
-- By spec.externalIPs alone, which any author of a Service may write, ports beyond `Restrictions.external_ports`, and
-  any port at which another process was seen to listen since the start or the last reload. If such a claim waited for
-  the port, it would get the port as soon as the process restarts, and keep it.
+- At a single address, the node port of another Service.
+- If only spec.externalIPs names the address, which any author of a Service may write: ports outside
+  `Restrictions.external_ports`, and any port at which another process was seen to listen since the start or the last
+  reload. If such a claim waited for the port, it would take the port when that process restarts, and keep it.
 
-A node port at which another process listens is a different conflict, because the cluster gave that port to a Service.
-There `NodePortConflict` decides. If the port is redirected nevertheless, the process is named in `notes`.
+If another process listens at a node port, `NodePortConflict` decides, because the cluster allocated that port to a
+Service. If the port is redirected nevertheless, `notes` names the process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, NodePortConflict, Re
 
 
 class _Place(NamedTuple):
-    """A port number in one protocol and family. Two sockets at one place exclude each other."""
+    """A port number in one protocol and family. Two sockets at the same place conflict."""
 
     protocol: Protocol
     family: Family
@@ -53,16 +53,16 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Holding:
-    """The sockets held at a place, and the frontends that claim the place."""
+    """The sockets bound at a place, and the frontends that claim it."""
 
     claimants: dict[Address, frozenset[FrontendName]] = field(default_factory=dict)
     held: dict[Address, Reservation] = field(default_factory=dict)
     faults: dict[Address, str] = field(default_factory=dict)
-    """The addresses that are not available, each with the reason."""
+    """The addresses at which the port is not available, each with the reason."""
     final: set[Address] = field(default_factory=set)
-    """The addresses in `faults` for which a retry is of no use."""
+    """The addresses in `faults` for which a retry is useless."""
     notes: dict[Address, str] = field(default_factory=dict)
-    """The addresses that are served although their port is not held, each with the reason."""
+    """The addresses that are served although no socket holds their port, each with the reason."""
 
     @property
     def idle(self) -> set[Address]:
@@ -71,16 +71,17 @@ class _Holding:
 
     @property
     def awaited(self) -> set[Address]:
-        """Return the addresses for which a retry may help."""
+        """Return the addresses for which a retry may succeed."""
         return (self.faults.keys() - self.final) | self.notes.keys()
 
     def unavailable(self) -> dict[Address, frozenset[FrontendName]]:
-        """Return the addresses that could not be bound, and their claimants."""
+        """Return the addresses at which the port could not be bound, each with its claimants."""
         return {address: self.claimants.get(address, frozenset()) for address in self.faults}
 
 
 class NodePortClaims:
-    """The claims of all frontends. A method that may change what is available returns the affected frontends."""
+    """The claims of all frontends. Each method that may make destinations available or unavailable returns the affected
+    frontends."""
 
     def __init__(
         self,
@@ -94,10 +95,10 @@ class NodePortClaims:
         self._restrictions = NO_RESTRICTIONS
         self._health: Mapping[int, ServiceName] = {}
         self._seen: dict[tuple[Protocol, int], str] = {}
-        """The ports at which another process was seen, each with that process. They count for both families, because
-        many processes listen in both."""
+        """The ports at which another process was seen, each with the name of the process. A port counts for both
+        families, because many processes listen in both."""
         self._external: dict[FrontendName, frozenset[Destination]] = {}
-        """The destinations that frontends claim by spec.externalIPs."""
+        """The destinations that each frontend claims by spec.externalIPs."""
         self._places: dict[_Place, _Holding] = {}
         self._claimed: dict[FrontendName, frozenset[Destination]] = {}
         self._faulty: dict[_Place, None] = {}
@@ -115,8 +116,8 @@ class NodePortClaims:
 
     @property
     def awaited(self) -> set[Destination]:
-        """Return the destinations for which `retry` may help: they are not available, or are served without being
-        held."""
+        """Return the destinations for which `retry` may succeed: those that are not available, and those served
+        although no socket holds their port."""
         return {
             Destination(address, place.protocol, place.port)
             for place in self._faulty
@@ -125,7 +126,8 @@ class NodePortClaims:
 
     @property
     def notes(self) -> Mapping[Destination, str]:
-        """Return the destinations that are served although another process has the port, each with that process."""
+        """Return the destinations that are served although another process has the port, each with the name of the
+        process."""
         return {
             Destination(address, place.protocol, place.port): note
             for place in self._faulty
@@ -137,7 +139,7 @@ class NodePortClaims:
         return self._places[_place(destination)].claimants[destination.address]
 
     def unavailable(self, name: FrontendName) -> frozenset[Destination]:
-        """Return the destinations that a frontend claims but does not have."""
+        """Return the destinations that a frontend claims but cannot have."""
         return frozenset(
             destination
             for destination in self._claimed.get(name, ())
@@ -145,7 +147,7 @@ class NodePortClaims:
         )
 
     def use(self, restrictions: Restrictions) -> set[FrontendName]:
-        """Use these restrictions from now on, and forget the ports of other processes."""
+        """Apply these restrictions from now on, and forget at which ports other processes were seen."""
         self._restrictions = restrictions
         self._seen.clear()
         return self._arrange(list(self._places))
@@ -161,8 +163,8 @@ class NodePortClaims:
     def claim(
         self, name: FrontendName, destinations: frozenset[Destination], *, external: Set[Destination] = frozenset()
     ) -> set[FrontendName]:
-        """Claim these destinations for a frontend, and release all others that it has claimed. `external` has the
-        destinations whose addresses come from spec.externalIPs."""
+        """Claim these destinations for a frontend, and release all others that it has claimed. `external` has those of
+        them whose address is only in spec.externalIPs."""
         before = self._claimed.get(name, frozenset())
         external_before = self._external.get(name, frozenset())
         by_externals = destinations & external
@@ -222,8 +224,8 @@ class NodePortClaims:
         return changed
 
     def _hold(self, place: _Place, holding: _Holding) -> None:
-        """Bind claimed ports that are not held. The wildcard address replaces single addresses, because it includes
-        them."""
+        """Bind the claimed ports that are not bound yet. A socket on the wildcard address replaces those on single
+        addresses."""
         wildcard = NODE_PORTS[place.family]
         holding.faults.clear()
         holding.final.clear()
@@ -243,7 +245,7 @@ class NodePortClaims:
                 self._bind(place, address, holding)
 
     def _refusal(self, place: _Place, address: Address, holding: _Holding) -> str:
-        """Return why a port must not be claimed, free or not, or an empty text if it may be claimed."""
+        """Return why a port must not be claimed, even if it is free, or an empty text if it may be claimed."""
         if reason := self._restrictions.reserved(place.protocol, place.port):
             return reason
         if place.protocol is Protocol.TCP and place.port in self._health:
@@ -278,7 +280,7 @@ class NodePortClaims:
                 self._yield_or_take(place, address, holding)
 
     def _yield_or_take(self, place: _Place, address: Address, holding: _Holding) -> None:
-        """Decide about a port that another process of this host has."""
+        """Decide what to do with a port that another process of this host uses."""
         what = _what(place, address)
         try:
             holders: Sequence[Holder] | None = self._find_holders(place.protocol, address, place.port)
@@ -299,8 +301,8 @@ class NodePortClaims:
             holding.final.add(address)
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
-        """Return whether a node port is redirected although these processes have it. Processes that have the port but
-        do not listen are left out, because a redirect takes no client from them."""
+        """Return whether to redirect a node port that these processes use. `holders` has only processes that listen,
+        because a redirect takes no client from others. It is None if they could not be determined."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)

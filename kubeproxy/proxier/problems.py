@@ -12,7 +12,8 @@ _REASONS = {
     Claim.ALLOCATED: "to which it is allocated",
     Claim.LOAD_BALANCER: "which has it as load balancer address",
 }
-"""The reasons why a destination belongs to its holder and not to a Service with a weaker claim."""
+"""Why a destination belongs to the Service that has it and not to one with a weaker claim, by the kind of the stronger
+claim."""
 
 
 def problems(
@@ -21,8 +22,8 @@ def problems(
     availability: Availability,
     rules: RuleSetBuilder,
 ) -> dict[ServiceName, tuple[str, ...]]:
-    """Return the Services with problems, each with its texts. Those of the resolver (`remarks`) come first. `faults`
-    has the frontends whose listener failed, each with the reason."""
+    """Return the Services with problems, each with its texts. The resolver's texts (`remarks`) come first. `faults` has
+    the frontends whose listener failed, each with the reason."""
     texts = dict(remarks)
     for service, text in (*_of_frontends(faults, availability, rules), *_of_destinations(availability, rules)):
         texts[service] = (*texts.get(service, ()), text)

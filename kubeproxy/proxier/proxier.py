@@ -1,15 +1,15 @@
-"""Puts what the sources define into effect, in rounds.
+"""Puts the objects of the sources into effect, in rounds.
 
 One round, always in this order:
 
 1. update the data plane as far as possible now: new listeners first, endpoints of existing ones at once; beside it
    those of the kernel path, in small transactions of their own, so that neither waits for the other;
 2. if it is due, update netfilter in one transaction, and then delete conntrack entries that contradict the rules;
-3. only if that succeeded: update the data plane with what had to wait for it - frontends without any endpoint,
-   listeners without a rule - and release the ports of closed listeners.
+3. only if that succeeded: update the data plane with what had to wait for the rules (frontends without any endpoint,
+   listeners without a rule), and release the ports of closed listeners.
 
-If (2) fails nothing is closed and no port released: working traffic goes on, and the round is retried. Changes that
-come while a round awaits something belong to the next round.
+If (2) fails, nothing is closed and no port is released. So working traffic continues, and the round is retried. Changes
+that arrive while a round awaits something belong to the next round.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from kubeproxy.proxier.view import ProxierView
 log = structlog.get_logger(__name__)
 
 BATCH = 16
-"""How many Services and frontends are processed before the event loop runs other tasks. This is two or three
-milliseconds of work, so that ten thousand Services at once do not stop the connections that this process serves
-itself."""
+"""How many Services and frontends are processed before the event loop runs other tasks. They take two or three
+milliseconds. Without this bound, ten thousand Services at once would stall the connections that this process may serve
+itself (`--workers 0`)."""
 
 
 class Proxier:
-    """Keeps the data plane and netfilter equal to what the sources define. `run` does so until `stop`.
+    """Keeps the data plane and netfilter consistent with the objects of the sources, while `run` runs.
 
-    Problems of single Services are logged, reported to the observer and shown in `view.snapshot()`. They never stop
+    Problems of single Services are logged, reported to the observer and shown in `view.snapshot()`. They do not affect
     other Services.
     """
 
@@ -84,15 +84,15 @@ class Proxier:
             in_round=self._round_lock.locked,
         )
         self._retry = Backoff(jitter)
-        """The backoff for updates that the data plane refused, and for ports that were not available."""
+        """The delay before retrying updates that the data plane refused, and ports that were not available."""
         self._ejected: Ejected = {}
         self.serving = asyncio.Event()
-        """Set once every known change has been in effect for the first time."""
+        """Set when every known change is in effect for the first time."""
         self._wake = asyncio.Event()
         self._stopped = False
         tracker.notify(self._changed)
 
-    # The requests of other components follow.
+    # Calls by other components.
 
     async def run(self) -> None:
         """Make rounds until `stop` is called. The task may be cancelled at any time."""
@@ -104,45 +104,45 @@ class Proxier:
             await self._clock.wait(self._wake, self._next_at())
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. The next round puts them into effect."""
+        """Apply these settings from now on. They take effect with the next round."""
         self.settings = settings
         self._schedule.periods = settings.periods
         self._state.use(settings)
         self._changed()
 
     def set_ejected(self, ejected: Ejected) -> None:
-        """Have the kernel lead no new connections to these endpoints. The next round does that, and begins at once."""
+        """Set the endpoints that get no new connections from the kernel. The next round puts this into effect, and
+        begins at once."""
         self._ejected = ejected
         self._wake.set()
 
     async def eject(self, ejected: Ejected) -> None:
-        """Call `set_ejected`, and wait until the change is in force. If the kernel refuses the change, the next round
-        tries again."""
+        """Call `set_ejected`, and return when the change is in force. If the kernel refuses it, the next round tries
+        again."""
         self.set_ejected(ejected)
         async with self._round_lock:
             self.view.frontends_changed()
             await self._rebalance()
 
     async def hold(self, on: bool) -> None:
-        """Stop netfilter transactions because a new instance takes over the rules, and return when none is in progress.
+        """Stop netfilter transactions because a new instance takes over the rules. Return when none is in progress.
         With `on` false resume them, beginning with a full sync."""
         self.kernel.hold(on)
         async with self._round_lock:
             self._wake.set()
 
     async def leads_here(self) -> bool:
-        """Return whether the kernel still has redirects of ours. Raise KernelError if it refuses to answer. This is
-        called when a new instance claims that it has taken over the rules."""
+        """Return whether the kernel still has redirects to this instance. Raise KernelError if the rules cannot be
+        read. This is called when a new instance says that it has taken over the rules."""
         async with self._round_lock:
             return await self.kernel.leads_here()
 
     async def stop(self, *, cleanup: bool, pause: bool = False) -> None:
-        """End `run` after its present round, and then do what the arguments say. Raise KernelError if the kernel
-        refuses that.
+        """End `run` after its present round, and then clean up. Raise KernelError if the kernel refuses.
 
         With `cleanup` the rules are removed. With `pause` clients' first packets are dropped until a new instance
-        serves (`Netfilter.pause`). With neither the rules stay, for a new instance that has taken them over. Open
-        connections continue. The only new connections are those already on their way.
+        serves (`Netfilter.pause`). With neither, the rules stay for a new instance that has taken them over. Open
+        connections continue, and only connections that are already on their way are still accepted.
         """
         self._stopped = True
         self.kernel.stop()
@@ -154,16 +154,16 @@ class Proxier:
                 await self.kernel.pause()
 
     def release_claims(self) -> None:
-        """Release the node ports once a new instance holds them, too. Otherwise a third instance would find them taken
-        while our connections drain."""
+        """Release the node ports, once a new instance holds them as well. Otherwise a third instance could not bind
+        them while our connections drain."""
         self._state.availability.claims.close()
 
     def close(self) -> None:
-        """Release the reserved ports. Call this when the data plane has ended."""
+        """Release the reserved ports. Call this after the data plane has ended."""
         self._state.close()
         self.view.frontends_changed()
 
-    # The parts of one round follow.
+    # The parts of a round.
 
     async def _round(self) -> None:
         self.view.frontends_changed()
@@ -186,8 +186,8 @@ class Proxier:
         self._report()
 
     async def _update_data_plane(self) -> bool:
-        """Send the data plane all updates that are possible now, and return whether it accepted them."""
-        untaken = self._tracker.untaken  # Later changes are for the next round, because netfilter must have its turn.
+        """Send the data plane all updates that are possible now. Return whether it accepted them."""
+        untaken = self._tracker.untaken  # Leave later changes to the next round, so that netfilter gets its turn.
         while True:
             changes = self._tracker.take(min(BATCH, untaken))
             untaken -= len(changes)
@@ -203,11 +203,11 @@ class Proxier:
             elif not (changes or self._state.resolver.has_stale):
                 self._reports.recovered(Part.DATA_PLANE)
                 return True
-            await asyncio.sleep(0)  # A data plane in this process never waits in `send`.
+            await asyncio.sleep(0)  # If the data plane is in this process, `send` never yields to the event loop.
 
     async def _carry_out(self, step: Step) -> Mapping[FrontendName, str] | None:
-        """Send the data plane a step, and return its failures, or None if it accepted nothing. At the same time the
-        kernel gets the endpoints of the kernel path."""
+        """Send the data plane a step. Return its failures, or None if the data plane accepted nothing. At the same
+        time, send the kernel the changed endpoints of the kernel path."""
         if self._state.rules.is_balanced:
             return await self._send(step)
         async with asyncio.TaskGroup() as group:
@@ -222,7 +222,7 @@ class Proxier:
             return None
 
     async def _rebalance(self) -> None:
-        """Change endpoints of the kernel path in the rules in force."""
+        """Send the kernel the changed endpoints of the kernel path, within the rules in force."""
         self._state.use_ejected(self._ejected)
         await self.kernel.rebalance()
 
@@ -230,8 +230,8 @@ class Proxier:
         """Report the state at the end of a round."""
         state = self._state
         self._reports.report(state.problems(), state.drain_states())
-        # A load balancer sends clients when the health check node port allows it, so this waits until the rules are in
-        # force.
+        # A load balancer sends clients when the health check node port says so. So it is reported only when the rules
+        # are in force.
         if not state.listeners.rules_pending:
             self._reports.report_health(state.resolver.health.copy())
         if state.settled and not self._tracker.untaken:
@@ -246,10 +246,10 @@ class Proxier:
             self.serving.set()
             self._reports.settled()
 
-    # The scheduling of the next round follows.
+    # Scheduling of the next round.
 
     def _changed(self) -> None:
-        """Wake the proxier, because there may be a change."""
+        """Wake the proxier because there may be changes."""
         self.view.frontends_changed()
         if self._tracker.untaken or not self._state.settled:
             self._reports.queued(self._clock.now())
@@ -270,8 +270,8 @@ class Proxier:
     def _schedule_retry(
         self, *, updated: bool, retrying: bool, unavailable_before: set[FrontendName | Destination]
     ) -> None:
-        """Set one timer for everything that is unavailable. New failures restart the timer, and each retry lengthens
-        it."""
+        """Set one timer for all retries. A new failure sets the shortest delay again, and each retry lengthens the
+        delay."""
         unavailable = self._state.unavailable
         if updated and not unavailable:
             self._retry.reset()

@@ -1,4 +1,4 @@
-"""Reports what the proxier does, by log lines and calls of the observer, whenever something has changed."""
+"""Reports what the proxier does, whenever something has changed: by log lines, and by calls of the observer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kubeproxy.proxier.observer import ProxierObserver
 log = structlog.get_logger(__name__)
 
 _TRIGGERS = 10_000
-"""The largest number of trigger times that are kept while changes cannot be put into effect."""
+"""The largest number of trigger times that are kept while changes cannot take effect."""
 
 Problems = Mapping[ServiceName, tuple[str, ...]]
 """The Services that are not served, or only in part, each with the reasons."""
 
 
 class Part(StrEnum):
-    """The parts that can fail as a whole."""
+    """The parts of the proxier that can fail as a whole."""
 
     DATA_PLANE = "data plane"
     NETFILTER = "netfilter"
@@ -31,7 +31,7 @@ class Part(StrEnum):
 
 
 class Reports:
-    """The values that were last reported."""
+    """Remembers what was reported last, and reports the differences."""
 
     def __init__(self, observer: ProxierObserver) -> None:
         self.observer = observer
@@ -41,22 +41,22 @@ class Reports:
         self.failing: dict[Part, str] = {}
         """The parts that fail, each with its last error."""
         self.pending_since: float | None = None
-        """When the oldest change that is not in effect was first seen, or None if everything is in effect."""
+        """When the oldest change that is not in effect arrived, or None if everything is in effect."""
         self.has_settled = False
-        """Whether everything known was in effect at some time."""
+        """Whether all known changes have been in effect at some time."""
         self._drains: Mapping[ServiceName, DrainState] = {}
         self._triggers: deque[str] = deque(maxlen=_TRIGGERS)
 
-    # Changes on their way.
+    # Pending changes.
 
     def queued(self, now: float) -> None:
-        """Report that a change is not in effect yet. This is reported once until `settled`."""
+        """Report that a change is not in effect yet. This is reported only once until `settled`."""
         if self.pending_since is None:
             self.pending_since = now
             self.observer.queued()
 
     def triggered(self, times: Iterable[str]) -> None:
-        """Keep the times at which the cluster made the changes that are being put into effect."""
+        """Store the times at which the cluster made the changes that are now taking effect."""
         self._triggers += times
 
     def settled(self) -> None:
@@ -65,11 +65,11 @@ class Reports:
         self.observer.settled(tuple(self._triggers))
         self._triggers.clear()
 
-    # Parts that fail.
+    # Failing parts.
 
     @property
     def failure(self) -> str | None:
-        """Return why a part cannot be brought up to date, or None if all parts can."""
+        """Return why a part cannot be updated, or None if all parts can."""
         return "; ".join(f"{part}: {reason}" for part, reason in self.failing.items()) or None
 
     def failed(self, part: Part, error: KubeproxyError) -> None:
@@ -89,14 +89,15 @@ class Reports:
         self.failing[part] = reason
 
     def recovered(self, part: Part) -> None:
-        """Report that a part is up to date again, if it was not before."""
+        """Report that a part works again, if it was failing."""
         if self.failing.pop(part, None) is not None:
             log.info("update succeeded again", part=part.value)
 
     # The state at the end of a round.
 
     def report(self, problems: Problems, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Report changes of the Services' problems and of drain states since the last call."""
+        """Report the problems of Services and the states of drain requests, if they have changed since the last
+        call."""
         if problems != self.problems:
             _log_difference(self.problems, problems)
             self.problems = problems
@@ -106,7 +107,7 @@ class Reports:
             self.observer.drains_changed(drains)
 
     def report_health(self, health: Mapping[ServiceName, tuple[int, int]]) -> None:
-        """Report the health check node ports, and the numbers of ready endpoints, if they have changed."""
+        """Report the health check node ports with their numbers of ready endpoints, if they have changed."""
         if health != self.health:
             self.health = health
             self.observer.service_health(health)

@@ -1,4 +1,4 @@
-"""The times at which Services have to be resolved again: a heap with one time for each Service."""
+"""Holds the times at which Services have to be resolved again, in a heap with one time per Service."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from kubeproxy.model import ServiceName
 
 
 class Expiries:
-    """The next time of each Service, by any clock."""
+    """The next time for each Service. Any clock may be used."""
 
     def __init__(self) -> None:
         self._at: dict[ServiceName, float] = {}
         self._heap: list[tuple[float, ServiceName]] = []
-        """The heap. It may have entries whose time in `_at` has changed or is gone."""
+        """The heap. It may contain outdated entries, whose time is not that in `_at`."""
 
     def set(self, name: ServiceName, at: float | None) -> None:
-        """Set the time of a Service, or remove it with None."""
+        """Set the time of a Service, or remove it if `at` is None."""
         if self._at.get(name) == at:
             return
         if at is None:
@@ -29,7 +29,7 @@ class Expiries:
             heapq.heapify(self._heap)
 
     def take(self, now: float) -> list[ServiceName]:
-        """Remove the Services whose time has come, the earliest first."""
+        """Remove and return the Services whose time has come, the earliest first."""
         taken = []
         while (at := self.next) is not None and at <= now:
             _, name = heapq.heappop(self._heap)
@@ -39,7 +39,7 @@ class Expiries:
 
     @property
     def next(self) -> float | None:
-        """Return the earliest time, or None if there is none."""
+        """Return the earliest time, or None if there are no times."""
         while self._heap:
             at, name = self._heap[0]
             if self._at.get(name) == at:

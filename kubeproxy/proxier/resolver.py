@@ -40,9 +40,9 @@ class Resolution(NamedTuple):
     service: ServiceName
     frontends: tuple[Frontend, ...]
     host_addresses: frozenset[Address]
-    """The addresses at which the Service takes its ports from processes of this host."""
+    """The addresses at which the Service's ports are taken from processes of this host."""
     health_port_changed: bool
-    """Whether the health check node port of the Service has changed or gone."""
+    """Whether the Service's health check node port has changed or was removed."""
 
 
 _UNCOUNTED = (
@@ -52,7 +52,7 @@ _UNCOUNTED = (
 
 
 class Resolver:
-    """The Services as their owners define them, and which of them have to be resolved again."""
+    """Holds the Services as their owning sources define them, and knows which of them have to be resolved again."""
 
     def __init__(self) -> None:
         self.owners: dict[ServiceName, str] = {}
@@ -60,17 +60,17 @@ class Resolver:
         self.health: dict[ServiceName, tuple[int, int]] = {}
         """The health check node ports, each with its number of ready endpoints on this node."""
         self.remarks: dict[ServiceName, tuple[str, ...]] = {}
-        """What is not served of each Service, with the reasons."""
+        """Why parts of a Service are not served, by Service."""
         self.drains = Drains()
         self.slow_starts = SlowStarts()
         self.local_pods = LocalPods()
         self._settings = DEFAULTS
         self._views: dict[ServiceName, View] = {}
         self._stale: dict[ServiceName, None] = {}
-        """The Services to resolve again, because something has changed on which their frontends depend."""
+        """The Services to resolve again, because something that their frontends depend on has changed."""
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. The Services that depend on the difference become stale."""
+        """Apply these settings from now on. The Services that depend on a changed setting become stale."""
         before, self._settings = self._settings, settings
         self.drains.use(settings.drains)
         self._stale.update(dict.fromkeys(name for name in self._views if self._depends(name, before)))
@@ -78,13 +78,13 @@ class Resolver:
         self._stale.update(dict.fromkeys(self.local_pods.services_at(moved)))
 
     def set_time(self, unix_now: float, now: float) -> None:
-        """Set the time. Services become stale if their drain requests have expired, or if a slow start continues. `now`
-        is read from a clock that nobody sets, unlike the Unix time, because a slow start must not go backwards."""
+        """Set the time. A Service becomes stale if its drain requests have expired, or if its slow start advances.
+        `now` is from a monotonic clock, because a slow start must not go backwards when the Unix time is set."""
         self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(now))))
 
     def next_time(self, unix_now: float, now: float) -> float:
-        """Return when a Service will become stale only because time passes, by the clock of `now`. Return infinity if
-        none will."""
+        """Return when a Service will next become stale because of time, by the clock of `now`, or infinity if none
+        will."""
         expiry, step = self.drains.next_expiry, self.slow_starts.next_step
         expires_at = math.inf if expiry is None else now + max(0.0, expiry - unix_now)
         return expires_at if step is None else min(expires_at, max(now, step))
@@ -99,7 +99,7 @@ class Resolver:
         return name in self._stale
 
     def absorb(self, changes: Iterable[Change]) -> Iterator[Resolution]:
-        """Resolve changed Services."""
+        """Resolve the changed Services."""
         for change in changes:
             if change.after.service is None:
                 self._views.pop(change.name, None)
@@ -112,17 +112,17 @@ class Resolver:
         for name in list(islice(self._stale, limit)):
             yield self._resolve(name, self._views[name])
 
-    # The methods that only read follow.
+    # Methods that only read.
 
     def service(self, name: ServiceName) -> Service | None:
-        """Return a Service as its owner defines it."""
+        """Return a Service as its owning source defines it."""
         view = self._views.get(name)
         return None if view is None else view.service
 
     def candidates(self, name: FrontendName) -> dict[Target, Endpoint]:
         """Return the endpoints of a frontend's service port in its family, selected or not.
 
-        Endpoints that `restrictions` withholds are left out, whatever their conditions."""
+        Endpoints that `restrictions` forbids are not included."""
         view = self._views.get(name.service_port.service)
         if view is None or view.service is None:
             return {}
@@ -135,13 +135,13 @@ class Resolver:
         return {candidate.target: candidate.endpoint for candidate in candidates(slices, port, name.family)}
 
     def known_targets(self) -> Iterator[Target]:
-        """Yield every endpoint of every Service, with each port of its slice, whether or not it gets clients."""
+        """Yield every endpoint of every Service, with each port of its slice, whether or not it is used."""
         for view in self._views.values():
             for each in view.slices if view.service is not None else ():
                 for port in each.ports:
                     yield from (Target(endpoint.address, port.port) for endpoint in each.endpoints)
 
-    # The steps of resolving follow.
+    # The steps of resolving.
 
     def _resolve(self, name: ServiceName, view: View) -> Resolution:
         self._stale.pop(name, None)
@@ -176,8 +176,8 @@ class Resolver:
         return Resolution(name, weighted, host_addresses, health_port_changed=port != port_before)
 
     def _admit(self, service: Service, view: View) -> Admitted:
-        """Return what restrictions leave of a Service. Endpoints that an operator has taken out, or whose pods leave,
-        are set aside."""
+        """Return a Service without what `restrictions` forbids. Endpoints that an operator has taken out, or whose pods
+        are leaving, are marked accordingly."""
         settings = self._settings
         admitted = admit(
             service, view.slices, source=view.owner, restrictions=settings.restrictions, facts=settings.facts
@@ -186,7 +186,7 @@ class Resolver:
         return admitted._replace(slices=slices)
 
     def _thinned(self, frontend: Frontend) -> Frontend:
-        """Return a frontend with at most `MOST` endpoints, and at most as many others at which flows stay."""
+        """Return a frontend with at most `MOST` endpoints, and at most `MOST` others that keep their flows."""
         node = self._settings.facts.name
         thinned = frontend.keeping(frozenset(subset(frontend.endpoints, node)))
         return replace(thinned, staying=subset(frontend.staying, node))
@@ -202,15 +202,15 @@ class Resolver:
             )
 
     def _host_addresses(self, service: Service) -> frozenset[Address]:
-        """Return the value of `Resolution.host_addresses`. Cluster IPs are never among them: if this host has one, as
-        with a node-local DNS cache, its process is meant to have the port beside us."""
+        """Return the value of `Resolution.host_addresses`. It never includes cluster IPs. If this host has one as an
+        address, as with a node-local DNS cache, its own process there is meant to keep the port."""
         external = service.external_ips + service.load_balancer_ips
         return frozenset({*NODE_PORTS.values(), *filter(self._settings.facts.is_own, external)})
 
-    # The dependencies on settings follow.
+    # What depends on settings.
 
     def _depends(self, name: ServiceName, before: ProxierSettings) -> bool:
-        """Return whether the frontends of a Service may differ from those with the previous settings."""
+        """Return whether the frontends of a Service may change if `before` is replaced by the present settings."""
         view, now = self._views[name], self._settings
         if now.restrictions is not before.restrictions:
             return True

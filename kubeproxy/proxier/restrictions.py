@@ -1,8 +1,8 @@
-"""Endpoints, addresses and ports that the configuration withholds from Services.
+"""Removes endpoints, addresses and ports that the configuration forbids to Services.
 
-An API server holds the objects of many authors, and this proxy dials from the node's address, with the rights of the
-node in network policies and firewalls. So endpoints from an API server are restricted by default. The author of a
-manifest controls this node already, so only restrictions that the configuration names apply to manifests.
+An API server holds the objects of many authors, and this proxy dials from the node's address, with the node's rights in
+network policies and firewalls. So endpoints from an API server are restricted by default. The author of a manifest
+already controls this node, so only restrictions that are configured explicitly apply to manifests.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kubeproxy.proxier.endpoint_selection import is_local
 from kubeproxy.proxier.node import NodeFacts
 
 _SHOWN = 3
-"""How many addresses one remark names. It counts the others."""
+"""How many addresses a remark names. The others are only counted."""
 
 _API_SERVER = ServiceName("default", "kubernetes")
-"""The Service of the API server. The API server itself writes the Service's EndpointSlice, or Endpoints of the same
-name, and they name no node. On a control plane node the endpoint's address is this node's."""
+"""The Service of the API server. The API server itself writes the EndpointSlice of this Service, or Endpoints of the
+same name, without a node name. On a control plane node its endpoint has this node's address."""
 
 
 class NodePortConflict(StrEnum):
-    """The treatment of a node port at which another process listens."""
+    """What happens to a node port at which another process listens."""
 
     TAKE_UNPRIVILEGED = "take-unprivileged"
     """The port is redirected unless the process belongs to root or to this daemon's user."""
@@ -45,7 +45,7 @@ class NodePortConflict(StrEnum):
 
 
 class PortSpan(NamedTuple):
-    """Ports from `first` to `last`, both included."""
+    """The ports from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -53,29 +53,30 @@ class PortSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restrictions:
-    """The configured restrictions. The default restricts nothing, and leaves node ports to processes that have them."""
+    """The configured restrictions. By default nothing is restricted, and processes keep their ports against node
+    ports."""
 
     denied_endpoints: CidrSet = NO_BLOCKS
-    """The blocks whose addresses are never dialed for `trusted` sources."""
+    """CIDRs whose addresses are never dialed for Services of `trusted` sources."""
     denied_foreign_endpoints: CidrSet = NO_BLOCKS
-    """The blocks whose addresses are never dialed for other sources."""
+    """CIDRs whose addresses are never dialed for Services of other sources."""
     deny_node: bool = False
-    """Whether this node's addresses may be endpoints only if the endpoint is on this node (nodeName). This is for
-    sources that are not `trusted`."""
+    """Whether an endpoint with an address of this node must be on this node (nodeName). This applies only to sources
+    that are not `trusted`."""
     trusted: frozenset[str] | None = None
-    """The sources that the operator of this node writes, or None if all are."""
+    """The sources written by the operator of this node, or None if all are."""
     external: CidrSet | None = None
-    """The blocks in which external and load balancer addresses may lie, or None if they may lie anywhere."""
+    """CIDRs for external and load balancer addresses, or None if any address is allowed."""
     external_ports: tuple[PortSpan, ...] | None = None
-    """The ports that spec.externalIPs may have at this node's own addresses, or None for any."""
+    """The ports that spec.externalIPs may take at this node's own addresses, or None for any."""
     own_ports: Mapping[int, str] = field(default_factory=dict)
-    """The TCP ports of this daemon's own servers, each with the setting that names it."""
+    """The TCP ports of this daemon's own servers, each with the setting that configures it."""
     reserved_ports: tuple[PortSpan, ...] = ()
-    """The ports of this node that no Service gets."""
+    """Ports of this node that no Service may have."""
     node_port_conflict: NodePortConflict = NodePortConflict.KEEP
 
     def reserved(self, protocol: Protocol, port: int) -> str:
-        """Return why no Service may have a port of this node, or an empty text if one may."""
+        """Return why no Service may have a port of this node, or an empty text if a Service may."""
         if protocol is Protocol.TCP and port in self.own_ports:
             return f"this proxy's own server has that port ({self.own_ports[port]})"
         if _within(port, self.reserved_ports):
@@ -91,18 +92,18 @@ NO_RESTRICTIONS = Restrictions()
 
 
 class Admitted(NamedTuple):
-    """A Service and its slices, without what is withheld."""
+    """A Service and its slices, without what is forbidden."""
 
     service: Service
     slices: tuple[EndpointSlice, ...]
     remarks: tuple[str, ...]
-    """What is withheld, with the reasons."""
+    """What is forbidden, with the reasons."""
 
 
 def admit(
     service: Service, slices: tuple[EndpointSlice, ...], *, source: str, restrictions: Restrictions, facts: NodeFacts
 ) -> Admitted:
-    """Return a Service without what is withheld from it. If nothing is withheld, return the same objects."""
+    """Return a Service without what is forbidden. If nothing is, return the same objects."""
     remarks: list[str] = []
     service = _admit_service(service, restrictions, remarks)
     trusted = restrictions.trusted is None or source in restrictions.trusted
@@ -149,7 +150,8 @@ def _admit_slice(
 
 
 def _is_own_slice(name: SliceName) -> bool:
-    # A slice made of Endpoints has a suffix that no API object's name can have.
+    # The name of a slice that was converted from Endpoints has a suffix after "/", which no API object's name can
+    # contain.
     return (name.namespace, name.name.partition("/")[0]) == _API_SERVER
 
 

@@ -1,7 +1,7 @@
 """Builds the RuleSet of the serving frontends and their proxy ports.
 
-The rule set is updated with each change, so a change costs the same among ten thousand frontends as among ten. Only the
-copy that `ruleset` returns grows with their number, by a few nanoseconds each.
+The rule set is updated incrementally, so the cost of a change does not depend on the number of frontends. Only the copy
+that `ruleset` returns does, at a few nanoseconds per frontend.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from kubeproxy.proxier.settings import DEFAULTS, ProxierSettings
 from kubeproxy.proxier.slot_budget import SlotBudget
 
 NO_REFUSALS: Final[Mapping[Verdict, int]] = MappingProxyType({})
-"""The value for a frontend whose own proxy port refuses its clients."""
+"""The value of `refusals` for a frontend whose own proxy port refuses its clients."""
 NO_FALLBACK: Final = "kubeproxy.userspaceFallback is never"
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A frontend in the rules."""
+    """The rules of one frontend."""
 
     frontend: Frontend
     proxy_port: ProxyPort
     verdict: Verdict | None
-    """What happens to clients that the kernel does not lead to an endpoint, or None if a worker serves them."""
+    """What happens to clients that the kernel does not send to an endpoint, or None if a worker serves them."""
     own_port: int
-    """The proxy port of the listener. `proxy_port` is the same port, unless it is one of `refusals`."""
+    """The listener's proxy port. It equals `proxy_port`, unless that is one of `refusals`."""
     refusals: Mapping[Verdict, int]
     """See `RuleSetBuilder.put`."""
     affinity_timeout_s: int | None = None
-    """The timeout of its spread, or None without affinity and without a spread."""
+    """The affinity timeout of the frontend's spread, or None without affinity or without a spread."""
 
     def has_rules_of(self, other: _Entry) -> bool:
-        """Return whether the rules of the two entries differ in nothing but the spread."""
+        """Return whether the rules of the two entries are the same, apart from the spread."""
         mine, its = self.frontend, other.frontend
         return (
             (self.proxy_port, self.verdict, self.affinity_timeout_s)
@@ -68,42 +68,42 @@ class _Entry:
 
 
 class RuleSetBuilder:
-    """Builds the rules of all serving frontends. If several service ports claim a destination, the one that `claims`
-    names gets it."""
+    """Builds the rules of all serving frontends. If several service ports claim a destination, `claims` decides which
+    one gets it."""
 
     def __init__(self) -> None:
         self.generation = 0
-        """A number that grows with every change that the kernel has to get."""
+        """A number that increases with every change that needs a transaction."""
         self.claims = AddressClaims()
         self.unled: dict[FrontendName, str] = {}
-        """The frontends with endpoints to which the kernel cannot lead, each with the reason. It contains only
-        frontends that no worker serves."""
+        """The frontends whose endpoints get no clients at all: the kernel path cannot serve them, and no worker does.
+        Each has the reason."""
         self._unserved: dict[FrontendName, str] = {}
-        """See `put`."""
+        """Why no worker serves a frontend (see `put`)."""
         self._settings = DEFAULTS
         self._ejected: Ejected = {}
         self._budget = SlotBudget()
-        # By frontend.
+        # These are by frontend.
         self._entries: dict[FrontendName, _Entry] = {}
         self._spread_of: dict[FrontendName, Spread] = {}
         self._external: set[FrontendName] = set()
         self._hairpins = Hairpins()
-        # By traffic, and by destination.
+        # These are by traffic or by destination.
         self._redirects: dict[Traffic, int] = {}
         self._spreads: dict[Traffic, Spread] = {}
         self._unbalanced: dict[Traffic, None] = {}
-        """The traffic whose spread has changed since the kernel was last given it."""
+        """The traffic whose spread has changed since it was last sent to the kernel."""
         self._allowed_sources: dict[Destination, frozenset[str]] = {}
         self._masquerades: dict[Destination, Masquerade] = {}
-        # By proxy port.
+        # These are by proxy port.
         self._proxy_ports: Counter[ProxyPort] = Counter()
-        """The proxy ports, each with the number of its frontends."""
+        """The number of frontends of each proxy port."""
         self._pods: Mapping[Address, frozenset[int]] = {}
         self._hooks: frozenset[Destination] = frozenset()
         self._moved_hooks: dict[Destination, None] = {}
-        """The hooks that came or went since the kernel was last given them."""
+        """The hooks that were added or removed since they were last sent to the kernel."""
         self._without_endpoints: dict[Verdict, Counter[ProxyPort]] = {verdict: Counter() for verdict in Verdict}
-        # Once true, these stay true, because running connections outlive the settings and frontends with which they
+        # Once true, these stay true, because running connections outlive the settings and frontends under which they
         # began.
         self._ever_transparent = False
         self._ever_kernel = False
@@ -111,9 +111,11 @@ class RuleSetBuilder:
     def put(
         self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int] = NO_REFUSALS, *, unserved: str = ""
     ) -> None:
-        """Add or change a frontend that serves on a proxy port. If others share its port, `refusals` has the ports that
-        refuse its clients and that drop them; otherwise its own port does that. `unserved` says why no worker serves
-        the frontend, and is empty if one does."""
+        """Add or change a frontend that is served on a proxy port.
+
+        If the frontend shares its port, `refusals` has the ports for refused and for dropped clients. Otherwise clients
+        are refused or dropped on its own port. `unserved` is the reason if no worker serves the frontend, and otherwise
+        empty."""
         if unserved:
             self._unserved[frontend.name] = unserved
         else:
@@ -152,8 +154,7 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def lead(self, frontend: Frontend) -> None:
-        """Lead the kernel path of a frontend to its present endpoints. All other changes of the frontend wait for
-        `put`."""
+        """Update the endpoints of a frontend on the kernel path. All other changes of the frontend need `put`."""
         entry = self._entries.get(frontend.name)
         if entry is not None and frontend.name in self._spread_of:
             now = replace(
@@ -184,13 +185,13 @@ class RuleSetBuilder:
             self._lead_refused()
 
     def _lead_refused(self) -> None:
-        """Have the kernel lead frontends that got no slots before and for which there is room again."""
+        """Put frontends on the kernel path that got no slots before, if there is room for them now."""
         for name in self._budget.admissible():
             if (entry := self._entries.get(name)) is not None:
                 self._put(entry.frontend, entry.own_port, entry.refusals)
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. `generation` grows if the kernel has to get the difference."""
+        """Apply these settings from now on. `generation` increases if the rules change."""
         before, self._settings = self._settings, settings
         self._budget.limit = settings.data_path.slots
         self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
@@ -206,12 +207,13 @@ class RuleSetBuilder:
             self.generation += 1
 
     def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
-        """Lead no new connections to these endpoints. `at` has the frontends with an endpoint whose ejection has begun
-        or ended.
+        """Set the endpoints that get no new connections from the kernel. `at` has the frontends with an endpoint whose
+        ejection has begun or ended.
 
-        A frontend without another endpoint keeps its silent ones. If its endpoints refuse, it takes the userspace path,
-        or its clients are rejected, as by the endpoints themselves. A worker dials from this node's address, so a
-        client that a network policy separates from all endpoints must not reach a worker.
+        If all endpoints of a frontend are ejected, it keeps the silent ones. If none is silent, it takes the userspace
+        path, or its clients are rejected, as the endpoints themselves would do. A worker dials from this node's
+        address. So if a network policy separates a client from all endpoints (which makes them silent), the client must
+        not reach a worker.
         """
         self._ejected = ejected
         for name in at:
@@ -221,18 +223,18 @@ class RuleSetBuilder:
                 self._respread(name)
 
     def proxy_port_of(self, name: FrontendName, otherwise: int) -> int:
-        """Return the port to which rules redirect a frontend's clients, or `otherwise` if there are no rules for it."""
+        """Return the port to which rules redirect a frontend's clients, or `otherwise` if the frontend has no rules."""
         entry = self._entries.get(name)
         return otherwise if entry is None else entry.proxy_port.port
 
     @property
     def ejected(self) -> Ejected:
-        """Return the endpoints to which the kernel leads no new connections."""
+        """Return the endpoints that get no new connections from the kernel."""
         return self._ejected
 
     def data_path(self, frontend: Frontend) -> tuple[DataPath, str, tuple[Target, ...]]:
-        """Return the path of a frontend's new connections, the reason if it is not the kernel path, and the endpoints
-        of the kernel path."""
+        """Return the data path of a frontend's new connections, the reason if it is not the kernel path, and the
+        endpoints of the kernel path."""
         otherwise = DataPath.REFUSED if self._why_unserved(frontend.name) else DataPath.USERSPACE
         reason = why_userspace(frontend, self._settings.data_path, self._settings.facts) or self._budget.why_refused(
             frontend.name
@@ -250,9 +252,10 @@ class RuleSetBuilder:
         return self._budget.use
 
     def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
-        """Return the spreads, hairpins and hooks that changed since the last call, or since the last `ruleset`. It
-        returns only spreads of destinations that the rules in force redirect to the same ports. All others need new
-        rules anyway, and so do the first and the last hook."""
+        """Return the spreads, hairpins and hooks that have changed since the last call, or since the last `ruleset`.
+
+        Only spreads of destinations that the rules in force redirect to the same port are returned. All other changes,
+        such as the first and the last hook, need new rules anyway."""
         spreads = {
             traffic: self._spreads.get(traffic)
             for traffic in self._unbalanced
@@ -266,7 +269,7 @@ class RuleSetBuilder:
 
     @property
     def is_balanced(self) -> bool:
-        """Return whether `take_unbalanced` has nothing left to return."""
+        """Return whether `take_unbalanced` would return nothing."""
         return not (self._unbalanced or self._hairpins.has_moved or self._moved_hooks)
 
     def _note_balanced(self) -> None:
@@ -275,7 +278,7 @@ class RuleSetBuilder:
         self._moved_hooks.clear()
 
     def require_rules(self) -> None:
-        """Have the kernel get the complete rules, because it refused what `take_unbalanced` returned."""
+        """Require a transaction with the complete rules, because the kernel refused what `take_unbalanced` returned."""
         self.generation += 1
 
     def ruleset(self) -> RuleSet:
@@ -296,7 +299,7 @@ class RuleSetBuilder:
             bind=self._settings.bind,
             spreads=self._spreads.copy(),
             masquerades=self._masquerades.copy(),
-            # These are not needed without a kernel path.
+            # These links do not matter without a kernel path.
             direct_links=self._settings.facts.direct_links if self._ever_kernel else frozenset(),
             hairpins=self._hairpins.addresses,
             rescue=self._settings.rescue_group,
@@ -306,25 +309,26 @@ class RuleSetBuilder:
         )
 
     def use_pods(self, pods: Mapping[Address, frozenset[int]]) -> None:
-        """Lead preStop hooks of these pods of this node to their socket. `pods` has the TCP ports of each address."""
+        """Redirect the preStop hooks of these pods on this node to the socket that answers them. `pods` has the
+        addresses, each with the TCP ports of its endpoints."""
         self._pods = pods
         self._set_hooks()
 
     def _set_hooks(self) -> None:
-        """Set the hooks of the pods. A pod that is itself an endpoint at the hooks' port gets none, because probes of
-        that port are meant for the pod."""
+        """Compute the hooks of the pods. A pod that is itself an endpoint at the hook port gets no hook, because
+        connections to that port, such as probes, are meant for the pod."""
         port = self._settings.drain_hook_port if self._settings.drain_hook else 0
         asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
         hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
         if bool(hooks) is not bool(self._hooks):
-            self.generation += 1  # With the first hook rules come, and with the last one they go.
+            self.generation += 1  # The first hook adds rules, and the last one removes them.
         self._moved_hooks.update(dict.fromkeys(hooks ^ self._hooks))
         self._hooks = hooks
 
     def _transparent(self) -> bool:
-        """Return whether a frontend may dial from clients' addresses now, or could at any time before. The data plane
-        gets endpoints before the kernel gets rules, and by then answers must find their way back. Running connections
-        outlive their frontend and need that way until they end."""
+        """Return whether a frontend may dial from clients' addresses now, or was allowed to at any time before. The
+        rules for this must be early and stay long: the data plane gets endpoints before the kernel gets rules, and
+        running connections outlive their frontend."""
         if self._settings.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries
@@ -340,7 +344,7 @@ class RuleSetBuilder:
             self._set_masquerade(destination)
 
     def _set_spread(self, frontend: Frontend) -> None:
-        """Set the spread of a frontend. An equal spread stays the same object."""
+        """Compute the spread of a frontend. If it is equal to the present one, keep the same object."""
         if not self._ever_kernel:
             return
         name = frontend.name
@@ -362,7 +366,8 @@ class RuleSetBuilder:
             self._spread_of[name] = spread
 
     def _kernel_targets(self, frontend: Frontend) -> tuple[tuple[Target, ...], str]:
-        """Return the endpoints to which the kernel leads a frontend's new connections, or none and the reason."""
+        """Return the endpoints for a frontend's new connections on the kernel path. If there are none, return an empty
+        tuple and the reason."""
         if refusal := why_userspace(frontend, self._settings.data_path, self._settings.facts):
             self._budget.release(frontend.name)
             return (), refusal
@@ -372,10 +377,10 @@ class RuleSetBuilder:
             return frontend.endpoints, ""
         targets = tuple(it for it in frontend.endpoints if (frontend.protocol, it) not in self._ejected)
         if not targets:
-            # Silent endpoints stay if there are no others, because a network policy may make them silent to one client
-            # only.
+            # If all endpoints are ejected, keep the silent ones, because a network policy may make them silent to one
+            # client only.
             targets = tuple(it for it in frontend.endpoints if self._ejected[frontend.protocol, it])
-        # If no endpoint is left out the same tuple is used, because most spreads then share it with their frontend.
+        # If no endpoint is ejected, use the frontend's own tuple to save memory.
         return (frontend.endpoints if len(targets) == len(frontend.endpoints) else targets), ""
 
     def _verdict(self, frontend: Frontend) -> Verdict | None:
@@ -388,13 +393,13 @@ class RuleSetBuilder:
         return self._unserved.get(name) or ("" if self._settings.data_path.fallback else NO_FALLBACK)
 
     def _set_hairpins(self, frontend: Frontend) -> None:
-        """Set the endpoints that the kernel may lead to themselves."""
+        """Set which endpoints may get their own connections back."""
         spread = self._spread_of.get(frontend.name)
         leads = spread is not None and bool(spread.targets)
         self._hairpins.put(frontend.name, (it.address for it in frontend.neighbors) if leads else ())
 
     def _respread(self, name: FrontendName) -> None:
-        """Give a frontend's destinations its present spread."""
+        """Update the spread of all destinations of a frontend."""
         entry, spread = self._entries[name], self._spread_of.get(name)
         if spread is None:
             return
@@ -414,8 +419,8 @@ class RuleSetBuilder:
             self._masquerades[destination] = masquerade
 
     def _masquerade(self, destination: Destination) -> Masquerade | None:
-        """Return which clients of a destination do not keep their address, as with kube-proxy. Return None if all keep
-        it."""
+        """Return which clients of a destination are masqueraded, as in kube-proxy, or None if all keep their
+        address."""
         if Traffic(destination, Origin.NODE) in self._spreads:
             return Masquerade.NODE
         traffic = Traffic(destination)
@@ -424,7 +429,7 @@ class RuleSetBuilder:
             return None
         is_external = destination.address in NODE_PORTS.values() or destination in self._entries[holder].frontend.claims
         if is_external or self._settings.data_path.masquerade_all:
-            # The client may have come through another node, and the endpoint's answer would not go back that way.
+            # The client may have come through another node, and the endpoint's answer would not return by that node.
             return Masquerade.ALWAYS
         is_v6 = ":" in destination.address
         return Masquerade.OUTSIDE if any((":" in it) is is_v6 for it in self._settings.facts.internal_sources) else None
@@ -438,8 +443,7 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def _settle(self, destination: Destination) -> None:
-        """Give the traffic to a destination to the frontend that has the destination, for each origin of the
-        traffic."""
+        """Set for each origin of traffic to a destination which frontend gets that traffic."""
         ranges: frozenset[str] = frozenset()
         for traffic in (Traffic(destination, origin) for origin in Origin):
             name = self.claims.holder(traffic)
@@ -475,7 +479,7 @@ def _anywhere_first(item: tuple[Destination, Origin]) -> tuple[int, Destination]
 
 
 def _in_rules(settings: ProxierSettings) -> tuple[object, ...]:
-    """Return the settings that the rules contain unchanged."""
+    """Return the settings that are copied into the rules."""
     facts = settings.facts
     return (
         settings.landing,

@@ -1,13 +1,13 @@
-"""Proxy ports that serve many frontends each, for those beyond the number that have a port of their own.
+"""Proxy ports that many frontends share, because they get no port of their own.
 
-A worker finds a client's frontend by the destination that the client asked for. So only one of the frontends of a
-shared port may have a destination: two scopes of one service port, or two Services that claim one address, have
-different ports, between which the rules choose as between ports of their own. Frontends without endpoints are led to a
-port that refuses or drops, because rules refuse by the port.
+A worker finds a client's frontend by the client's original destination. So only one of the frontends of a shared port
+may have a destination. Two scopes of one service port, or two Services that claim the same address, are on different
+ports, and the rules choose between the ports. Clients of frontends without endpoints are redirected to a port that
+refuses or drops them, because rules can refuse only by port.
 
-A worker knows a node port by its number alone. So a node port shares no proxy port with another frontend's address of
-the same number. Otherwise a client that the rules have let in to that address, and whose frontend is gone when it is
-accepted, would be taken for a client of the node port, which may be closed to it by source ranges.
+A worker identifies a node port by its number alone. So a node port never shares a proxy port with another frontend's
+address that has the same port number. Otherwise a client of that address could be taken for a client of the node port
+if its own frontend is removed before it is accepted, although source ranges may exclude it from the node port.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from kubeproxy.model import (
 from kubeproxy.proxier.port_allocator import NoPortError, Ports
 
 PORTS_MAX: Final = 16
-"""Shared ports of one kind. More than two are needed only where Services claim one another's addresses."""
+"""The largest number of shared ports of one kind. More than two are needed only if Services claim one another's
+addresses."""
 
 
 @dataclass(slots=True, eq=False)
 class SharedPort:
-    """A shared port."""
+    """A proxy port that many frontends share."""
 
     listen: Listen
-    """The message that opens its listener."""
+    """The message that opens the port's listener."""
     reservation: Reservation
     serves: bool = True
-    """Whether workers serve its clients. If not, the rules refuse or drop them."""
+    """Whether workers serve the port's clients. Otherwise the rules refuse or drop them."""
     listens: bool = False
     """Whether the data plane has confirmed that the port's listener is open."""
     _holders: dict[Destination, FrontendName] = field(default_factory=dict)
     _addresses: Counter[int] = field(default_factory=Counter)
-    """At how many addresses each port number is held, apart from node ports."""
+    """How many addresses (without node ports) of the port's frontends have each port number."""
 
     def suits(self, frontend: Frontend) -> bool:
-        """Return whether a frontend may have this port."""
+        """Return whether a frontend may use this port without a conflict."""
         if not self.serves:
             return True
         if frontend.affinity_timeout_s is not None and not self.listen.pinned:
@@ -70,7 +71,7 @@ class SharedPort:
         return True
 
     def hold(self, name: FrontendName, before: Iterable[Destination], now: Iterable[Destination]) -> None:
-        """Note a frontend's destinations."""
+        """Replace the destinations that a frontend has on this port."""
         if not self.serves:
             return
         any_address = NODE_PORTS[name.family]
@@ -83,7 +84,7 @@ class SharedPort:
 
 
 class SharedPorts:
-    """The shared ports, which are reserved when they are first needed, and then stay."""
+    """The shared ports. They are reserved when first needed, and are then kept."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -92,7 +93,7 @@ class SharedPorts:
         self._numbers = count(1)
 
     def of(self, frontend: Frontend, address: Address) -> SharedPort:
-        """Return the first port at `address` that a frontend may have. Raise NoPortError if there is none."""
+        """Return the first port at `address` that a frontend may use. Raise NoPortError if there is none."""
         pinned = frontend.affinity_timeout_s is not None
         kind = frontend.protocol, address, pinned
         known = self._of_kind.get(kind, [])
@@ -106,16 +107,16 @@ class SharedPorts:
         return port
 
     def without_worker(self, protocol: Protocol, address: Address) -> SharedPort:
-        """Return the port that refuses clients, for a frontend that the kernel alone serves. Raise NoPortError if
-        there is none."""
+        """Return the port that refuses the clients of a frontend that only the kernel path serves. Raise NoPortError if
+        it cannot be reserved."""
         self._reserve(protocol, address)
         return self._refusing[protocol, address][Verdict.REFUSE]
 
     def _reserve(
         self, protocol: Protocol, address: Address, *, serves: bool = False, pinned: bool = False
     ) -> list[SharedPort]:
-        """Reserve the ports that refuse and drop clients, unless they exist. With `serves`, also reserve a port that
-        serves. Either all are reserved, or none."""
+        """Reserve the ports that refuse and drop clients, unless they exist already. With `serves`, also reserve a new
+        port that serves. Either all of them are reserved, or none."""
         first = (protocol, address) not in self._refusing
         got: list[SharedPort] = []
         try:
@@ -133,8 +134,8 @@ class SharedPorts:
         return got
 
     def refusing(self, listen: Listen) -> dict[Verdict, SharedPort]:
-        """Return the ports to which clients of frontends without endpoints are led instead. They listen, too, because
-        rules drop what is for no socket of ours before they refuse."""
+        """Return the ports that refuse and drop the clients of frontends without endpoints. These ports have listeners,
+        too, because the rules drop packets to a port without one before they would refuse them."""
         return self._refusing[listen.protocol, listen.address]
 
     def close(self) -> None:

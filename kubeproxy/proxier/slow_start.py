@@ -1,8 +1,8 @@
-"""Slow start: the share of an endpoint that has just become ready grows linearly.
+"""Slow start: the share of clients of an endpoint that has just become ready grows linearly.
 
-The share grows in steps, by changing weights, so it works for every scheduler and on both data paths. When a frontend
-is first seen, as at the start of the daemon, none of its endpoints counts as new. If most endpoints are new, their
-shares begin higher, so that none of the others gets more than twice its final share.
+The share grows in steps, by changes of weights, so it works with every scheduler and on both data paths. When a
+frontend is seen for the first time, as at the start of the daemon, none of its endpoints counts as new. If most
+endpoints are new, their shares start higher, so that no other endpoint gets more than twice its final share.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from kubeproxy.proxier.resolution_times import Expiries
 STEPS: Final = 10
 """The number of steps until an endpoint has its whole share. The first step is made at once."""
 MOST_LOAD: Final = 2
-"""The highest load of another endpoint, as a multiple of its share with all endpoints."""
+"""The highest load of an endpoint that is not new, as a multiple of its final share."""
 
 
 class SlowStarts:
-    """The endpoints whose share grows. Times are read from a clock that nobody sets."""
+    """The endpoints whose share is growing. Times are in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._began: dict[ServiceName, dict[FrontendName, dict[Target, float | None]]] = {}
-        """When each endpoint of a Service with slow start became ready, or None if it has its whole share."""
+        """For each endpoint of a Service with slow start, when it became ready, or None if it has its whole share."""
         self._steps = Expiries()
 
     def advance(self, now: float) -> list[ServiceName]:
-        """Set the time, and return the Services that have to be resolved again because a share has grown."""
+        """Set the time. Return the Services that have to be resolved again because a share has grown."""
         self._now = now
         return self._steps.take(now)
 
     @property
     def next_step(self) -> float | None:
-        """Return when the next share grows, or None if none does."""
+        """Return when a share will grow next, or None if none will."""
         return self._steps.next
 
     def applied(self, service: ServiceName, slow_start_s: int, frontends: Iterable[Frontend]) -> tuple[Frontend, ...]:
-        """Return the frontends of a Service that is resolved, with the present shares. A `slow_start_s` of 0 means no
-        slow start."""
+        """Return the frontends of a Service that is being resolved, with weights for the present shares. A
+        `slow_start_s` of 0 means no slow start."""
         before, found = self._began.pop(service, {}), tuple(frontends)
         if not slow_start_s or not found:
             self._steps.set(service, None)
@@ -67,7 +67,7 @@ class SlowStarts:
         return times
 
     def _steps_done(self, at: float, slow_start_s: int) -> int:
-        # The added time keeps a due step from being made again and again if its time is rounded.
+        # The small addition prevents rounding from repeating a step that is due.
         return int(STEPS * (self._now - at) / slow_start_s + 1e-4)
 
     def _weighted(self, frontend: Frontend, times: dict[Target, float | None], slow_start_s: int) -> Frontend:

@@ -1,14 +1,14 @@
-"""The state of the proxier, from a changed Service to the next messages and rules.
+"""The state of the proxier, which turns a changed Service into messages for the data plane and rules.
 
-A change passes four parts, each of which knows only those before it:
+A change passes through four parts, each of which knows only those before it:
 
     resolver       a Service and its slices  ->  frontends
     availability   frontends                 ->  wanted frontends, without what this host cannot serve
     listeners      wanted frontends          ->  steps for the data plane, and changes of the rules
     rules          serving frontends         ->  RuleSet
 
-The state changes only between awaits. The Proxier sends the messages of `next_step` to the data plane and enters its
-answer with `done`; KernelSync gives the rules to netfilter, and the Proxier enters the success with `applied`.
+The state never changes across an await. The Proxier sends the messages of `next_step` to the data plane and passes the
+answer to `done`. KernelSync gives the rules to netfilter, and the Proxier reports the success to `applied`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kubeproxy.proxier.tracker import Change
 
 
 class ProxierState:
-    """The four parts, and what passes between them. Two tasks must not use it at once."""
+    """The four parts, and the steps between them. Only one task at a time may use it."""
 
     def __init__(self, ports: PortSystemCalls, settings: ProxierSettings = DEFAULTS) -> None:
         proxy_ports = Ports(ports.reserver, settings.port_range)
@@ -42,12 +42,12 @@ class ProxierState:
         self.listeners = Listeners(proxy_ports, self.availability, self.rules)
         self._facts = settings.facts
         self._pods_seen = 0
-        """The number of changes of local pods that the rules contain."""
+        """The value of `LocalPods.changes` when the rules last got the pods."""
         self.use(settings)
 
     @property
     def settled(self) -> bool:
-        """Return whether everything absorbed is in effect, apart from the faults."""
+        """Return whether every absorbed change is in effect, apart from faults."""
         return not (
             self.resolver.has_stale
             or self.availability.is_undecided
@@ -58,13 +58,14 @@ class ProxierState:
 
     @property
     def unavailable(self) -> set[FrontendName | Destination]:
-        """Return what failed and is retried: frontends not opened or updated, and ports that other processes have."""
+        """Return what will be retried: frontends that could not be opened or updated, and destinations whose ports
+        other processes use."""
         return {*self.listeners.faults, *self.availability.claims.awaited}
 
     # From changes to messages.
 
     def use(self, settings: ProxierSettings) -> None:
-        """Use these settings from now on. `next_step` resolves the Services that depend on the difference again."""
+        """Apply these settings from now on. `next_step` resolves the Services that depend on the differences."""
         self._facts = settings.facts
         self.resolver.use(settings)
         self.rules.use(settings)
@@ -72,13 +73,13 @@ class ProxierState:
         self.listeners.use(settings)
 
     def use_ejected(self, ejected: Ejected) -> None:
-        """Have the kernel lead no new connections to these endpoints."""
+        """Set the endpoints that get no new connections from the kernel."""
         if ejected is not self.rules.ejected and (moved := ejected.items() ^ self.rules.ejected.items()):
             names = {name for (_, target), _ in moved for name in self.availability.frontends_at(target)}
             self.rules.use_ejected(ejected, sorted(names))
 
     def absorb(self, changes: Iterable[Change]) -> None:
-        """Resolve changed Services."""
+        """Resolve the changed Services."""
         for resolution in self.resolver.absorb(changes):
             self._put(resolution)
 
@@ -98,25 +99,27 @@ class ProxierState:
         if resolution.health_port_changed:
             self.availability.reserve_for_health(self.resolver.health)
 
-    # The results of messages.
+    # Results of messages.
 
     def done(self, step: Step, failures: Mapping[FrontendName, str]) -> None:
-        """Note that the data plane has carried out a step, except for these frontends."""
+        """Record that the data plane has carried out a step. `failures` has the frontends for which it failed, each
+        with the error."""
         if self.listeners.done(step, failures):
             self.retry()
 
     def applied(self, generation: int) -> None:
-        """Note that rules of this generation are in force."""
+        """Record that rules of this generation are in force."""
         self.listeners.applied(generation)
         self.availability.release(self._takes_local_port)
 
     def _takes_local_port(self, destination: Destination) -> bool:
-        """Return whether a rule takes a port from processes of this host, even if it is no longer wanted."""
+        """Return whether a rule redirects a port that processes of this host could use, even if it is no longer
+        wanted."""
         is_own = destination.address in NODE_PORTS.values() or self._facts.is_own(destination.address)
         return is_own and destination in self.rules.claims
 
     def retry(self) -> None:
-        """Try again what failed."""
+        """Retry everything that failed."""
         self.listeners.retry()
         self.availability.retry()
 
@@ -125,7 +128,7 @@ class ProxierState:
         self.listeners.close()
         self.availability.claims.close()
 
-    # The methods that only read follow.
+    # Methods that only read.
 
     def frontends_with(self, protocol: Protocol, target: Target) -> tuple[FrontendName, ...]:
         """Return the frontends of this protocol that have an endpoint."""

@@ -1,11 +1,11 @@
-"""Tracks the objects of every source, and what changed since changes were last taken.
+"""Tracks the objects of every source, and what has changed since `take` was last called.
 
-Rules of this module:
+The rules:
 
-1. It decides one thing: *which source owns a Service*. That is the first source that defines it; other sources that
-   define it are refused until the owner removes it. Endpoints count only from the source that owns the Service.
-2. A source is ignored until it has listed both kinds, so that nothing is served with half of its objects.
-3. Until then the objects of an earlier process may stand for a source (`recall`): all of them until it is complete.
+1. A Service belongs to the first source that defines it. Other sources that define the same Service are refused until
+   the owner removes it. Endpoints count only from the source that owns the Service.
+2. A source is ignored until it has listed Services and slices, so that no Service is served with half of its objects.
+3. Until then, the objects that an earlier process had from the source may be served instead (`recall`).
 4. Before a change, the view of the Service is saved (`_touch`) and kept until the change is taken. So a change that is
    reverted meanwhile causes no work. (kube-proxy's change trackers do the same.)
 """
@@ -21,8 +21,8 @@ from kubeproxy.model import EndpointSlice, Node, Service, ServiceName, SliceName
 from kubeproxy.model.drain_request import DrainRequests
 
 START_GRACE_S = 5.0
-"""For how long the complete sources wait for the others at start. The wait is bounded because a manifest may define the
-address of the API server itself; then the Kubernetes source completes only once the manifests are served."""
+"""How long complete sources wait for the others at start. The wait is bounded because a manifest may define the Service
+of the API server itself. Then the Kubernetes source can complete only after the manifests are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ NOTHING = View()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the view of one Service changed since it was last taken."""
+    """How the view of a Service has changed since it was last taken."""
 
     name: ServiceName
     before: View
@@ -55,7 +55,7 @@ class Change:
 
 @dataclass(slots=True)
 class ChangeCounter:
-    """Counts changes of one kind of object. An equal object is no change."""
+    """Counts changes of one kind of object. Setting an equal object is no change."""
 
     total: int = 0
     pending: int = 0
@@ -69,7 +69,7 @@ class ChangeCounter:
 
 @dataclass(slots=True)
 class _Store:
-    """One source's objects."""
+    """The objects of one source."""
 
     services: dict[ServiceName, Service] = field(default_factory=dict)
     slices: dict[SliceName, EndpointSlice] = field(default_factory=dict)
@@ -80,38 +80,39 @@ class _Store:
 
 
 class Tracker:
-    """A `Sink` for every named source, a `NodeSink`, and the record of changes. Like the sources, it belongs to the
-    event loop's thread."""
+    """A `Sink` for every named source, a `NodeSink`, and the record of changes. All calls come from the event loop's
+    thread."""
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._start_grace_s = START_GRACE_S
         self._stores: dict[str, _Store] = {source: _Store() for source in sources}
         self._recalled: dict[str, _Store] = {}
-        """The objects that stand for sources that are not complete yet."""
+        """The objects of an earlier process that are served in place of sources that are not complete yet."""
         self._claims: dict[ServiceName, tuple[str, ...]] = {}
-        """The complete sources that define a Service. The first of them owns it."""
+        """For each Service, the complete sources that define it. The first of them owns the Service."""
         self._untaken: dict[ServiceName, View] = {}
-        """The changed Services, each with the view that was last taken."""
+        """The changed Services, each with the view of it that was last taken."""
         self._complete_at = math.inf
         self._on_change: Callable[[], None] = _ignore
         self._on_node: Callable[[], None] = _ignore
         self.node: Node | None = None
-        """The Node object. It is None if it is unknown, or, with `node_known`, if there is no such node."""
+        """The Node object of this node. None means that it is unknown or, if `node_known` is true, that it does not
+        exist."""
         self.node_known = False
-        """Whether a source has reported whether this node's Node object exists."""
+        """Whether a source has told us about the Node object, or that there is none."""
         self.service_changes = ChangeCounter()
         self.slice_changes = ChangeCounter()
 
     def notify(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever there may be changes to take, or a source became complete."""
+        """Call `on_change` whenever there may be changes to take, or a source has become complete."""
         self._on_change = on_change
 
     def notify_node(self, on_node: Callable[[], None]) -> None:
-        """Call `on_node` whenever `node` has changed, and when it becomes known. The proxier's `NodeFacts` then have to
-        be made again."""
+        """Call `on_node` whenever `node` changes or becomes known. The proxier's `NodeFacts` then have to be computed
+        again."""
         self._on_node = on_node
 
-    # The calls of the sources follow.
+    # Calls by the sources.
 
     def set_node(self, node: Node | None) -> None:
         """Set the Node object, or None if it does not exist."""
@@ -121,7 +122,7 @@ class Tracker:
             self._on_node()
 
     def replace_services(self, source: str, services: Iterable[Service]) -> None:
-        """Set all Services of a source. Services that are not given are removed."""
+        """Set all Services of a source. Services that are not listed are removed."""
         store, listed = self._stores[source], {service.name: service for service in services}
         for name in [name for name in store.services if name not in listed]:
             self._remove_service(source, name)
@@ -137,12 +138,12 @@ class Tracker:
         self._on_change()
 
     def remove_service(self, source: str, name: ServiceName) -> None:
-        """Remove a Service that is gone or no longer to be served. Unknown names are ignored."""
+        """Remove a Service that was deleted, or that is not to be served any more. An unknown name is ignored."""
         self._remove_service(source, name)
         self._on_change()
 
     def replace_slices(self, source: str, slices: Iterable[EndpointSlice]) -> None:
-        """Set all EndpointSlices of a source. Slices that are not given are removed."""
+        """Set all EndpointSlices of a source. Slices that are not listed are removed."""
         store, listed = self._stores[source], {endpoint_slice.name: endpoint_slice for endpoint_slice in slices}
         for name in [name for name in store.slices if name not in listed]:
             self._remove_slice(source, name)
@@ -158,14 +159,14 @@ class Tracker:
         self._on_change()
 
     def remove_slice(self, source: str, name: SliceName) -> None:
-        """Remove an EndpointSlice. Unknown names are ignored."""
+        """Remove an EndpointSlice. An unknown name is ignored."""
         self._remove_slice(source, name)
         self._on_change()
 
-    # Calls of the proxier and the daemon follow.
+    # Calls by the proxier and the daemon.
 
     def recall(self, source: str, services: Iterable[Service], slices: Iterable[EndpointSlice]) -> None:
-        """Serve these objects, which an earlier process had from this source, until the source itself is complete."""
+        """Serve these objects, which an earlier process had from this source, until the source is complete."""
         if source not in self._stores or self._stores[source].complete:
             return
         recalled = self._recalled[source] = _Store(complete=True)
@@ -184,13 +185,13 @@ class Tracker:
         self._on_change()
 
     def recall_node(self, node: Node) -> None:
-        """Use this Node object of an earlier process until a source reports it."""
+        """Use this Node object from an earlier process until a source reports one."""
         if not self.node_known:
             self.node = node
             self._on_node()
 
     def served(self) -> dict[str, tuple[list[Service], list[EndpointSlice]]]:
-        """Return the objects of every source that are served: its own if it is complete, and otherwise the recalled
+        """Return the served objects of every source: its own if the source is complete, and otherwise the recalled
         ones."""
         served = {source: self._recalled.get(source, store) for source, store in self._stores.items()}
         return {
@@ -200,15 +201,15 @@ class Tracker:
         }
 
     def start_within(self, grace_s: float) -> None:
-        """Set for how long complete sources wait for the others, instead of `START_GRACE_S`. With infinity they wait
-        until all are complete."""
+        """Set how long complete sources wait for the others, instead of `START_GRACE_S`. With infinity they wait until
+        all are complete."""
         self._start_grace_s = grace_s
         self._on_change()
 
     def ready_at(self, now: float) -> float:
-        """Return when serving may begin. If all sources are complete or recalled, that is at once. Otherwise it is
-        after the start grace, which begins with the first call of this method at which one source is complete or
-        recalled. Return infinity while there is no such source."""
+        """Return when serving may begin. That is at once if all sources are complete or recalled. Otherwise it is when
+        the start grace ends, which begins when this method is first called with at least one source complete or
+        recalled. Return infinity if there is no such source."""
         complete = sum(store.complete or source in self._recalled for source, store in self._stores.items())
         if not complete:
             return math.inf
@@ -216,21 +217,22 @@ class Tracker:
         return self._complete_at if complete == len(self._stores) else self._complete_at + self._start_grace_s
 
     def sources(self) -> Mapping[str, bool]:
-        """Return every source, and whether it is complete."""
+        """Return every source with whether it is complete."""
         return {source: store.complete for source, store in self._stores.items()}
 
     @property
     def services(self) -> int:
-        """Return the number of Services that complete and recalled sources define."""
+        """Return the number of Services in complete and recalled sources."""
         return len(self._claims)
 
     @property
     def untaken(self) -> int:
-        """Return the number of Services that were touched since they were last taken."""
+        """Return the number of Services that may have changed since they were last taken."""
         return len(self._untaken)
 
     def take(self, limit: int) -> list[Change]:
-        """Take up to `limit` changed Services, in the order of their first change."""
+        """Return up to `limit` changed Services, and remove them from the record of changes. Those that changed first
+        come first."""
         changes: list[Change] = []
         while self._untaken and len(changes) < limit:
             for name in list(islice(self._untaken, limit - len(changes))):
@@ -238,16 +240,17 @@ class Tracker:
                 if before != after:
                     changes.append(Change(name, before, after))
         if not self._untaken:
-            # The data plane is updated next, and only Services wait for the kernel.
+            # A change of slices takes effect with the update of the data plane, which follows. Only changes of Services
+            # wait for the kernel.
             self.slice_changes.pending = 0
         return changes
 
     def in_effect(self) -> None:
-        """Note that all changes are taken and in effect."""
+        """Record that all taken changes are in effect."""
         self.service_changes.pending = 0
 
     def drain_requests(self) -> dict[ServiceName, DrainRequests]:
-        """Return the drain requests of all Services that have some, whether or not they were taken."""
+        """Return the drain requests of all Services that have some, whether or not the Service was taken."""
         return {
             name: service.drain
             for store in self._stores.values()
@@ -255,7 +258,7 @@ class Tracker:
             if service.drain is not None
         }
 
-    # The views of Services.
+    # Views of Services.
 
     def owner_of(self, name: ServiceName) -> str | None:
         """Return the source that owns a Service, or None if no source defines it."""
@@ -360,4 +363,4 @@ def _slice_name(endpoint_slice: EndpointSlice) -> SliceName:
 
 
 def _ignore() -> None:
-    """Do nothing. This is the callback until one is set."""
+    """Do nothing, as the default callback."""

@@ -1,4 +1,4 @@
-"""The proxier's state, for parts that only read it: status pages, health, traces, Events."""
+"""Shows the proxier's state to parts that only read it: status pages, health, traces, Events."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ class ProxierView:
         self._now = now
         self._in_round = in_round
         self._frontends: tuple[FrontendState, ...] | None = None
-        """The frontends as of the end of the last round, or None if they have not been collected since."""
+        """The frontends at the end of the last round, or None if they have not been collected since then."""
 
-    # The methods for the whole state follow.
+    # The whole state.
 
     def snapshot(self) -> Snapshot:
-        """Return the present state. During a round it has new problems, and otherwise the state of the round before."""
+        """Return the present state. During a round only its problems are up to date; the rest is from the end of the
+        previous round."""
         state, tracker, reports, now = self._state, self._tracker, self._reports, self._now()
         return Snapshot(
             ready=tracker.ready_at(now) <= now,
@@ -80,12 +81,12 @@ class ProxierView:
         return self._state.rules.slots.complaint
 
     def frontends_changed(self) -> None:
-        """Have the next snapshot collect the frontends again."""
+        """Make the next snapshot collect the frontends again."""
         self._frontends = None
 
     def _collected(self) -> tuple[FrontendState, ...]:
-        """Return the frontends. They are cached, because they change only in rounds and collecting 20,000 takes 20
-        ms."""
+        """Return the frontends. They are cached, because they change only in rounds, and collecting 20,000 of them
+        takes 20 ms."""
         if self._frontends is not None:
             return self._frontends
         listeners, rules = self._state.listeners.existing, self._state.rules
@@ -101,11 +102,11 @@ class ProxierView:
             self._frontends = collected
         return collected
 
-    # The calls for one Service, one frontend or one address follow.
+    # One Service, one frontend or one address.
 
     @property
     def in_force(self) -> RuleSet | None:
-        """Return the rules of the last successful transaction, or None before the first."""
+        """Return the rules of the last successful transaction, or None before the first one."""
         return self._kernel.in_force
 
     @property
@@ -114,7 +115,7 @@ class ProxierView:
         return self._state.resolver.local_pods
 
     def service(self, name: ServiceName) -> Service | None:
-        """Return a Service as its owner defines it."""
+        """Return a Service as its owning source defines it."""
         return self._state.resolver.service(name)
 
     def candidates(self, name: FrontendName) -> Mapping[Target, Endpoint]:
@@ -131,14 +132,14 @@ class ProxierView:
         return self._state.frontends_with(protocol, target)
 
     def known_targets(self) -> Iterator[Target]:
-        """Yield every endpoint of every Service, whether it gets clients or not."""
+        """Yield every endpoint of every Service, whether or not it is used."""
         return self._state.resolver.known_targets()
 
     def has_endpoint(self, name: FrontendName, target: Target) -> bool:
-        """Return whether a frontend may send clients to this endpoint."""
+        """Return whether a frontend may send clients to an endpoint."""
         protocol = self.protocol_of(name)
         return protocol is not None and name in self.frontends_with(protocol, target)
 
     def holder_of(self, traffic: Traffic) -> FrontendName | None:
-        """Return the frontend that has this traffic, or None if none has it. Any thread may call it."""
+        """Return the frontend that gets this traffic, or None if none does. Any thread may call this."""
         return self._state.rules.claims.holder(traffic)
