@@ -1,7 +1,7 @@
 """Opens the files that a configuration names, so that a start does not fail halfway because one is missing.
 
-`kubeproxy check` and `kubeproxy run` do it before anything starts, and each reload does it again. The contents of
-manifests are not read here, because a faulty one is no reason not to serve the others.
+`kubeproxy check` and `kubeproxy run` do this before anything starts, and so does each reload. Manifests are not parsed
+here, because a faulty one is no reason not to serve the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def require(configuration: Configuration, environ: Mapping[str, str]) -> None:
 def faults(configuration: Configuration, environ: Mapping[str, str], *, service_account: bool = False) -> Iterator[str]:
     """Yield one line for each file that is missing or that this process cannot use.
 
-    With `service_account` also check the files that a pod has, which no configuration names.
+    If `service_account` is true, also check the service account files of a pod, which no configuration names.
     """
     yield from _manifests(configuration.kubeproxy.manifests.paths)
     if uses_kubernetes(configuration, environ):
@@ -38,7 +38,7 @@ def faults(configuration: Configuration, environ: Mapping[str, str], *, service_
 
 def _manifests(paths: Sequence[str]) -> Iterator[str]:
     for place, path in enumerate(paths):
-        if path == "-" or "://" in path:  # A web server that does not answer now may answer later.
+        if path == "-" or "://" in path:  # Standard input or a URL. A web server that is down now may answer later.
             continue
         setting = f"kubeproxy.manifests.paths[{place}]"
         try:
@@ -51,12 +51,13 @@ def _manifests(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _open(path: str) -> None:
-    """Open a file to read it. O_NONBLOCK is set because the file may be a pipe without a writer."""
+    """Open a file for reading. O_NONBLOCK is needed because the file may be a pipe without a writer."""
     os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _credentials(configuration: Configuration, *, service_account: bool) -> Iterator[str]:
-    """Return what is wrong with the kubeconfig and the files that its current context names, or with a pod's files."""
+    """Yield what is wrong with the kubeconfig and the files that its current context names, or with the service account
+    files of a pod."""
     from kubeproxy.kubernetes.client.credentials import ClientSettings
     from kubeproxy.kubernetes.client.kubeconfig import SERVICE_ACCOUNT
 
@@ -76,7 +77,7 @@ def _credentials(configuration: Configuration, *, service_account: bool) -> Iter
 
 
 def _unwritable(setting: str, path: str) -> Iterator[str]:
-    """Return what is wrong with a log that cannot be appended to. The file is not created here, because `check` changes
+    """Yield what is wrong with a log file that cannot be appended to. The file is not created, because `check` changes
     nothing."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -94,7 +95,7 @@ def _unwritable(setting: str, path: str) -> Iterator[str]:
 
 
 _NO_READER: Final = errno.ENXIO
-"""The error of a pipe that has no reader so far."""
+"""The error of a pipe that has no reader yet."""
 
 
 def _fault(setting: str, path: str, reason: OSError | str, allowed: str) -> str:

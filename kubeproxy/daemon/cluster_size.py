@@ -1,4 +1,5 @@
-"""Estimates how many nodes the cluster has. With this number each node paces work that all nodes do."""
+"""Estimates how many nodes the cluster has. All nodes do some work against the same API server, and each node uses this
+number to limit its own rate."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ASSUMED: Final = 1000
-"""The number of nodes that is assumed until it is known."""
+"""The number of nodes that is assumed until the API server has been asked."""
 FRESH_S, RETRY_S = 600.0, 60.0
-"""For how many seconds an answer is used, and for how many after a failure. Half of the time is jitter."""
+"""For how many seconds an answer is used, and how many seconds pass before the next attempt after a failure. Half of
+the time is jitter."""
 
 
 class _Metadata(msgspec.Struct):
@@ -30,15 +32,16 @@ class _Nodes(msgspec.Struct):
 
 
 class ClusterSize:
-    """The number of nodes, read every ten minutes from a list of one Node, in which the server says how many more there
-    are."""
+    """The number of nodes. Every ten minutes it is read from a list with a limit of one Node, in which the API server
+    says how many more there are."""
 
     def __init__(self) -> None:
         self.nodes = ASSUMED
         self._next_at = float("-inf")
 
     async def refresh(self, client: Client, now: float) -> None:
-        """Read the number if it is time. `now` is of any monotonic clock. A failure leaves the number as it is."""
+        """Read the number if it is due. `now` is in seconds of a monotonic clock. After a failure the old number
+        stays."""
         from kubeproxy.kubernetes.client.errors import ApiError
 
         if now < self._next_at:
@@ -51,6 +54,6 @@ class ClusterSize:
             wait_s = RETRY_S
         else:
             known = len(found.items or ()) + found.metadata.remaining
-            # If a server says that there are more nodes, but not how many, there may be many.
+            # The API server may say that there are more nodes, but not how many. Then assume that there are many.
             self.nodes = max(1, known if found.metadata.remaining or not found.metadata.more else ASSUMED)
         self._next_at = now + wait_s * (1.0 + 0.5 * random.random())

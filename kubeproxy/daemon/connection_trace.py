@@ -1,7 +1,7 @@
-"""Traces a connection that does not exist yet, first through the rules in force and then through the data plane.
+"""Traces a hypothetical connection, first through the rules in force and then through the data plane.
 
-`kubeproxy.netfilter.packet_simulation` decides, and the tests compare it with real kernels. `trace_explanation` puts
-the decision into words.
+`kubeproxy.netfilter.packet_simulation` decides what happens, and tests compare its decisions with real kernels.
+`trace_explanation` puts the decision into words.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Tracer:
         find_bond: Callable[[Address, Spread], Awaitable[Bond | None]] = bond_of,
         find_way: Callable[[Address], Way | None] = way_to,
     ) -> None:
-        """`find_bond` asks the kernel which endpoint session affinity has for a client of the kernel path. `find_way`
-        asks it how it reaches an address."""
+        """`find_bond` asks the kernel for the endpoint to which session affinity binds a client of the kernel path.
+        `find_way` asks the kernel for its route to an address."""
         self._find_way = find_way
         self._proxier = proxier
         self._rescue = rescue
@@ -82,7 +82,7 @@ class Tracer:
         self._facts = facts
 
     async def __call__(self, asked: TraceRequest) -> TraceReport:
-        """Trace this connection as it would go now."""
+        """Trace the connection as it would be handled now."""
         snapshot, facts = self._proxier.view.snapshot(), self._facts()
         in_force = self._proxier.kernel.in_force
         rules = in_force or RuleSet()
@@ -142,7 +142,7 @@ class Tracer:
             return None
 
     def _troubled(self, snapshot: Snapshot) -> list[Service]:
-        """Return the Services with problems."""
+        """Return the Services that have problems."""
         services = (self._proxier.view.service(name) for name in snapshot.problems)
         return [service for service in services if service is not None]
 
@@ -166,7 +166,7 @@ class Tracer:
 
 
 def _standing(snapshot: Snapshot, to: Destination, met: Trace) -> Standing | None:
-    """Return the frontend that the packet is for, even if the packet is dropped because of its source address."""
+    """Return the frontend for the packet's destination, even if the packet is dropped because of its source address."""
     for frontend in snapshot.frontends:
         if met.matched is not None:
             destination, origin = met.matched

@@ -1,20 +1,21 @@
-"""The first process of a container: it keeps the workers of a control process that has crashed, and starts the next.
+"""The first process of a container (PID 1). If the control process crashes, it keeps the workers alive and starts the
+next control process.
 
-When the first process of a container ends, the kernel kills all others. So `kubeproxy run`, as such a first process,
-becomes this small program and runs as its child. On a host systemd does the same. This program decides nothing. What it
-does when the control process ends depends on how that ended:
+When the first process of a container ends, the kernel kills all others. So if `kubeproxy run` is the first process, it
+becomes this small program and runs as its child. (On a host systemd has this role.) What this program does when the
+control process ends depends on how that happened:
 
-- With exit status 0, another instance has taken over. This program waits for SIGTERM, because the kubelet would start a
-  container that has ended again, and that would take over in its turn. It also waits for workers that still have
-  connections (after a takeover by another protocol version).
-- After SIGTERM or SIGINT, and with another exit status, this program ends with that exit status.
-- Otherwise, if other processes of the container live, they are workers, and keep serving. This program starts the next
-  control process, which relieves them.
-- Otherwise there is nothing to keep. This program ends with the same exit status, or 128 + the number of the signal,
-  and the kubelet starts the container again, with its own back-off.
+- Exit status 0: another instance has taken over. This program waits for SIGTERM, because the kubelet would restart a
+  container that ends, and that instance would take over again. It also waits for workers that still have connections
+  (after a takeover by another protocol version).
+- After SIGTERM or SIGINT, or with another exit status: this program ends with the same exit status.
+- A crash while other processes of the container live: those are workers, which keep serving. This program starts the
+  next control process, which takes their connections over.
+- A crash without other processes: this program ends with the same exit status, or 128 plus the number of the signal.
+  The kubelet then restarts the container, with its own backoff.
 
-It runs in an interpreter of its own without any package, which takes 5 MiB, so it imports nothing of this project. All
-its signals are blocked; it takes one after the other.
+This program runs in a separate interpreter without any package, which takes 5 MiB, so it imports nothing of this
+project. All its signals are blocked, and it fetches them one after the other.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from collections.abc import Sequence
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 PASSED_ON = frozenset({*STOP, signal.SIGHUP, signal.SIGUSR2})
-"""The signals that the control process handles."""
+"""The signals that are passed on to the control process."""
 AWAITED = frozenset({*PASSED_ON, signal.SIGCHLD})
 PREVIOUS_END = "KUBEPROXY_PREVIOUS_END"
-"""The environment variable that tells a control process how the previous one has ended."""
+"""The environment variable that tells a control process how the previous one ended."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""The pause before the next start. The first one is as long as that of systemd's unit, and each further one is
-longer."""
+"""The seconds before the next start. The first pause is as long as in the systemd unit, and each further one is twice
+as long."""
 SETTLED_S = 60.0
-"""After a control process has lived for this long, the pauses begin again with the first one."""
+"""A control process that has lived for this long resets the pause to the first one."""
 
 
 def become() -> None:
-    """If this is the first process of a container, become this program and run the present command line as its child.
-    Otherwise return."""
+    """If this is the first process of a container, replace it by this program, which runs the present command line as
+    its child. Otherwise return."""
     if os.getpid() == 1:
         os.execv(sys.executable, command([sys.executable, *sys.orig_argv[1:]]))
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """Return the command line by which this program supervises a command."""
+    """Return the command line of this program for supervising a command."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *words]
 
 
 def supervise(words: Sequence[str]) -> int:
-    """Run a command until it has ended for good, and return the exit status."""
+    """Run a command, again if it crashes while workers live, and return the final exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     ending, pause_s = "", PAUSE_S
     while True:
@@ -69,11 +70,11 @@ def supervise(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
-    """Run the command once, and pass signals on to it. Return how it has ended, as `subprocess` reports that, and
-    whether this program was told to stop."""
+    """Run the command once, and pass signals on to it. Return its exit code as in `subprocess`, and whether a signal to
+    stop was received."""
     try:
         child = os.posix_spawn(words[0], [*words], {**os.environ, PREVIOUS_END: ending}, setsigmask=())
-    except OSError:  # The kernel has no process or memory left.
+    except OSError:  # The limit on processes or memory is reached.
         return 1, False
     stopping = False
     while True:
@@ -86,8 +87,8 @@ def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
 
 
 def _await_relief(*, stopping: bool) -> int:
-    """Wait for a signal to stop, if there was none, and until the workers that serve on have ended or another signal to
-    stop arrives. Return the exit status."""
+    """Wait until a signal to stop has been received, and the remaining workers have ended. A second signal to stop ends
+    the wait. Return the exit status."""
     signals = int(stopping)
     while _reap()[1] or not signals:
         signals += signal.sigwaitinfo(AWAITED).si_signo in STOP
@@ -97,8 +98,8 @@ def _await_relief(*, stopping: bool) -> int:
 
 
 def _others_live(within_s: float) -> bool:
-    """Return whether other processes still live after `within_s`. Return False at once if none does, or on a signal to
-    stop."""
+    """Return whether other processes of the container still live after `within_s` seconds. Return False at once if
+    there are none, or when a signal to stop arrives."""
     until = time.monotonic() + within_s
     while _reap()[1]:
         left_s = until - time.monotonic()
@@ -110,9 +111,8 @@ def _others_live(within_s: float) -> bool:
 
 
 def _reap() -> tuple[dict[int, int], bool]:
-    """Reap the children that have ended. Return their exit codes by process number, and whether other processes live.
-    The first process also gets children that have lost their parent, such as workers and programs that a person has
-    started."""
+    """Reap the children that have ended. Return their exit codes by process id, and whether other processes live. The
+    children of the first process include orphans, such as workers and programs started by an operator."""
     ended: dict[int, int] = {}
     while True:
         try:

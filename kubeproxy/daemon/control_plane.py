@@ -1,4 +1,4 @@
-"""The control plane: the sources, the proxier that puts their objects into effect, and what is kept for the next
+"""The control plane: the sources, the proxier that puts their objects into effect, and the state saved for the next
 start."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubeproxy.proxier.tracker import Tracker
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """The sources, the tracker that they fill, the proxier that follows it, and the file of the last state."""
+    """The sources, the tracker that they fill, the proxier that reads the tracker, and the file of the last state."""
 
     tracker: Tracker
     sources: Sources
@@ -48,7 +48,7 @@ class ControlPlane:
         reporting: Reporting,
         data_plane: AnyDataPlane,
     ) -> ControlPlane:
-        """Connect the parts. Nothing of them runs yet."""
+        """Create the parts and connect them. Nothing is started."""
         host_facts = kernel.host_facts
         drain_reporter = DrainReporter(
             host_facts.node_name,
@@ -100,18 +100,18 @@ class ControlPlane:
         return cls(tracker, sources, drain_reporter, proxier, state_keeper, host_facts)
 
     def use(self, configuration: Configuration) -> None:
-        """Apply what can change while the daemon runs."""
+        """Apply the settings that can change while the daemon runs."""
         self.proxier.use(proxier_settings(configuration, self.proxier.settings))
         self.drain_reporter.use(configuration.kubeproxy.drain_reports)
 
     def node_changed(self) -> None:
-        """Tell the proxier the facts about this node as they are now."""
+        """Give the proxier the present facts about this node."""
         self.proxier.use(replace(self.proxier.settings, facts=self.host_facts.facts()))
 
     def pods_leave(self, leaving: frozenset[Leaving]) -> None:
-        """Have the proxier send no new connections to these pods, and send them to all other pods again."""
+        """Stop new connections to these pods, and allow them again to all other pods."""
         self.proxier.use(replace(self.proxier.settings, leaving=leaving))
 
     def landing_changed(self) -> None:
-        """Tell the proxier the addresses to which clients are redirected now."""
+        """Give the proxier the present addresses to which clients are redirected."""
         self.proxier.use(replace(self.proxier.settings, landing=self.host_facts.landing))

@@ -1,4 +1,5 @@
-"""The configuration in force. It is made first, so that every part reads it from here and sees a reload at once."""
+"""Holds the configuration in force. It is created first, so that every part reads the configuration from it and sees a
+reload at once."""
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ from kubeproxy.runtime.threads import in_thread
 
 
 class CurrentConfiguration:
-    """The configuration in force, and how it compares with the file on disk. `Reloader` replaces both."""
+    """The configuration in force, and how it differs from the file on disk. `Reloader` replaces both."""
 
     def __init__(self, value: Configuration, read: Callable[[], Configuration], *, file: str = "") -> None:
-        """`read` reads the configuration again, from `file` and flags. It raises ConfigError for a faulty one."""
+        """`read` reads the configuration again, from `file` and the flags. It raises ConfigError if the configuration
+        is faulty."""
         self.value = value
         self.state = ConfigurationState(file, time.time())
         self._read = read
 
     async def read(self) -> Configuration:
-        """Read the configuration on disk. Raise ConfigError when it is faulty."""
+        """Read the configuration from disk. Raise ConfigError if it is faulty."""
         return await in_thread(self._read)
 
     async def why_unusable(self) -> str | None:

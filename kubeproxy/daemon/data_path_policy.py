@@ -1,4 +1,4 @@
-"""The policy that decides the data path of frontends, from the configuration and from what this host supports."""
+"""Decides the policy for data paths from the configuration and from what this host supports."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ log = structlog.get_logger(__name__)
 
 
 class DataPaths:
-    """The policy in force."""
+    """Holds the policy in force."""
 
     def __init__(self, netfilter: Netfilter) -> None:
         self._netfilter = netfilter
         self._refusal: str | None = None
         """Why this host does not support the kernel path. It is empty if the host does, and None if the kernel has not
-        been asked."""
+        been probed."""
         self._used = False
-        """Whether a configuration was in use before."""
+        """Whether there was an earlier configuration, so that this is a reload."""
         self.policy: DataPathPolicy = USERSPACE_ONLY
         self._on_change: Callable[[DataPathPolicy], None] | None = None
 
     def notify(self, on_change: Callable[[DataPathPolicy], None]) -> None:
-        """Call `on_change` with each new policy from now on."""
+        """Call `on_change` with each new policy."""
         self._on_change = on_change
 
     async def use(self, configuration: Configuration) -> None:
-        """Use this configuration from now on. Probe the kernel the first time a configuration wants the kernel path.
-        Raise KernelError if the kernel refuses and nothing else may serve."""
+        """Apply this configuration from now on. The kernel is probed when a configuration wants the kernel path for the
+        first time. Raise KernelError if the kernel path is not possible and workers must not serve instead."""
         wanted = Wanted(configuration.kubeproxy.data_path)
         if wanted is not Wanted.USERSPACE and self._refusal is None:
             reason = await self._netfilter.why_not(Feature.SPREADS)
@@ -57,7 +57,7 @@ class DataPaths:
                 before,
                 wanted=wanted,
                 refusal=self._refusal or "",
-                # A start waits for the rescue itself (`Rescue.ready`).
+                # A start waits for the rescue elsewhere (`Rescue.ready`).
                 rescue_starts=self._used
                 and wanted is Wanted.KERNEL
                 and not before.rescue
@@ -75,16 +75,16 @@ class DataPaths:
             wanted=str(wanted),
             rules=self._refusal or f"{self._netfilter.name} takes them",
             forwarding=_words(forwarded_families()),
-            # These are the settings of all bridges. A single bridge may have its own.
+            # These settings hold for all bridges; a single bridge may override them.
             bridges_seen_by_netfilter=_words(bridged_families()),
         )
 
     def use_rescue(self, works: bool) -> None:
-        """Note whether failed connections of the kernel path are rescued from now on."""
+        """Record whether failed connections of the kernel path are rescued."""
         self._set(replace(self.policy, rescue=works, rescue_starts=self.policy.rescue_starts and not works))
 
     def cease_waiting(self) -> None:
-        """Let the kernel path serve without the rescue, which was not ready in time or will never be."""
+        """Allow the kernel path without the rescue, which was not ready in time or is not wanted."""
         self._set(replace(self.policy, rescue_starts=False))
 
     def _set(self, policy: DataPathPolicy) -> None:

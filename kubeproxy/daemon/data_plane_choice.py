@@ -1,4 +1,4 @@
-"""Makes the data plane: worker processes, as many as the configuration wants, this process alone, or none at all."""
+"""Creates the data plane: as many worker processes as configured, or this process alone, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_data_plane(
     instance_marker: InstanceMarker,
     on_crash: Callable[[str, BaseException], None],
 ) -> AnyDataPlane:
-    """Make the data plane. Call this in a running event loop. Workers start at once, and inherit the instance
+    """Create the data plane. Call this in a running event loop. Workers start at once, and inherit the instance
     marker."""
     if configuration.kubeproxy.userspace_fallback == "never":
         log.info("data plane", workers=0, effect="what the kernel cannot lead is refused")

@@ -1,11 +1,11 @@
 """Answers the preStop hooks of pods: `httpGet: {port: 10258, path: /drain?timeout=25s}`.
 
-The kubelet asks the pod's own address. What this node itself sends to that port of its pods is redirected by a rule to
-a socket of this process, and the kernel tells which pod was asked. So the pod needs nothing in its image. No other host
-or pod reaches the socket, because it listens on loopback, and packets that no rule has led there are dropped.
+The kubelet sends the request to the pod's own address. A rule redirects such connections from this node to a socket of
+this process, and the kernel tells which pod was meant. So nothing is needed in the pod's image. Other hosts and pods
+cannot reach the socket: it listens on loopback, and packets that were not redirected are dropped.
 
-A request that is not such a hook, or that does not come from a process of root, is passed on to the pod byte by byte,
-because the pod may listen on that port itself.
+A connection that is no such request, or that is not from a process of root, is forwarded to the pod, because the pod
+may listen on that port itself.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = structlog.get_logger(__name__)
 
 PATH: Final = "/drain"
 TIMEOUT_S: Final = 25.0
-"""For how long a hook waits if it gives no timeout: five seconds less than the default of
+"""How long a hook waits if its request has no timeout: five seconds less than the default of
 terminationGracePeriodSeconds."""
 LONGEST_S: Final = 3600.0
 REQUEST_S: Final = 5.0
-"""How long the head of a request may take."""
+"""How long a client may take to send the head of its request."""
 SILENT_S: Final = 5.0
-"""After this time a client of root's that has sent nothing may be waiting for the pod to send first. (The kubelet may
-be slow, too.)"""
+"""After this time, a client of root that has sent nothing is forwarded, because it may be waiting for the pod to send
+first. (The kubelet may also be slow, so the time is long.)"""
 REQUEST_BYTES: Final = 4096
 IDLE_S: Final = 600.0
-"""How long a connection that is passed on to the pod may be silent."""
+"""How long a forwarded connection may be idle."""
 CONNECTIONS: Final = 1200
 OF_OTHERS: Final = 400
-"""The largest number of connections of users other than root. It keeps these from preventing answers to hooks."""
+"""The largest number of connections from users other than root. The limit keeps them from blocking hooks."""
 FULL_PAUSE_S: Final = 0.1
-"""For how long nothing is accepted if the process had no descriptor or memory for a connection."""
+"""How long accepting pauses if the process has no descriptor or memory for a connection."""
 LAST_S: Final = 1.0
-"""How long the last answers may take when the process ends."""
+"""How long the last answers may take when this process ends."""
 PORTS_TRIED: Final = 8
 ROOT: Final = 0
 _ORIGINAL_DST: Final = 80  # SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6)
@@ -63,7 +63,7 @@ _DURATION: Final = re.compile(r"(?:[0-9]{1,6}(?:\.[0-9]{1,3})?(?:ms|s|m|h))+|[0-
 
 
 class DrainHook:
-    """The socket that hooks reach. Call `bind`, `listen`, then `close`. Rules lead to `port`."""
+    """The socket that answers hooks. Call `bind`, `listen`, then `close`. Rules redirect hooks to `port`."""
 
     def __init__(self, drains: PodDrains) -> None:
         self._drains = drains
@@ -71,13 +71,13 @@ class DrainHook:
         self._sockets: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
         self._of_others = 0
-        """The connections of users other than root."""
+        """The number of connections from users other than root."""
         self._pause: asyncio.TimerHandle | None = None
         self.port = 0
-        """The port on loopback, or 0 while no port is bound."""
+        """The loopback port, or 0 while none is bound."""
 
     def bind(self, families: Iterable[Family]) -> None:
-        """Bind a port on loopback that is free in every family. Raise OSError if there is none."""
+        """Bind a loopback port that is free in every family. Raise OSError if there is none."""
         wanted = sorted(families)
         for attempt in range(PORTS_TRIED):
             try:
@@ -90,8 +90,8 @@ class DrainHook:
                 return
 
     def listen(self) -> None:
-        """Listen at that port, if it is bound. This is called when the first pod appears, because from then on rules
-        lead to the port."""
+        """Start to listen at the port, if one is bound. This is called when the first pod appears, because from then on
+        rules redirect to the port."""
         for listener in self._sockets:
             listener.listen(CONNECTIONS)
         self._accept_from_now()
@@ -130,7 +130,7 @@ class DrainHook:
             self._pause = None
 
     async def end(self) -> None:
-        """Accept no more clients, and end the waits of hooks, which continue at the next kubeproxy."""
+        """Accept no more clients, and end the waiting hooks. The kubelet repeats them at the next kubeproxy."""
         self.close()
         await self._drains.end()
         if self._serving:
@@ -176,7 +176,7 @@ class DrainHook:
             elif b"\r\n\r\n" in head:
                 writer.write(await self._answer(asked, head, reader))
                 await writer.drain()
-        except OSError as error:  # The client was not led here by a rule, or has disconnected.
+        except OSError as error:  # The client was not redirected here by a rule, or has disconnected.
             log.debug("hook's connection ended", asked=str(asked), reason=str(error))
         finally:
             end()
@@ -191,7 +191,7 @@ class DrainHook:
             self._of_others -= 1
 
     async def _answer(self, asked: Target, head: bytes, reader: asyncio.StreamReader) -> bytes:
-        """Return the answer to a hook, or nothing if the client has disconnected."""
+        """Return the answer to a hook, or an empty result if the client has disconnected."""
         target = head.split(b" ", 2)[1].decode("latin-1")
         timeout_s = timeout_of(target)
         if timeout_s is None:
@@ -219,8 +219,8 @@ def _is_of_root(client: Target, asked: Target) -> bool:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return what a client sends first. If that begins as a hook's request does, everything up to the end of the header
-    fields is returned."""
+    """Return the first bytes that a client sends. If they begin like a hook's request, return everything up to the end
+    of its header fields."""
     head = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENT_S):
@@ -233,18 +233,18 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _end_of(reader: asyncio.StreamReader) -> None:
-    """Wait until a client has disconnected. What the client still sends is dropped."""
+    """Wait until a client has disconnected. Anything that it still sends is ignored."""
     while await reader.read(REQUEST_BYTES):
         pass
 
 
 def _may_be_hook(head: bytes) -> bool:
-    """Return whether this may be the beginning of a hook's request, the rest of which will follow."""
+    """Return whether these bytes may be the beginning of a hook's request."""
     return bool(head) and b"\r\n\r\n" not in head and (head.startswith(_BEGIN) or _BEGIN.startswith(head))
 
 
 async def _pass_on(asked: Target, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass a client on to the pod itself."""
+    """Forward a client to the pod itself."""
     family = socket.AF_INET6 if ":" in asked.address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -277,18 +277,19 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class _Used:
-    """Records when a connection was last used in either direction."""
+    """Records when a forwarded connection was last used in either direction."""
 
     def __init__(self) -> None:
         self.note()
 
     def note(self) -> None:
-        """Record that the connection is used now."""
+        """Record that the connection is being used."""
         self.at = asyncio.get_running_loop().time()
 
 
 async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _Used) -> None:
-    """Pass bytes on until the end, or until a long silence in both directions."""
+    """Copy bytes until the end of the stream. Raise ConnectionAbortedError if neither direction is used for `IDLE_S`
+    seconds."""
     while True:
         idle_at = used.at + IDLE_S
         try:
@@ -308,7 +309,7 @@ async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _U
 
 
 def original_destination(client: socket.socket) -> Target:
-    """Return where a client wanted to go before a rule led it here. Raise OSError if no rule did."""
+    """Return a client's destination before a rule redirected it here. Raise OSError if no rule did."""
     if client.family == socket.AF_INET:
         found = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DST, 16)
         port, packed = struct.unpack("!2xH4s8x", found)
@@ -318,13 +319,13 @@ def original_destination(client: socket.socket) -> Target:
     local, local_port, *_ = client.getsockname()
     target = Target(Address(str(ipaddress.ip_address(packed))), port)
     if target == Target(Address(local), local_port):
-        raise ConnectionRefusedError("it was not led here")
+        raise ConnectionRefusedError("it was not redirected here")
     return target
 
 
 def timeout_of(request_target: str) -> float | None:
-    """Return the request's parameter `timeout` in seconds; it is written like 25, 25s or 1m30s. Return the default if
-    the request has no such parameter, and None if its value is not a time."""
+    """Return the request's parameter `timeout` (25, 25s or 1m30s) in seconds. Return the default if there is no such
+    parameter, and None if its value is invalid."""
     try:
         given = parse_qs(urlsplit(request_target).query, keep_blank_values=True, max_num_fields=8).get("timeout")
     except ValueError:
@@ -333,7 +334,7 @@ def timeout_of(request_target: str) -> float | None:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a time such as 25, 25s or 1m30s, or None if the text is not a time."""
+    """Return the seconds of a duration such as 25, 25s or 1m30s, or None if the text is not a duration."""
     if _DURATION.fullmatch(text) is None:
         return None
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", text)
@@ -341,8 +342,8 @@ def seconds_of(text: str) -> float | None:
 
 
 def response(outcome: Outcome) -> bytes:
-    """Return the answer to a hook. The kubelet ignores every status but a redirect, with which the hook continues at
-    the next kubeproxy."""
+    """Return the response to a hook. The kubelet ignores every status except a redirect, which it follows to the next
+    kubeproxy."""
     status, more = "200 OK", ""
     if outcome.end is End.CROWD:
         status = "503 Service Unavailable"

@@ -1,8 +1,9 @@
-"""Reports to rollouts which of their drain requests are in effect on this node, and which connections are still open.
+"""Reports to rollouts which of their drain requests are in effect on this node, and how many connections are still
+open.
 
-Nothing in the daemon waits for these reports. While the API server is away the proxy continues to serve, and the newest
-report is written when the server is back. The node itself decides how often it reports, and how much, so that tenants'
-requests do not cost the API server more than `report_room` and `report_schedule` grant.
+Nothing in the daemon waits for these reports. While the API server is unreachable the proxy continues to serve, and the
+newest report is written when the server is back. `report_room` and `report_schedule` limit the size and the rate of
+reports, so that requests of tenants cannot overload the API server.
 """
 
 from __future__ import annotations
@@ -42,22 +43,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 Count = Callable[[Collection[Address]], Awaitable[Mapping[Address, int]]]
-"""A function that counts the open connections to addresses, without zeros."""
+"""A function that counts the open connections to each of these addresses. Addresses without connections are left
+out."""
 
 LOOK_S: Final = 1.0
-"""How often connections are counted while a request asks for any."""
+"""How often connections are counted while a drain request needs counts."""
 LOOK_SHARE: Final = 0.05
-"""The largest share of the time that counting may take."""
+"""The largest share of time that counting may take."""
 LEAVING_LOOK_S: Final = 2.0
-"""How often connections are counted after a takeover, which is as long as shutdownGrace at most."""
+"""How often the remaining connections are counted after a takeover."""
 NODE_LOOK_S: Final = 1.0
-"""How often the Node object is looked up while it is not known."""
+"""How often to check for the Node object while it is unknown."""
 END_S: Final = 2.0
-"""How long the last write at the end may take."""
+"""How long the last write may take when the process ends."""
 
 
 class DrainReporter:
-    """The report of this node. `use` switches it on and off, `run` writes it."""
+    """The drain report of this node. `use` switches it on and off, and `run` writes it."""
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class DrainReporter:
         on_written: Callable[[bool], None] = lambda succeeded: None,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`node` returns the Node object, if it is known. `on_written` is called after each write, with its success."""
+        """`node` returns the Node object, or None if it is unknown. `on_written` is called after each attempt to write,
+        with True if it succeeded."""
         self._data_plane = data_plane
         self._node = node
         self._unix_clock = unix_clock
@@ -78,18 +81,18 @@ class DrainReporter:
         self._on = False
         self._drains: Mapping[ServiceName, DrainState] = {}
         self._sizes: Mapping[ServiceName, int] = {}
-        """The size of each Service in a report. There may be many Services, so each is measured only once."""
+        """The size of each Service in a report. It is cached because there may be many Services."""
         self._fits = Fitting()
         self._room = 0
-        """The room for which `_fits` was computed. It is 0 if the drains have changed since."""
+        """The size limit for which `_fits` was computed, or 0 if the drains have changed since."""
         self._changed = asyncio.Event()
         self._uncounted = False
         """Whether the last count failed."""
         self._count_s = 0.0
         """How long the last count took."""
         self.open: Mapping[Address, int] = {}
-        """The number of open connections to the endpoints that drain, and of the other connections that rollouts ask
-        for, as last counted."""
+        """The last counts of open connections to draining endpoints, and of other connections for which rollouts
+        ask."""
 
     def use(self, on: bool) -> None:
         """Switch the reports on or off."""
@@ -97,7 +100,7 @@ class DrainReporter:
         self._changed.set()
 
     def drains_changed(self, drains: Mapping[ServiceName, DrainState]) -> None:
-        """Note the drain requests that are in effect now."""
+        """Record the drain requests that are in effect now."""
         before, sizes = self._drains, self._sizes
         self._sizes = {
             name: sizes[name] if before.get(name) is state else size_of(name, state) for name, state in drains.items()
@@ -107,14 +110,14 @@ class DrainReporter:
 
     @property
     def draining(self) -> frozenset[Address]:
-        """Return the endpoints that drain now."""
+        """Return the addresses of the endpoints that are draining."""
         return frozenset(address for state in self._drains.values() for address in state.draining)
 
     async def run(self, client: Client, translated_to: Count) -> None:
         """Write the report whenever it is due, until cancelled.
 
-        `translated_to` counts the connections that the kernel leads to endpoints without the data plane, from a reading
-        that began after the call. It raises KernelError if it cannot count them.
+        `translated_to` counts the connections on the kernel path, from a reading that began after the call. It raises
+        KernelError if it cannot count them.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -139,10 +142,10 @@ class DrainReporter:
                     await self._pause(min(left_s, max(LOOK_S, self._count_s / LOOK_SHARE)) if counted else left_s)
 
     async def leave(self, client: Client, requests: Callable[[], Mapping[ServiceName, DrainRequests]]) -> None:
-        """Count the connections that this instance still has after another instance has taken over, until cancelled.
+        """After a takeover, report the connections that this old instance still has, until cancelled.
 
-        It reports them in a Lease of its own, and only those that rollouts may wait for. `requests` returns the
-        requests of all Services.
+        The report goes into a separate Lease, and has only connections for which rollouts may wait. `requests` returns
+        the requests of all Services.
         """
         self._lease, schedule, before = self._make_lease(LEAVING), ReportSchedule(random.random), NodeReport()
         while self._on:
@@ -151,8 +154,8 @@ class DrainReporter:
             self.drains_changed({name: _leaving(each, now) for name, each in requests().items()})
             shown, omitted = self._fitting()
             open_ = await self._data_plane.open_to(_addresses(shown))
-            # A Service without connections is reported once, because a rollout waits for the end of the last
-            # connection.
+            # A Service without connections is reported once more, because a rollout waits to hear that the last
+            # connection has ended.
             found = {
                 name: report
                 for name, report in reports(shown, open_).items()
@@ -165,7 +168,7 @@ class DrainReporter:
             await asyncio.sleep(LEAVING_LOOK_S)
 
     async def end(self, client: Client) -> None:
-        """Let the report expire at once, so that rollouts do not wait for this node any more."""
+        """Make the report expire at once, so that rollouts no longer wait for this node."""
         if not self._lease.lasts:
             return
         try:
@@ -178,7 +181,7 @@ class DrainReporter:
     async def _write_if_due(
         self, client: Client, schedule: ReportSchedule, report: NodeReport, *, last: bool = False
     ) -> float:
-        """Write the report if it is time. Return when to call this again."""
+        """Write the report if it is due. Return the time of the next call."""
         clock, text = asyncio.get_running_loop().time, encode_report(report)
         due = schedule.due(report, pause_s(self._size.nodes, len(text)), clock())
         if due <= clock():
@@ -189,7 +192,7 @@ class DrainReporter:
         return due
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait this long, or until a change."""
+        """Wait this many seconds, or until something changes."""
         try:
             async with asyncio.timeout(pause_s):
                 await self._changed.wait()
@@ -197,14 +200,14 @@ class DrainReporter:
             return
 
     def _fitting(self) -> tuple[Mapping[ServiceName, DrainState], Mapping[str, int]]:
-        """Return the Services that have room in a report, and the number of the other Services by namespace."""
+        """Return the Services that fit into a report, and for the others their number by namespace."""
         if (now := room(self._size.nodes)) != self._room:
             self._fits, self._room = fitting(self._sizes, now), now
         return {name: self._drains[name] for name in self._fits.services}, self._fits.omitted
 
     async def _count(self, counted: frozenset[Address], translated_to: Count) -> None:
-        """Count the open connections. If that fails, keep the last counts, because lower ones would let a rollout
-        continue."""
+        """Count the open connections. If that fails, keep the last counts, because a count that is too low would let a
+        rollout continue too early."""
         clock = asyncio.get_running_loop().time
         began = clock()
         counts = Counter(await self._data_plane.open_to(counted)) if counted else Counter[Address]()
@@ -224,7 +227,7 @@ class DrainReporter:
 
 
 def _leaving(requests: DrainRequests, now: float) -> DrainState:
-    """Return what an instance reports of drain requests after another instance has replaced it."""
+    """Return what an instance reports about drain requests after it has been replaced."""
     counted = requests.addresses(now, Want.DRAIN, Want.COUNT)
     return DrainState(ServiceReport(requests.generation), counted=counted, draining=frozenset())
 
@@ -234,7 +237,7 @@ def _addresses(states: Mapping[ServiceName, DrainState]) -> frozenset[Address]:
 
 
 def reports(states: Mapping[ServiceName, DrainState], open_: Mapping[Address, int]) -> dict[ServiceName, ServiceReport]:
-    """Return the reports of Services, with these open connections."""
+    """Return the reports of Services with these counts of open connections."""
     return {
         name: replace(state.report, open={a: open_[a] for a in state.counted if open_.get(a)})
         for name, state in states.items()

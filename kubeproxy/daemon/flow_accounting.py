@@ -1,9 +1,10 @@
-"""Counts the connections of the kernel path and their bytes, and gives their ends to the access log.
+"""Counts the connections of the kernel path and their bytes, and reports ended connections to the access log.
 
-Both come from connection tracking. The whole table is read when a status or a scrape asks (`KernelTraffic`), and while
-rollouts wait for the ends of connections (`DrainReporter`). Ends are read twice a second while there is an access log.
-Both run in a thread that waits for the kernel in short intervals, in which the event loop runs. Only one of them runs
-at a time, so that a flow that has ended is added to the sums before its count is forgotten.
+Both tasks use connection tracking. The whole table is read when a status or a scrape asks for counts (`KernelTraffic`),
+and while rollouts wait for connections to end (`DrainReporter`). The kernel's notifications of ended connections are
+read twice a second if there is an access log. Both tasks run in a thread, which releases the interpreter lock often, so
+that the event loop can run. Only one of them runs at a time, so that the counts of an ended flow are added to the sums
+before they are forgotten.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from kubeproxy.observability.picture import KernelFlowsState
 log = structlog.get_logger(__name__)
 
 ENDS_CPU_S: Final = 0.1
-"""How much CPU time is spent on ends at a time. With two fetches in a second it is a fifth of a core. Further ends wait
-in the kernel."""
+"""How much CPU time one fetch of ended connections may take. With two fetches per second that is a fifth of a core.
+Further notifications wait in the kernel."""
 LINES_MAX: Final = 4096
-"""The largest number of lines written to the access log at a time. Workers write as many."""
+"""The largest number of lines given to the access log at a time, the same as for a worker."""
 READ_SHARE: Final = 0.05
-"""The largest share of one processor that readings of the table may take, whoever asks for them."""
+"""The largest share of one processor that reading the table may take, for all callers together."""
 READ_PAUSE_LIMIT_S: Final = 30.0
 """The longest pause between two readings."""
 BASE_LOOK_S: Final = 0.2
-"""How often the first rules with a kernel path are looked for."""
+"""How often to check whether the first rules with a kernel path are in force."""
 
 
 class FlowCounts(NamedTuple):
@@ -64,10 +65,10 @@ NO_FLOWS: Final = FlowCounts(0, 0, 0)
 
 
 class FlowAccounting:
-    """The flows of this network namespace that our rules have led to endpoints.
+    """The flows of this network namespace that our rules send straight to endpoints.
 
-    `run` takes the first counts; bytes are counted from then on. `read` and `ended` do nothing as long as no rule of
-    this process has led a connection by the kernel path.
+    `run` takes the first counts, and bytes are counted from then on. `read` and `ended` do nothing until a rule of this
+    process uses the kernel path.
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class FlowAccounting:
         on_skipped: Callable[[int], None],
         settings: Path = DIRECTORY,
     ) -> None:
-        """`rules` returns the rules in force. They lead to this process once `taken` is set. A predecessor, if there is
-        one, logs the ends until `taken` is set, and a successor logs them once `superseded` is set. `on_skipped` gets
-        the number of ends that were more than the access log accepts."""
+        """`rules` returns the rules in force. `taken` is set when they redirect to this process. Until then a
+        predecessor, if there is one, logs ended connections. Once `superseded` is set a successor logs them.
+        `on_skipped` is called with the number of ended connections that exceeded the limit of the access log."""
         self._rules = rules
         self._owners = FlowOwners(holder, _local)
         self._totals = FlowTotals()
@@ -101,21 +102,21 @@ class FlowAccounting:
         self._problem = ""
         self._reading_s = 0.0
         self._read_at = self._next_at = -math.inf
-        """When the last reading began, and when the next one may begin, by `time.monotonic`."""
+        """When the last reading began, and when the next one may begin, in seconds of `time.monotonic`."""
         self._open_to: Counter[bytes] = Counter()
         """The number of open TCP connections by endpoint, as of the last reading."""
         self._one_at_a_time = threading.Lock()
-        """Held by the thread that works, because cancelling a task does not end its thread."""
+        """Held while the thread works, because cancelling a task does not stop its thread."""
         self._log = RateLimitedLog(log, interval_s=math.inf)
 
     def expect(self) -> None:
-        """Follow the kernel path, because it is wanted from now on."""
+        """Begin to follow the kernel path, which is wanted from now on."""
         self._wanted.set()
         self._follow_ends()
 
     async def run(self) -> None:
-        """Read the flows once, as soon as rules lead here by the kernel path. Bytes moved until then count for the
-        previous instance."""
+        """Read the flows once, as soon as our rules use the kernel path. Bytes transferred before belong to the
+        previous instance's counts."""
         await self._taken.wait()
         await self._wanted.wait()
         while True:
@@ -124,34 +125,35 @@ class FlowAccounting:
             await asyncio.sleep(BASE_LOOK_S)
 
     def use_ends(self, on: bool) -> None:
-        """Follow the ends of connections for the access log, or stop following them."""
+        """Follow ended connections for the access log, or stop following them."""
         self._ends_wanted = on
         self._follow_ends()
 
     def _follow_ends(self) -> None:
-        """Begin or end the subscription at once, because the kernel reports no ends of connections that begin before
-        it. While a thread works, its next call does so."""
+        """Begin or end the subscription to ended connections. It begins at once, because the kernel does not report
+        connections that are older than the subscription. If the thread is working, it does this at its next call."""
         if not self._one_at_a_time.acquire(blocking=False):
             return
         try:
             if not self._ends_wanted:
                 self._close_ends()
             elif self._wanted.is_set() and self._ends is None and not self._superseded.is_set():
-                with contextlib.suppress(OSError):  # `ended` tries again, and reports the failure.
+                with contextlib.suppress(OSError):  # `ended` tries again and reports the failure.
                     self._ends = FlowEnds()
         finally:
             self._one_at_a_time.release()
 
     async def refresh(self) -> None:
-        """Read the flows for `counts`, unless readings have taken their share of the time."""
+        """Read the flows for `counts`, unless readings have used up their share of time."""
         if time.monotonic() >= self._next_at:
             await self.read()
 
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """Return the number of open TCP connections that the kernel leads to each of these addresses, without zeros.
+        """Return the number of open TCP connections on the kernel path to each of these addresses. Addresses without
+        connections are left out.
 
-        The counts come from a reading that began after this call. Raise KernelError when the conntrack entries cannot
-        be read."""
+        The counts are from a reading that began after this call. Raise KernelError if the conntrack entries cannot be
+        read."""
         asked = time.monotonic()
         while self.has_spread() and self._rules() is not None and self._read_at < asked:
             await asyncio.sleep(self._next_at - time.monotonic())
@@ -186,13 +188,14 @@ class FlowAccounting:
             self._log.reset("read")
         self._reading_s = time.monotonic() - began
         self._read_at = max(self._read_at, began)
-        # CPU time is counted, because on a busy node a reading waits for its turn, which costs nothing.
+        # CPU time is used, because on a busy node a reading spends much of its time waiting for a processor, which
+        # costs nothing.
         self._next_at = time.monotonic() + min(READ_PAUSE_LIMIT_S, cpu_s / READ_SHARE)
         self._report_losses()
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
-        """Return the counts of those frontends that have had connections since this process began. Forget all other
-        frontends."""
+        """Return the counts of those frontends that have had connections since this process began, and forget all
+        others."""
         totals = self._totals
         totals.keep(names)
         found = totals.open.keys() | totals.bytes_in.keys() | totals.bytes_out.keys()
@@ -203,14 +206,14 @@ class FlowAccounting:
         }
 
     def open_by_endpoint(self, name: FrontendName) -> Mapping[Target, int]:
-        """Return the number of open connections and UDP flows that the kernel leads to each endpoint of a frontend,
-        without zeros, as of the last reading."""
+        """Return the number of open connections and UDP flows on the kernel path to each endpoint of a frontend, as of
+        the last reading. Endpoints without any are left out."""
         found = self._totals.open.get(name, Counter())
         return {_target(address, port): count for (address, port), count in found.items()}
 
     async def ended(self) -> Sequence[Ended]:
-        """Return the connections that have ended since the last call, as far as the kernel has deleted their conntrack
-        entries."""
+        """Return the connections that have ended since the last call. A connection counts as ended when the kernel
+        deletes its conntrack entry."""
         if not self._ends_wanted or not self._wanted.is_set():
             return ()
         rules = self._rules()
@@ -222,11 +225,11 @@ class FlowAccounting:
             )
             return ()
         self._report_losses()
-        return [self._ended.popleft() for _ in range(len(self._ended))]  # A thread that reads may add one meanwhile.
+        return [self._ended.popleft() for _ in range(len(self._ended))]  # The reading thread may append meanwhile.
 
     def state(self) -> KernelFlowsState | None:
-        """Return the state for the status and metrics, or None if no rule of this process has led a connection by the
-        kernel path."""
+        """Return the state for the status and metrics, or None if no rule of this process has used the kernel path
+        yet."""
         if not self.has_spread():
             return None
         return KernelFlowsState(
@@ -239,14 +242,13 @@ class FlowAccounting:
         )
 
     def has_spread(self) -> bool:
-        """Return whether rules of this process have ever led connections by the kernel path. Such connections outlive
-        the rules."""
+        """Return whether rules of this process have ever used the kernel path. Connections outlive the rules."""
         if not self._spread and (rules := self._rules()) is not None:
             self._spread = bool(rules.spreads)
         return self._spread
 
     def close(self) -> None:
-        """End the subscription."""
+        """End the subscription to ended connections."""
         with self._one_at_a_time:
             self._close_ends()
 
@@ -264,7 +266,7 @@ class FlowAccounting:
         except RuntimeError as error:  # No thread can be started.
             raise KernelError(f"cannot read flows: {error}; raise the limit on processes") from error
 
-    # The following functions run in a thread.
+    # In the thread.
 
     def _read(self, rules: RuleSet) -> None:
         with self._one_at_a_time:
@@ -277,7 +279,8 @@ class FlowAccounting:
                 if (name := self._owners.of(flow)) is not None:
                     self._totals.seen(name, flow)
             if self._ends is not None:
-                self._note_ends(self._ends, cpu_s=math.inf)  # The kernel reports an end before it removes the flow.
+                # The kernel reports the end of a flow before it removes the flow.
+                self._note_ends(self._ends, cpu_s=math.inf)
             self._totals.finish()
             self._open_to = open_to
             self._owners.forget_unused()
@@ -291,7 +294,7 @@ class FlowAccounting:
             if rules is not None:
                 self._owners.use(rules)
             elif not self._has_predecessor():
-                return  # The ends wait in the kernel until the rules are known.
+                return  # Notifications wait in the kernel until the rules are known.
             self._note_ends(self._ends, cpu_s=ENDS_CPU_S)
             if not self._ends_wanted or self._superseded.is_set():
                 self._close_ends()
@@ -318,7 +321,7 @@ class FlowAccounting:
             self._ends.close()
             self._ends = None
 
-    # The following functions run in the event loop.
+    # In the event loop.
 
     def _report_losses(self) -> None:
         if self._skipped:
@@ -335,8 +338,8 @@ class FlowAccounting:
 
 
 def as_ended(flow: FlowRecord, name: FrontendName, lingering: Mapping[int, int], *, now: float) -> Ended:
-    """Return the conntrack entry as a record of the access log. `now` is used as the time of its end, in Unix seconds,
-    if the kernel recorded none."""
+    """Return a conntrack entry as a record for the access log. If the kernel has not recorded when the connection
+    ended, `now` (Unix seconds) is used."""
     number, _, _, target, target_port = flow.route
     began, ended = span(flow, lingering) or (now, None)
     return Ended(

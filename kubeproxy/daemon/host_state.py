@@ -29,27 +29,27 @@ from kubeproxy.runtime.threads import in_thread
 log = structlog.get_logger(__name__)
 
 ADDRESS_LOOK_S = 5.0
-"""How often the addresses of this node are compared, which takes a few system calls."""
+"""How often to check whether the addresses of this node have changed, which takes a few system calls."""
 LEFTOVERS_LOOK = 10
-"""How many full sync periods pass between two searches for kube-proxy's leftovers, because a search runs programs.
-While there are leftovers, the search runs in each period, so that the complaint ends soon after they are removed."""
+"""How many full sync periods pass between two searches for leftovers of kube-proxy, because a search runs programs.
+While there are leftovers, every period has a search, so that the complaint ends soon after they are removed."""
 
 
 def node_name_of(configuration: Configuration) -> str:
-    """Return this node's name as kube-proxy has it: trimmed and in lower case."""
+    """Return this node's name in kube-proxy's form: trimmed and in lower case."""
     return (configuration.hostname_override or socket.gethostname()).strip().lower()
 
 
 class HostFacts:
-    """The state of the host at present."""
+    """The present state of the host."""
 
     def __init__(self, configuration: Configuration, tracker: Tracker) -> None:
-        """`tracker` has the latest Node object."""
+        """`tracker` provides the latest Node object."""
         self._configuration = configuration
         self._tracker = tracker
         self._can_preserve = False
         self.conntrack_room: ConntrackRoom | None = None
-        """The state of connection tracking when it was last read."""
+        """The usage of connection tracking when it was last read."""
         self._leftovers_complaint: str | None = None
         self.node_name = node_name_of(configuration)
         self.families = _families()
@@ -58,7 +58,7 @@ class HostFacts:
         self.bind = {} if bind in ("0.0.0.0", "::") else {bind.family: bind.address}
 
     def facts(self) -> NodeFacts:
-        """Return the facts for the proxier as they are now."""
+        """Return the present facts for the proxier."""
         node = node_of(self._configuration, self.node_name, self._tracker.node)
         return node_facts(
             self._configuration,
@@ -73,7 +73,8 @@ class HostFacts:
     def _reasons_not_to_preserve(self) -> list[str]:
         """Return why privileges do not allow preserving client addresses.
 
-        Workers dial, and may keep only CAP_NET_RAW for that. Without workers this process may use CAP_NET_ADMIN.
+        Workers make the dials, and the only capability that they may keep for this is CAP_NET_RAW. Without workers,
+        this process may use CAP_NET_ADMIN.
         """
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         has_workers = self._configuration.kubeproxy.workers.number != 0
@@ -82,7 +83,7 @@ class HostFacts:
         return reasons
 
     async def look_whether_addresses_can_be_preserved(self, netfilter: Netfilter) -> None:
-        """Ask the kernel, and warn if it does not support the configured preservation of client addresses."""
+        """Probe whether the kernel can preserve client addresses as configured, and warn if it cannot."""
         if self._configuration.kubeproxy.preserve_client_address == "never":
             return
         reasons = self._reasons_not_to_preserve()
@@ -98,7 +99,7 @@ class HostFacts:
             )
 
     async def can_guard_sockets(self, netfilter: Netfilter) -> bool:
-        """Return whether netfilter can distinguish our listening sockets from those of other processes."""
+        """Return whether netfilter can tell our listening sockets from those of other processes."""
         reasons = [f"{family}: {reason}" for family in self.families if (reason := why_not(family)) is not None]
         if not reasons and (reason := await netfilter.why_not(Feature.SOCKET_GUARD)) is not None:
             reasons.append(f"{netfilter.name}: {reason}")
@@ -111,7 +112,7 @@ class HostFacts:
         return not reasons
 
     async def look_whether_dials_are_marked(self, netfilter: Netfilter) -> None:
-        """Ask the kernel, and warn if our rules would catch our own dials."""
+        """Probe whether our rules recognize our own dials, and warn if they would redirect them."""
         if netfilter.name != "none" and (reason := await in_thread(why_not_marked)) is not None:
             log.warning(
                 "cannot mark dials; loops end later",
@@ -122,17 +123,18 @@ class HostFacts:
 
     @property
     def complaints(self) -> Mapping[Reason, Callable[[], str | None]]:
-        """Return the functions that report problems of this host."""
+        """Return the functions that report problems of this host, by reason. Each returns a text, or None if there is
+        no problem."""
         return {Reason.CONNTRACK: self._complain_of_conntrack, Reason.LEFTOVERS: lambda: self._leftovers_complaint}
 
     def _complain_of_conntrack(self) -> str | None:
-        """Return the problems of connection tracking since the last call."""
+        """Return the problem of connection tracking since the last call, or None."""
         before, now = self.conntrack_room, usage.look()
         self.conntrack_room = now
         return None if now is None else now.complaint(before)
 
     async def follow(self, *, on_landing: Callable[[], None], on_facts: Callable[[NodeFacts], None]) -> None:
-        """Call back when this node's addresses change, until cancelled."""
+        """Call `on_landing` and `on_facts` when this node's addresses change, until cancelled."""
         known = self.facts()
         while True:
             await asyncio.sleep(ADDRESS_LOOK_S)
@@ -146,9 +148,9 @@ class HostFacts:
                 on_facts(facts)
 
     async def follow_leftovers(self, ours: str) -> None:
-        """Search for kube-proxy's rules until cancelled. `ours` is the adapter in use.
+        """Search for rules of kube-proxy until cancelled. `ours` is the name of the adapter in use.
 
-        With ``none`` kube-proxy may be the proxy that serves, so its rules are no problem.
+        With the adapter ``none``, kube-proxy may be serving on purpose, so its rules are no problem.
         """
         period_s = self._configuration.sync_period_s
         while ours != "none":

@@ -1,6 +1,7 @@
-"""Makes the health server and the metrics server, with their pages, from the configuration.
+"""Creates the health server and the metrics server, with their pages, from the configuration.
 
-The pages name every Service of the cluster, so they answer only on loopback, wherever the metrics server listens.
+The status pages name every Service of the cluster, so they answer only on loopback, wherever the metrics server
+listens.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from kubeproxy.observability.metrics.exposition import Exposition
 from kubeproxy.observability.routes import health_routes, index_route, metrics_routes
 
 HolderOf = Callable[[str, int], str]
-"""A function that names the process that has a host's port, for messages."""
+"""A function that returns the name of the process that listens at an address and port of this host, for messages."""
 
 
 def http_servers(parts: Parts, status_collector: StatusCollector) -> Sequence[HttpServer]:
-    """Return the configured servers, not started yet."""
+    """Return the configured servers, not yet started."""
     holder_of = partial(_holder_of, parts.process.find_holders)
     return [*_health_server(parts, holder_of), *_metrics_servers(parts, status_collector, holder_of)]
 
@@ -82,7 +83,7 @@ def _metrics_servers(parts: Parts, status_collector: StatusCollector, holder_of:
             host=address,
             port=configured.port,
             setting="metricsBindAddress",
-            # The loopback address is added for the pages, so a start does not fail because of it.
+            # The loopback address is an addition for the status pages, so a start does not fail if it is in use.
             hard_fail=configuration.bind_address_hard_fail and address == configured.address,
             on_failure=partial(health.degraded, Reason.SERVER, part=address),
             on_listening=partial(health.degraded, Reason.SERVER, None, part=address),

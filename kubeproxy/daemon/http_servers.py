@@ -1,6 +1,7 @@
 """The daemon's HTTP servers: one for health, and one for metrics with status pages.
 
-Clients of Services do not wait for them, so `open` imports everything that belongs to HTTP (`http_pages`).
+Clients of Services do not wait for these servers. So everything that belongs to HTTP (`http_pages`) is imported only by
+`open`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class HttpServers:
-    """The HTTP servers, closed until `open`. `release_ports` releases the ports for a new instance."""
+    """The HTTP servers. They are closed until `open`, and again after `release_ports`, which frees the ports for a new
+    instance."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -29,11 +31,11 @@ class HttpServers:
         self._servers: Sequence[HttpServer] = ()
         self._answering: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()
-        """Set when the HTTP servers answer, or wait for an address that another process has."""
+        """Set when the HTTP servers answer, or when they are waiting for an address that another process uses."""
 
     async def open(self) -> None:
         """Start the servers, and answer load balancers. Raise KernelError if an address is in use and
-        bindAddressHardFail is set."""
+        bindAddressHardFail is true."""
         await imported("kubeproxy.daemon.http_pages", "kubeproxy.daemon.status_collector")
         from kubeproxy.daemon.http_pages import http_servers
         from kubeproxy.daemon.status_collector import StatusCollector
@@ -46,7 +48,7 @@ class HttpServers:
         for server in self._servers:
             parts.process.closing.push_async_callback(server.close)
             if follows:
-                server.expect_port(math.inf)  # The predecessor has the ports until it has released everything.
+                server.expect_port(math.inf)  # The predecessor keeps the ports until it has released everything.
             await server.start()
         if follows:
             tasks.start(self._expect_ports(), name="ports of the predecessor")
@@ -56,13 +58,13 @@ class HttpServers:
         self.opened.set()
 
     async def _expect_ports(self) -> None:
-        """Take the ports over as soon as the predecessor has released them."""
+        """Bind the ports as soon as the predecessor has released them."""
         await self._parts.ownership.taken.wait()
         for server in self._servers:
             server.expect_port()
 
     async def release_ports(self) -> None:
-        """Release the ports for a new instance. Return when they are free."""
+        """Close the servers, so that a new instance can bind their ports. Return when the ports are free."""
         await self.opened.wait()
         for server in self._servers:
             await server.close()

@@ -1,4 +1,5 @@
-"""The kernel's side: the packet filter's adapter, connection tracking, and what this host and its kernel support."""
+"""The connection to the kernel: the packet filter's adapter, connection tracking, and what this host and its kernel
+support."""
 
 from __future__ import annotations
 
@@ -24,25 +25,25 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelSide:
-    """The adapter in use, and answers of the kernel that hold for the life of the process."""
+    """The adapter in use, and facts about the kernel that do not change while the process lives."""
 
     netfilter: Netfilter
     conntrack: Conntrack
     host_facts: HostFacts
     data_paths: DataPaths
     guards_sockets: bool
-    """Whether netfilter can distinguish our listening sockets from those of other processes."""
+    """Whether netfilter can tell our listening sockets from those of other processes."""
 
     @classmethod
     async def create(
         cls, configuration: Configuration, process: Process, tracker: Tracker, data_plane: AnyDataPlane
     ) -> KernelSide:
-        """Choose the adapter, and ask the kernel what it supports. Raise KernelError if no adapter works.
+        """Choose the adapter, and probe what the kernel supports. Raise KernelError if no adapter works.
 
-        `tracker` has the Node object, which is one of the facts about this host.
+        `tracker` provides the Node object, which is one of the facts about this host.
         """
         host_facts = HostFacts(configuration, tracker)
-        # The workers start while the kernel is asked.
+        # Let the workers start while the kernel is probed.
         _, (netfilter, choice) = await asyncio.gather(
             data_plane.send([tune(configuration)]), select(configuration.netfilter_order)
         )

@@ -1,4 +1,4 @@
-"""The kernel path at run time: the rescue of failed connections, and the accounts of its connections."""
+"""The kernel path at run time: the rescue of failed connections, and the counting of connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kubeproxy.runtime.tasks import TaskSet
 
 
 class KernelPath:
-    """The rescue, the flows and the traffic. The first two follow the policy of data paths."""
+    """The rescue, the flows and the traffic counters of the kernel path. Rescue and flows follow the policy of data
+    paths."""
 
     def __init__(
         self,
@@ -64,13 +65,14 @@ class KernelPath:
         tasks.start(self._begin_to_count(), name="kernel traffic")
 
     async def _begin_to_count(self) -> None:
-        """Count from now on, or once a predecessor has handed the rules over, which counts until then."""
+        """Start to count at once, or after a predecessor has handed the rules over. Until then the predecessor
+        counts."""
         if self._ownership.has_predecessor():
             await self._ownership.taken.wait()
         await self.traffic.begin()
 
     def _policy_changed(self, policy: DataPathPolicy) -> None:
-        """Follow a new policy: another data path is wanted, or has become possible."""
+        """Apply a new policy, which selects another data path or says that another one has become possible."""
         self._proxier.use(replace(self._proxier.settings, data_path=policy))
         self.rescue.policy_changed()
         self._expect_flows(policy)

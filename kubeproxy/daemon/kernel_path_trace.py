@@ -1,4 +1,4 @@
-"""Writes the steps of a trace on the kernel path: where the rules lead a client, and which endpoints they leave out."""
+"""Writes the steps of a trace on the kernel path: which endpoints the rules may choose, and which are ejected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubeproxy.observability.status import wording as words
 from kubeproxy.observability.status.document import EndpointStatus
 
 SHOWN_TARGETS = 10
-"""How many endpoints a trace names."""
+"""How many endpoints a trace names at most."""
 
 
 def forwarding(
@@ -30,7 +30,8 @@ def forwarding(
     client: Address | None,
     client_port: int,
 ) -> Iterator[str]:
-    """Yield the steps after the Service is known. `endpoints` has those of the frontend, by address with port."""
+    """Yield the steps that follow once the Service is known. `endpoints` has the status of the frontend's endpoints by
+    ``address:port``."""
     assert met.matched is not None
     count = len(spread.targets)
     yield f"the kernel leads it to one of {count} endpoints, {_choice(spread)}"
@@ -54,7 +55,7 @@ def _choice(spread: Spread) -> str:
 
 
 def _place(slots: Sequence[Target], client_hash: ClientHash, client: Address | None, client_port: int) -> str:
-    """Return which endpoint a client has under a hash, and why."""
+    """Return which endpoint a hash selects for a client, and why."""
     by_port = client_hash.by_port
     if client is None or (by_port and not client_port):
         return f"which one, is decided by {'--from IP:PORT' if by_port else '--from IP'}, which is not given"
@@ -64,7 +65,7 @@ def _place(slots: Sequence[Target], client_hash: ClientHash, client: Address | N
 
 
 def _slots(traffic: Traffic, spread: Spread) -> str:
-    """Return the names under which ``nft list table inet kubeproxy`` shows the slots."""
+    """Return the names of the maps in which ``nft list table inet kubeproxy`` shows the slots."""
     destination, origin = traffic
     count = len(spread.slots) or len(spread.targets)
     spreads = place(destination, "spreads", origin)

@@ -1,8 +1,8 @@
 """The life of the control process: start, ready, reload, re-exec, drain, stop. Read `live` from top to bottom, then
 `Daemon`.
 
-Clients may be waiting, and imports take most of the time until the first answer: what has to do with HTTP or the API
-server is imported later, by `http_servers` and `sources`.
+Clients may be waiting, and imports take most of the time until the first client is served. So everything for HTTP or
+the API server is imported later, by `http_servers` and `sources`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ log = structlog.get_logger(__name__)
 EXIT_FAILURE = 1
 
 FIRST_S = 1.0
-"""How long the start of the HTTP servers waits until clients are served. If a recalled state is served, the start of
-the sources waits as well."""
+"""How long the HTTP servers wait with their start until clients are served. If a recalled state is served, the sources
+wait for the same time."""
 
 
 def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
-    """Serve until a signal or a takeover ends it; return the exit status.
+    """Serve until a signal or a takeover ends the process. Return the exit status.
 
-    `reload` reads the configuration again, from `file` and flags. It raises ConfigError for a faulty one.
+    `reload` reads the configuration again, from `file` and the flags. It raises ConfigError if the configuration is
+    faulty.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -126,23 +127,23 @@ async def live(configuration: CurrentConfiguration) -> int:
 
 
 def follow_container_init(how: str, tasks: TaskSet) -> None:
-    """Do what the child of a container's first process has to do: log how the previous control process has ended, if it
-    has crashed, and end when this one hangs, because the next one can relieve its workers."""
+    """Act as the child of a container's first process: log if the previous control process has crashed, and end this
+    process if it hangs, so that the next one can take over its workers."""
     if how:
         log.error("previous control process has crashed", how=how)
-    os.environ[PREVIOUS_END] = ""  # The next program of a re-exec does not follow a crash.
+    os.environ[PREVIOUS_END] = ""  # After a re-exec the new program must not report this crash again.
     tasks.start(end_if_hung(), name="hang")
 
 
 class Daemon(Owner):
-    """One process's life: `find_predecessor`, `start`, `end`, in this order.
+    """The life of the control process: `find_predecessor`, `start`, `end`, in this order.
 
-    As the owner of the node it also answers a new instance, at any time in between.
+    As the owner of the node it also answers new instances, at any time in between.
     """
 
     @classmethod
     async def create(cls, configuration: CurrentConfiguration, process: Process) -> Daemon:
-        """Start the workers, and make every part. Raise KernelError when no adapter of the packet filter works."""
+        """Start the workers, and create every part. Raise KernelError if no adapter of the packet filter works."""
         marker = InstanceMarker()
         data_plane = make_data_plane(configuration.value, instance_marker=marker, on_crash=on_crash)
         process.closing.push_async_callback(data_plane.close)
@@ -159,13 +160,13 @@ class Daemon(Owner):
         tracker: Tracker,
         kernel: KernelSide,
     ) -> None:
-        """Make the parts, each from those before it. Only the workers run yet."""
+        """Create the parts, each from those before it. Only the workers are running so far."""
         wanted = configuration.value
         self._configuration = configuration
         self._process = process
         self._data_plane = data_plane
         self._kernel = kernel
-        # The takeover calls this object only after its control socket is bound, in `find_predecessor`.
+        # The takeover calls this object only after `find_predecessor` has bound the control socket.
         self._ownership = ownership = Ownership(wanted, process, self, marker, kernel, data_plane)
         process.closing.push_async_callback(process.tasks.close)
         self._reporting = reporting = Reporting.create(configuration, tracker, kernel, ownership)
@@ -196,26 +197,27 @@ class Daemon(Owner):
     # The start.
 
     async def find_predecessor(self) -> None:
-        """Find the owner of the node, if there is one. Raise TakeoverRefusedError if it must not be followed."""
+        """Find the owner of the node, if there is one. Raise TakeoverRefusedError if this instance must not take over
+        from it."""
         await self._succession.find_predecessor()
 
     async def start(self) -> None:
-        """Start every part that runs for as long as the process."""
+        """Start every part that runs until the process ends."""
         control_plane, tasks, stop = self._control_plane, self._process.tasks, self._process.signals.stop
         serving, follows = control_plane.proxier.serving, self._ownership.has_predecessor()
-        control_plane.node_changed()  # The search for a predecessor may have taken long.
+        control_plane.node_changed()  # The facts may have changed during the search for a predecessor.
         self._ownership.server.answer()
         control_plane.tracker.notify_node(self._on_node)
         self._show_progress()
-        # A predecessor serves meanwhile. If an address in use is to fail the start, that has to happen before the rules
-        # lead to us.
+        # With a predecessor, clients are served meanwhile, so the HTTP servers can start now. They also start now if an
+        # address in use has to fail the start (bindAddressHardFail), which must happen before the rules redirect to us.
         http_later = not follows and not self._configuration.value.bind_address_hard_fail
         if not http_later:
             await self._operator_view.http_servers.open()
         self._kernel_path.run(tasks)
         if not self._ownership.marker.others() and await control_plane.state_keeper.recall(at_once=True):
-            # From a recalled state the sources start only after the first clients are served. They do not wait for the
-            # rescue, whose process may take seconds.
+            # If a recalled state is served, the sources start only after the first clients are served. They do not wait
+            # for the rescue process, which may take seconds to start.
             tasks.start(self._serve(), name="serve")
             await tasks.first_of(serving.wait(), stop.wait(), asyncio.sleep(FIRST_S))
             await control_plane.sources.start(self._process.closing)
@@ -238,7 +240,7 @@ class Daemon(Owner):
             await self._operator_view.http_servers.open()
 
     def _show_progress(self) -> None:
-        """Show the service manager, and the readers of the log, how far the start is."""
+        """Show the progress of the start to the service manager and in the log."""
         proxier, tasks = self._control_plane.proxier, self._process.tasks
         tasks.start(self._process.notifier.beat(self._status), name="service manager")
         tasks.start(
@@ -252,17 +254,17 @@ class Daemon(Owner):
         )
 
     async def _serve(self) -> None:
-        """Let the rules lead clients here as soon as there is something to serve."""
+        """Let the rules redirect clients to this process as soon as there is something to serve."""
         await self._kernel_path.rescue.ready()
-        # This comes before rules lead clients by the kernel path, because the kernel reports no ends of connections
-        # that began earlier.
+        # The access log is opened before rules use the kernel path, because the kernel does not report the end of
+        # connections that are older than the subscription.
         self._operator_view.use_access_log(self._configuration.value)
         self._use_drain_hook()
         self._process.tasks.start(kept_running("pod drains", self._pod_drains.run), name="pod drains")
         self._process.tasks.start(kept_running("proxier", self._control_plane.proxier.run), name="proxier")
 
     def _use_drain_hook(self) -> None:
-        """Answer preStop hooks as soon as rules lead them here, or none if the configuration says so."""
+        """Begin to answer preStop hooks, or stop if the configuration has switched that off."""
         proxier, hook = self._control_plane.proxier, self._drain_hook
         if not (self._configuration.value.kubeproxy.drain_hook_port and self._ownership.has_netfilter):
             hook.close()
@@ -275,21 +277,21 @@ class Daemon(Owner):
                 hook.listen()
         proxier.use(replace(proxier.settings, drain_hook=hook.port))
 
-    # When the daemon is ready.
+    # After the daemon is ready.
 
     async def _settle_in(self) -> None:
         """Do what can wait until clients are served.
 
-        Rules of another adapter, from an earlier run, would still catch clients. Connection tracking has its settings
-        only when there are rules that need it.
+        Rules that another adapter left behind would still redirect clients, so they are removed. The settings of
+        connection tracking are made now, because they exist only once rules use it.
         """
         ours, host_facts = self._kernel.netfilter.name, self._kernel.host_facts
         await self._control_plane.proxier.serving.wait()
-        # A status request right after READY=1 then gets an answer.
+        # So that a status request right after READY=1 gets an answer.
         await self._operator_view.http_servers.opened.wait()
         if not self._process.signals.stop.is_set():
             self._process.notifier.ready(self._status())
-        gc.freeze()  # The objects of the cluster stay, too.
+        gc.freeze()  # The objects of the cluster are also permanent.
         sysctls.enforce(conntrack_limits(self._configuration.value))
         self._process.tasks.start(
             kept_running("leftovers", lambda: host_facts.follow_leftovers(ours)), name="leftovers"
@@ -298,7 +300,7 @@ class Daemon(Owner):
             log.info("removed leftovers of earlier run", what=removed)
 
     async def _follow_host_facts(self) -> None:
-        """Follow this node's addresses."""
+        """Follow changes of this node's addresses, until cancelled."""
         proxier = self._control_plane.proxier
 
         def on_facts(facts: NodeFacts) -> None:
@@ -308,13 +310,14 @@ class Daemon(Owner):
         await self._kernel.host_facts.follow(on_landing=self._control_plane.landing_changed, on_facts=on_facts)
 
     def _on_node(self) -> None:
-        """Follow a change of the Node object."""
+        """Handle a change of the Node object."""
         node = self._control_plane.tracker.node
         self._reporting.health.node_eligible(node is not None and node.eligible, exists=node is not None)
         self._control_plane.node_changed()
 
     async def _report_drains(self) -> None:
-        """Answer the drain requests of rollouts once the rules lead here. Until then a predecessor answers them."""
+        """Report drain requests to rollouts once the rules redirect to this process. Until then a predecessor reports
+        them."""
         await self._ownership.taken.wait()
         await self._control_plane.sources.report_drains(self._kernel_path.flows.open_to)
 
@@ -330,12 +333,12 @@ class Daemon(Owner):
     # Reloads.
 
     async def _follow_reloads(self) -> None:
-        """Reload on SIGHUP."""
+        """Reload the configuration on each SIGHUP."""
         notifier = self._process.notifier
         await self._reloader.follow(on_begin=notifier.reloading, on_end=lambda: notifier.ready(self._status()))
 
     async def _follow_reexecs(self) -> None:
-        """Re-exec on SIGUSR2: run the code on disk under the same process number, unless that would cost
+        """On SIGUSR2, replace this program by the one on disk and keep the process id, unless that would cost
         connections."""
         renew = self._process.signals.renew
         while True:
@@ -356,8 +359,8 @@ class Daemon(Owner):
             reexec.renew(command)
 
     async def _let_workers_serve_on(self) -> None:
-        """Prepare for the end of this process, so that the workers and the kernel serve until another control process
-        relieves them."""
+        """Prepare for the end of this process. The workers and the kernel keep serving until another control process
+        takes them over."""
         await self._control_plane.state_keeper.write()
         await self._drain_hook.end()
         self._kernel_path.rescue.bridge()
@@ -365,8 +368,8 @@ class Daemon(Owner):
     # Drain and stop.
 
     async def end(self) -> None:
-        """Wait for a takeover or for the request to stop, and shut down. A takeover may come during the drain, too. If
-        an instance of another protocol version waits for the node, end at once and leave the workers to it.
+        """Wait for a takeover or a request to stop, and shut down. A takeover may also come during the drain. If an
+        instance of another protocol version waits for the node, end at once and leave the workers to that instance.
 
         Raise TakeoverRefusedError if this instance would serve much less than its predecessor.
         """
@@ -411,12 +414,12 @@ class Daemon(Owner):
         ours = self._ownership.taken.is_set() or not marker.others()
         if ours:
             await self._control_plane.sources.end_drain_reports()
-        requested = server.stop_requested.is_set()  # Then clients wait for the other instance.
+        requested = server.stop_requested.is_set()  # Another instance waits, and its clients with it.
         rules = rules_at_exit(ours=ours, cleanup_on_exit=cleanup_on_exit and not requested)
         await self._shutdown.leave(rules, within_s=last_s(grace_s))
         await self._drain_hook.end()
 
-    # The methods of the owner of the node.
+    # The methods of `Owner`.
 
     def share(self, on: bool) -> None:
         """See `Owner.share`."""

@@ -1,4 +1,4 @@
-"""Answers load balancers at health check node ports, once the rules lead here."""
+"""Answers load balancers at health check node ports, once the rules redirect to this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kubeproxy.observability.health import ProxyHealth
 
 
 class LoadBalancers:
-    """The Services about which load balancers ask, and the servers that answer while `run` runs."""
+    """The Services with a health check node port, and the servers that answer while `run` is running."""
 
     def __init__(self, health: ProxyHealth, events: Events, host_facts: HostFacts, taken: asyncio.Event) -> None:
-        """Load balancers get no answer before `taken` is set."""
+        """`taken` is set when the rules redirect to this process. Load balancers get no answer before that."""
         self._health = health
         self._events = events
         self._host_facts = host_facts
@@ -29,11 +29,11 @@ class LoadBalancers:
         self._changed.set()
 
     def move(self) -> None:
-        """Listen on this node's new addresses."""
+        """Listen on the present addresses of this node."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Answer until cancelled."""
+        """Answer load balancers until cancelled."""
         await self._taken.wait()
         from kubeproxy.observability.http.service_health import ServiceHealthServers
 

@@ -1,4 +1,4 @@
-"""The facts about this node, from the configuration, the Node object and the kernel."""
+"""Computes the facts about this node from the configuration, the Node object and the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCALHOST = (Address("127.0.0.1"), Address("::1"))
 
 
 def node_of(configuration: Configuration, name: str, described: Node | None) -> Node:
-    """Return the Node object, completed by the configuration for hosts without one."""
+    """Return the Node object, completed from the configuration if the host has none."""
     own = configuration.kubeproxy
     node = described or Node(name)
     return Node(
@@ -39,9 +39,9 @@ def node_facts(
 ) -> NodeFacts:
     """Return the facts for the proxier.
 
-    `local` has every address of this host, and `landing` those by which other hosts know it. `can_preserve` is true if
-    the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards, and
-    `bridged` the families of frames that netfilter sees on every bridge.
+    `local` has every address of this host, and `landing` the addresses to which clients are redirected. `can_preserve`
+    is true if the kernel lets us dial from clients' addresses. `forwarding` has the families that the kernel forwards,
+    and `bridged` the families whose bridged frames pass through netfilter.
     """
     local = list(local)
     own = [address.address for address in local if not address.address.startswith("fe80:")]
@@ -61,10 +61,10 @@ def node_facts(
 
 
 def uplinks(known: Container[Address], local: Iterable[LocalAddress], pods: Iterable[str]) -> frozenset[str]:
-    """Return the interfaces with the addresses by which other hosts know this node. Only pods of other nodes come
-    through them.
+    """Return the interfaces that have an address by which other hosts know this node (`known`). Of all pods, only those
+    of other nodes send packets through these interfaces.
 
-    If pods have addresses of the node's own network, nothing distinguishes them, and there is no such interface.
+    If pods have addresses of the node's own network, such an interface cannot be told apart, and is not returned.
     """
     cidrs = [ipaddress.ip_network(cidr) for cidr in pods]
     return frozenset(
@@ -82,7 +82,7 @@ def _overlaps(network: str, cidrs: Iterable[ipaddress.IPv4Network | ipaddress.IP
 def node_port_addresses(configuration: Configuration, node: Node, own: Iterable[Address]) -> set[Address]:
     """Return the addresses of this host that serve node ports (kube-proxy's nodePortAddresses)."""
     own = list(own)
-    # A host with IPv6 switched off has no ::1.
+    # If IPv6 is disabled, the host has no ::1.
     loopback = {address for address in LOCALHOST if address in own}
     taken: set[Address] = set()
     for word in configuration.node_port_addresses or ("all",):

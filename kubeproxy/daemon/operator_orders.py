@@ -1,5 +1,5 @@
-"""Carries out the orders of a person at this node: to take an endpoint out, to put it back, to wait for the end of a
-pod's connections, or to try the sources again."""
+"""Carries out the orders of an operator on this node: to take an endpoint out of service, to put it back, to wait until
+a pod has no connections, or to ask the sources again."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from kubeproxy.proxier.proxier import Proxier
 log = structlog.get_logger(__name__)
 
 LONGEST_S: Final = 24 * 3600.0
-"""The longest duration of an order. An endpoint that was taken out by hand is easily forgotten, so an order has to be
-repeated."""
+"""The longest duration of an order in seconds. An endpoint that was taken out by hand is easily forgotten, so the order
+has to be repeated after this time."""
 MOST: Final = 256
-"""The largest number of endpoints that may be out at a time. Taking out more is a task for the cluster's own
-objects."""
+"""The largest number of endpoints that may be taken out at the same time. For more, the objects of the cluster should
+be changed."""
 SHOWN: Final = 3
 NEAREST: Final = 3
-"""How many existing endpoints are named to a person who has named one that does not exist."""
+"""How many existing endpoints an error names when an operator has named an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
     until: float
-    """The end of the order, by the loop's clock."""
+    """When the order ends, by the loop's clock."""
     text: str
-    """The end of the order in words, and the person who gave it."""
+    """When the order ends, and who gave it, as text."""
 
 
 class OperatorOrders:
-    """The orders in force. They end with the process, so a takeover or a restart forgets them."""
+    """The orders in force. They are kept only in memory, so a takeover or a restart ends them."""
 
     def __init__(self, proxier: Proxier, rescue: Rescue, sources: Sources, drains: PodDrains) -> None:
         self._proxier = proxier
@@ -53,7 +53,7 @@ class OperatorOrders:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Put endpoints back when their time is over, until cancelled."""
+        """Put endpoints back into service when their time is over, until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
             for target in [target for target, it in self._aside.items() if it.until <= now]:
@@ -69,7 +69,7 @@ class OperatorOrders:
                 continue
 
     async def obey(self, order: Order) -> str | None:
-        """Carry out an order. Return why it cannot be carried out, or None if it was."""
+        """Carry out an order. Return None, or the reason if it cannot be carried out."""
         log.warning("order of an operator", action=order.action, endpoint=order.endpoint, caller=order.caller)
         if order.action is Action.RETRY:
             await self._sources.retry()
@@ -92,7 +92,7 @@ class OperatorOrders:
         return None if known or restored else f"{target} is not out, neither by hand nor because it failed"
 
     async def _drain(self, order: Order) -> str | None:
-        """Wait until no connection to a pod is left. Return what is left, or None if nothing is."""
+        """Wait until a pod has no connections. Return None, or what is left when the time is over."""
         try:
             address = Address(parse_address(order.endpoint))
         except ValueError:
@@ -117,7 +117,7 @@ class OperatorOrders:
         self._changed.set()
 
     def complaint(self) -> str | None:
-        """Return which endpoints were taken out by hand, or None if there are none."""
+        """Return a text that names the endpoints taken out by hand, or None if there are none."""
         if not self._aside:
             return None
         texts = [it.text for it in self._aside.values()]
@@ -133,8 +133,8 @@ def _target(text: str) -> Target:
 
 
 def why_unknown(target: Target, known: Set[Target]) -> str | None:
-    """Return that no Service has an endpoint, with the endpoints at the nearest addresses, because a mistyped address
-    is near the right one. Return None if a Service has the endpoint."""
+    """Return an error text if no Service has this endpoint, or None if one does. The text names the known endpoints
+    with the nearest addresses, because a mistyped address is probably near the right one."""
     if target in known:
         return None
 

@@ -1,4 +1,4 @@
-"""What operators see and use: the monitor, the HTTP servers, the access log, and orders at this node."""
+"""What operators see and use: the monitor, the HTTP servers, the access log, and orders on this node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubeproxy.runtime.tasks import TaskSet
 
 
 class OperatorView:
-    """Reads every part, and changes one only on an order."""
+    """Reads all parts. It changes them only on an operator's order."""
 
     def __init__(self, parts: Parts, drains: PodDrains) -> None:
         control_plane, rescue, reporting = parts.control_plane, parts.kernel_path.rescue, parts.reporting
@@ -49,23 +49,23 @@ class OperatorView:
         )
 
     def run(self, tasks: TaskSet) -> None:
-        """Start the tasks that run for as long as the process. `http_servers` are opened separately."""
+        """Start the tasks that run until the process ends. `http_servers` are opened separately."""
         tasks.start(kept_running("monitor", self._monitor.run), name="monitor")
         tasks.start(self._monitor.measure_lag(), name="loop lag")
         tasks.start(kept_running("access log", self.access_log.run), name="access log")
         tasks.start(kept_running("operator", self.orders.run), name="operator")
 
     def use(self, configuration: Configuration) -> None:
-        """Apply what can change while the daemon runs."""
+        """Apply the settings that can change while the daemon runs."""
         self._health.timeout_s = 2 * configuration.sync_period_s
         self.use_access_log(configuration)
 
     def use_access_log(self, configuration: Configuration) -> None:
-        """Write the access log where the configuration wants it."""
+        """Write the access log to the place that the configuration names."""
         where = configuration.kubeproxy.access_log
         self._flows.use_ends(bool(where))
         self.access_log.use(where, as_json=configuration.logging.format == "json")
 
     async def _ended(self) -> Sequence[Ended]:
-        """Return the connections of both data paths that have ended."""
+        """Return the connections of both data paths that have ended since the last call."""
         return [*await self._data_plane.ended(), *await self._flows.ended()]

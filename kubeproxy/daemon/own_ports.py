@@ -1,4 +1,5 @@
-"""Decides how many service ports have a listener of their own. All others share a few (`proxier/shared_ports`)."""
+"""Decides how many frontends have a listener of their own. All others share a few listeners
+(`proxier/shared_ports`)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from kubeproxy.dataplane.workers.count import workers_for
 
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SHARED_PORTS: Final = 16
-"""The number of ports of --proxy-port-range that are left for shared listeners."""
+"""The number of ports of --proxy-port-range that are reserved for shared listeners."""
 
 
 def own_ports(configuration: Configuration) -> int:
-    """Return how many frontends may have a listener of their own on this host, by its limits at the start."""
+    """Return how many frontends may have a listener of their own on this host, given its limits at the start."""
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     workers = workers_for(configuration.kubeproxy.workers.number)
     wanted = configuration.port_range
@@ -32,10 +33,10 @@ def own_ports(configuration: Configuration) -> int:
 
 
 def most(descriptors: int, workers: int, ports: int) -> int:
-    """Return the number for these limits.
+    """Return how many listeners these limits allow.
 
-    A listener takes a descriptor in each worker, and up to one for each worker in the control process. Most descriptors
-    are left to clients in the workers, and to node ports in the control process. `ports` is the number that listeners
-    may use.
+    A listener takes one descriptor in each worker, and up to one per worker in the control process. Most descriptors
+    are left for clients (in the workers) and for node ports (in the control process). `ports` is the number of ports
+    available for listeners.
     """
     return min(descriptors // (4 * max(1, workers)), ports)

@@ -1,4 +1,4 @@
-"""Decides which instance owns the node, with the name of this run, the takeover, and a new instance's first
+"""Decides which instance owns the node. Its parts are the marker of this run, the takeover, and a new instance's first
 transaction."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.model.version import __version__
 
 
 class Ownership:
-    """The role of this instance among the instances of the node: before, while and after the rules lead to it."""
+    """The role of this instance among the instances of the node: before, while and after the rules redirect to it."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class Ownership:
         self._adapter = kernel.netfilter.name
         self.rule_transfer = RuleTransfer(self.takeover, data_plane, adapter=self._adapter, on_taken=self._own)
         self.taken = self.rule_transfer.taken
-        """Set when the rules lead here, and the predecessor has released everything."""
+        """Set when the rules redirect to this instance and the predecessor has released everything."""
         self._data_plane = data_plane
-        # The name is released last: an instance that waits for it may rely on everything else being released.
+        # The marker is released last. An instance that waits for its end may rely on everything else being released.
         process.closing.push_async_callback(self.takeover.close)
         process.closing.callback(marker.close)
 
     @property
     def has_netfilter(self) -> bool:
-        """Return whether rules lead clients to an instance. Without rules several instances may run side by side."""
+        """Return whether a packet filter is in use. Without one several instances may run side by side."""
         return self._adapter != "none"
 
     @property
@@ -59,20 +59,21 @@ class Ownership:
 
     @property
     def superseded(self) -> asyncio.Event:
-        """Return an event that is set when the rules lead to another instance, and the HTTP ports and the name are
-        released."""
+        """Return an event that is set when the rules redirect to another instance, and the HTTP ports and the control
+        socket's name are released."""
         return self.server.superseded
 
     def has_predecessor(self) -> bool:
-        """Return whether this instance follows an owner of the node."""
+        """Return whether this instance takes over from an owner of the node."""
         return self.predecessor is not None
 
     def owns_rules(self) -> bool:
-        """Return whether the rules lead here, and no other instance has taken them over."""
+        """Return whether the rules redirect to this instance, and no other instance has taken them over."""
         return self.taken.is_set() and not self.superseded.is_set()
 
     def _own(self) -> None:
-        """Act as the owner of the node, because the rules lead here and the predecessor has released everything."""
+        """Become the owner of the node. The rules redirect to this instance, and the predecessor has released
+        everything."""
         if self.has_netfilter:
             self.server.own()
         self.takeover.in_force()

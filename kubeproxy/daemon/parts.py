@@ -1,4 +1,4 @@
-"""All parts of the control process together, for the pages that show them to operators."""
+"""Holds all parts of the control process, for the pages that show them to operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubeproxy.observability.picture import Picture
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Every part that is shown, connected with the others."""
+    """The parts that are shown to operators."""
 
     process: Process
     configuration: CurrentConfiguration
@@ -31,7 +31,7 @@ class Parts:
     kernel_path: KernelPath
 
     def picture(self) -> Picture:
-        """Return the state of the control plane as it is now."""
+        """Return the present state of the control plane."""
         control_plane = self.control_plane
         return dataclasses.replace(
             control_plane.sources.picture(control_plane.proxier.view.snapshot()),

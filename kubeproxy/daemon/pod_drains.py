@@ -1,8 +1,8 @@
 """Waits until the connections to a pod have ended, for its preStop hook or for an operator's command.
 
-Every connection to a pod passes connection tracking on the pod's own node, whichever proxy on whichever node has led it
-there. So only this node can tell when the pod may end. The call is also the earliest sign that the pod will end. From
-then on this node sends the pod no new connections, as if the pod were terminating in its EndpointSlices.
+Every connection to a pod passes through connection tracking on the pod's own node, whichever node or proxy sent it. So
+only the pod's node can tell when the pod may end. A hook's call is also the earliest sign that the pod will end. From
+then on this node sends the pod no new connections, as if its EndpointSlices showed it as terminating.
 
 All waiting calls share one reading of the conntrack table, and readings may take only a share of the processor's time.
 """
@@ -27,35 +27,34 @@ from kubeproxy.proxier.local_pods import Leaving, LocalPods
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 0.5
-"""How often connections are read while a pod waits."""
+"""How often connections are read while calls wait."""
 LOOK_SHARE: Final = 0.2
 """The largest share of one processor's time that readings may take."""
 LOOK_LIMIT_S: Final = 10.0
 """The longest time between two readings."""
 SETTLE_S: Final = 2.0
-"""How long a pod stays after this node has seen it terminating. The proxies of other nodes learn of it at about that
-time, and some act only once a second."""
+"""How long a pod stays after this node has seen it as terminating. The proxies of other nodes learn of that at about
+the same time, and some act only once a second."""
 NEWS_S: Final = 5.0
-"""How long the EndpointSlices may take to show the pod as terminating. If the API server is away, other nodes do not
-learn of it either."""
+"""How long the EndpointSlices may take to show the pod as terminating. After that the wait continues without this
+information, because other nodes may not have it either (if the API server is unreachable)."""
 QUIET_S: Final = 10.0
-"""How long, after that, datagrams and new connections that end at once may delay the end of a pod."""
+"""For how long after that datagrams and short connections may delay the end of a pod."""
 UNDO_S: Final = 10.0
-"""How long a pod is remembered after its last call. If an operator has called, the pod gets no new connections in that
-time."""
+"""How long a pod is remembered after its last call. If an operator has called, the pod gets no new connections during
+that time."""
 DOUBT_S: Final = 600.0
-"""How long a pod that has not terminated is remembered. The kubelet asks any address that a pod's author gives as
-`host` of a hook or a probe, so a call may be about another author's pod, and may come again and again."""
+"""How long a pod that does not terminate is remembered. The kubelet calls any address that the author of a pod gives as
+`host` of a hook or a probe. So a call may concern another author's pod, and may be repeated at will."""
 MOST: Final = 1000
-"""The largest number of calls that wait at a time. The kubelet runs 110 pods by default, and each container of a pod
-may ask."""
+"""The largest number of waiting calls. The kubelet runs 110 pods by default, and each container of a pod may call."""
 MOST_OF_POD: Final = 100
-"""The largest number of calls that wait for one pod."""
+"""The largest number of waiting calls for one pod."""
 GATHER_S: Final = 0.02
-"""For how long calls are gathered before the proxier learns of them, because many pods may leave at once."""
+"""For how long calls are collected before the proxier is told about them, because many pods may leave at once."""
 
 Read = Callable[[Collection[Address]], Mapping[Address, Seen]]
-"""A function that reads the connections to addresses, in a thread. It raises KernelError when the kernel refuses."""
+"""A function that reads the connections to addresses, in a thread. It raises KernelError if the kernel refuses."""
 
 
 class End(StrEnum):
@@ -66,7 +65,7 @@ class End(StrEnum):
     TIMEOUT = "timeout"
     """The time is over."""
     MOVED = "moved"
-    """This process ends, and another one may continue the wait."""
+    """This process ends. Another process may continue the wait."""
     CROWD = "crowd"
     """Too many calls were already waiting."""
 
@@ -100,27 +99,28 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Pod:
-    """The state of a pod while calls wait for it, and for `UNDO_S` afterwards. Times are the loop's."""
+    """The state of a pod while calls wait for it, and for a while afterwards. Times are in seconds of the loop's
+    clock."""
 
     identity: str
-    """The pod, as `LocalPods.identity` names it."""
+    """The pod's name, as returned by `LocalPods.identity`."""
     in_service: bool
-    """Whether a Service had the pod when it asked first."""
+    """Whether a Service had the pod at the first call."""
     asked_at: float
     news_at: float | None = None
-    """When this node saw the pod terminating, or None if it does not terminate according to the EndpointSlices."""
+    """When this node saw the pod as terminating, or None if its EndpointSlices do not show it as terminating."""
     waiting: int = 0
     last_at: float = -math.inf
-    """When its last call ended."""
+    """When the last call for the pod ended."""
     by_hand: int = 0
     """How many of the waiting calls come from an operator."""
     hand_at: float = -math.inf
-    """When the last of these calls ended."""
+    """When the last call from an operator ended."""
     seen: Seen | None = None
     read_at: float = -math.inf
-    """When the last reading with this pod began."""
+    """When the last reading of the pod's connections began."""
     addresses: set[Address] = field(default_factory=set)
-    """All addresses that the pod's EndpointSlices have had. The kubelet asks at one of them, and clients use one of
+    """All addresses that the pod has had in EndpointSlices. The kubelet calls one of them, but clients may use one of
     each family."""
 
     def note(self, now: float, *, terminates: bool) -> None:
@@ -131,12 +131,12 @@ class _Pod:
             self.news_at = now
 
     def leaves(self, now: float) -> bool:
-        """Return whether the pod gets no new connections."""
+        """Return whether the pod is to get no new connections."""
         by_hand = self.by_hand > 0 or now < self.hand_at + UNDO_S
         return by_hand or self.news_at is not None or now < self.asked_at + NEWS_S
 
     def may_end(self, began: float) -> bool:
-        """Return whether the last reading lets the pod end, for a call that began at that time."""
+        """Return whether the pod may end according to the last reading. `began` is when the call began."""
         if self.seen is None or self.seen.open:
             return False
         if not self.in_service:
@@ -146,19 +146,20 @@ class _Pod:
 
 
 class PodDrains:
-    """The waiting calls. `run` reads the connections for them, until cancelled."""
+    """Holds the waiting calls. While `run` is running it reads the connections for them."""
 
     def __init__(
         self, local_pods: LocalPods, on_leaving: Callable[[frozenset[Leaving]], None], *, read: Read = connections_to
     ) -> None:
-        """`on_leaving` is called with the pods that are to get no new connections, whenever these change."""
+        """`on_leaving` is called whenever the set of pods that are to get no new connections changes, with the new
+        set."""
         self._local_pods = local_pods
         self._on_leaving = on_leaving
         self._read = read
         self._leaving: frozenset[Leaving] = frozenset()
         self._pods: dict[Address, _Pod] = {}
         self._changed = asyncio.Condition()
-        """The condition that is notified after each reading, and when this process ends."""
+        """Notified after each reading, and when this process ends."""
         self._asked = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._ended = False
@@ -171,9 +172,10 @@ class PodDrains:
         return sum(pod.waiting for pod in self._pods.values())
 
     async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
-        """Wait until no connection to a pod is left, at most `timeout_s`. Meanwhile have this node send it no new
-        connections, if a person has asked or if the pod terminates, which its EndpointSlices have to show within
-        `NEWS_S`."""
+        """Wait until a pod has no connections, for at most `timeout_s` seconds, and return the outcome.
+
+        Meanwhile this node sends the pod no new connections. If the call is not from an operator, that ends after
+        `NEWS_S` seconds unless the EndpointSlices show the pod as terminating."""
         began = _now()
         ends_at = began + timeout_s
         pods, pod = self._local_pods, self._pods.get(address)
@@ -205,13 +207,14 @@ class PodDrains:
         return outcome
 
     async def end(self) -> None:
-        """End all calls, because another process may continue them."""
+        """End all waiting calls. Another process may continue them."""
         self._ended = True
         async with self._changed:
             self._changed.notify_all()
 
     async def run(self) -> None:
-        """Read the connections for all calls that wait, and give new connections again to pods that stay."""
+        """Read the connections for all waiting calls, and allow new connections again to pods that stay, until
+        cancelled."""
         while True:
             if not self._pods:
                 self._asked.clear()
@@ -227,7 +230,7 @@ class PodDrains:
                 continue
 
     async def _look(self, addresses: Collection[Address]) -> float:
-        """Read the connections to these addresses, and return the CPU time that it took."""
+        """Read the connections to these addresses, and return the CPU time of the reading in seconds."""
         began, cpu_s = _now(), 0.0
         pods = {address: self._pods[address] for address in addresses}
         others = self._local_pods.addresses_of({pod.identity for pod in pods.values() if pod.identity})
@@ -262,7 +265,7 @@ class PodDrains:
         return cpu_s
 
     def _forget(self) -> None:
-        """Give new connections again to pods that stay. Pods that are gone need none."""
+        """Forget pods without recent calls. Those that still exist get new connections again."""
         now = _now()
         for address, pod in list(self._pods.items()):
             known_s = DOUBT_S if pod.news_at is None else UNDO_S
@@ -275,7 +278,7 @@ class PodDrains:
             self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._apply)
 
     def _apply(self) -> None:
-        """Have the proxier send no new connections to the pods that leave, at any of their addresses."""
+        """Tell the proxier which pods, with all their addresses, are to get no new connections."""
         self._gathering = None
         now = _now()
         leaving = self._local_pods.leaving({it: pod.identity for it, pod in self._pods.items() if pod.leaves(now)})

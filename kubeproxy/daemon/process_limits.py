@@ -1,5 +1,5 @@
-"""Limits of this process: descriptors, core dumps, its score when memory runs out, orphaned children, memory, and a
-hanging loop."""
+"""Sets limits of this process: descriptors, core dumps, the OOM score, orphaned children, memory, and a hanging
+loop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kubeproxy.runtime import privileges
 log = structlog.get_logger(__name__)
 
 MODULES: Final = ("ip_tables", "ip6_tables")
-"""The modules of the legacy tables. The kernel itself loads the modules of a single table or match."""
+"""The kernel modules of the legacy tables. The kernel loads the modules of single tables and matches by itself."""
 MODULES_S: Final = 5.0
 REAP_LOOK_S: Final = 5.0
-"""How often the process looks for dead children of others."""
+"""How often to reap children that belong to no part of this process."""
 HUNG_S: Final = 20.0
-"""In a container a control process that hangs for this long ends itself. The liveness probe, which would also end its
-workers, allows this time and that of another start."""
+"""In a container, a control process that has been hanging for this long ends itself. This is early enough for another
+start before the liveness probe fails, which would also end the workers."""
 
 
 def raise_descriptor_limit() -> int:
@@ -40,10 +40,10 @@ def raise_descriptor_limit() -> int:
 
 
 def forbid_core_dumps() -> None:
-    """Allow no core dump of this process and its children, because it would contain tokens and client keys.
+    """Forbid core dumps of this process and its children, because they would contain tokens and client keys.
 
-    The limit is 1 byte and not 0. Both are too little for a file. But if core_pattern names a program ("|..."), the
-    kernel starts it under a limit of 0, and not under 1 (fs/coredump.c). A limit of 0 that is already set stays.
+    The limit is 1 byte, not 0. Both are too small for a file. But if core_pattern names a program ("|..."), the kernel
+    starts it under a limit of 0, and not under a limit of 1 (fs/coredump.c). A limit that is already 0 stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
@@ -58,8 +58,7 @@ def set_oom_score_adj(adjustment: int) -> None:
     try:
         Path("/proc/self/oom_score_adj").write_text(str(adjustment), encoding="ascii")
     except OSError as error:
-        # If a limit of the machine forbids it, nobody has to act at each start, so this is logged for those who look
-        # for it.
+        # If the machine forbids this, nothing needs to be done at each start, so it is logged only at level debug.
         log.debug(
             "cannot set oomScoreAdj",
             wanted=adjustment,
@@ -78,10 +77,11 @@ def load_modules() -> None:
 
 
 async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
-    """Reap zombies that no part of this process waits for, until cancelled.
+    """Reap zombies for which no part of this process waits, until cancelled.
 
-    After a re-exec the children of the previous program are ours: its workers and its rescue process. As zombies they
-    would count against the limit on processes. Parts of this process reap their own children within one interval.
+    After a re-exec, the previous program's workers and rescue process are children of this process. As zombies they
+    would count against the limit on processes. The parts of this process reap their own children sooner, within one
+    interval.
     """
     us = os.getpid()
     before: set[int] = set()
@@ -95,9 +95,10 @@ async def reap_adopted(*, look_s: float = REAP_LOOK_S) -> None:
 
 
 async def end_if_hung(*, hung_s: float = HUNG_S) -> None:
-    """End this process, after a traceback on stderr, when its loop has hung for `hung_s`. Run until cancelled.
+    """End this process if its event loop hangs for `hung_s` seconds, after writing a traceback to stderr. This runs
+    until cancelled.
 
-    In a container this replaces the watchdog that systemd has on a host.
+    In a container this takes the place of systemd's watchdog.
     """
     try:
         while True:
@@ -124,9 +125,9 @@ def _is_zombie(pid: int) -> bool:
 def settle_memory() -> None:
     """Exempt the objects of the start from garbage collection, and collect new ones often.
 
-    The data plane leaves no cycles behind, so a full collection is hardly ever needed. Frequent collections of new
-    objects cost no more in sum, and while ten thousand Services arrive, no pause is longer than a millisecond. With a
-    threshold of 50,000 objects it was eight milliseconds.
+    The data plane creates no reference cycles, so a full collection is hardly ever needed. Frequent collections of new
+    objects cost no more in total, and keep each pause below a millisecond while ten thousand Services arrive. (With a
+    threshold of 50,000 objects a pause took eight milliseconds.)
     """
     gc.collect()
     gc.freeze()
@@ -134,13 +135,14 @@ def settle_memory() -> None:
 
 
 def restrict_process(configuration: Configuration) -> None:
-    """Set limits and drop capabilities, before the first thread and before anything is read from the network."""
+    """Set limits and drop capabilities. This comes before the first thread starts, and before anything is read from the
+    network."""
     forbid_core_dumps()
     raise_descriptor_limit()
     set_oom_score_adj(configuration.oom_score_adj)
     order = configuration.netfilter_order
     if order and (order[0] == "iptables" or ("iptables" in order and shutil.which("nft") is None)):
-        load_modules()  # Programs load the modules, and could not do so without these capabilities.
+        load_modules()  # This runs programs that need the capabilities dropped below.
     try:
         privileges.restrict()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The process itself, from its first moment, before any part of the daemon is made."""
+"""The process itself, as it exists before any part of the daemon is created."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """This process, and what ends with it."""
+    """This process, and the things that are closed when it ends."""
 
     signals: Signals
     notifier: Notifier
     find_holders: Holders
-    """A function that names the processes that have a port."""
+    """A function that returns the processes that use a port."""
     tasks: TaskSet
     closing: AsyncExitStack
-    """The stack that closes the parts in the opposite order of their making."""
+    """Closes the parts in the reverse order of their creation."""
     began: float
     """When the process started, in Unix seconds."""
 
 
 def on_crash(task: str, error: BaseException) -> None:
-    """Log a background task that ended with an exception."""
+    """Log a background task that has ended with an exception."""
     log.error("background task failed", task=task, exc_info=error)
 
 
 def look_at_own_ports(find_holders: Holders, configuration: Configuration) -> None:
-    """Find out which processes have the ports of this daemon's servers, while this process may look at other processes'
-    sockets.
+    """Find out which processes use the ports of this daemon's servers, while this process still has the capabilities to
+    inspect other processes' sockets.
 
-    Without the capabilities a message could only name the user. Usually kube-proxy has such a port.
+    Later, a message could only name the user. Most often it is kube-proxy that uses such a port.
     """
     for address in (configuration.healthz_bind_address, configuration.metrics_bind_address):
         if address.served:

@@ -1,4 +1,5 @@
-"""Turns events of the proxier into health, metrics and Kubernetes Events, and tells the parts that depend on them."""
+"""Turns the proxier's events into health, metrics and Kubernetes Events, and passes them on to the parts that depend on
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from kubeproxy.proxier.observer import ProxierObserver
 
 
 class ProxierEvents(ProxierObserver):
-    """The proxier's observer. `adapter` is the name of the packet filter, and `clock` that of the health."""
+    """The proxier's observer. `adapter` is the name of the packet filter's adapter, and `clock` is the clock of the
+    health."""
 
     def __init__(
         self,
@@ -28,7 +30,8 @@ class ProxierEvents(ProxierObserver):
         on_drains: Callable[[Mapping[ServiceName, DrainState]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_service_health` serves health check node ports. `on_drains` reports to rollouts."""
+        """`on_service_health` gets the Services with health check node ports, and `on_drains` the states of drain
+        requests."""
         self._health = health
         self._metrics = metrics
         self._adapter = adapter
@@ -53,7 +56,7 @@ class ProxierEvents(ProxierObserver):
             self._metrics.programmed(trigger_time)
 
     def programmed(self, *, duration_s: float, full: bool, changed: bool) -> None:
-        """Record a transaction, which counts as progress unless another step failed before it."""
+        """Record a transaction. It counts as progress unless an earlier step has failed."""
         self._metrics.synced(duration_s, full=full, adapter=self._adapter)
         if not self._failed:
             self._health.progressed(self._clock())
@@ -61,11 +64,11 @@ class ProxierEvents(ProxierObserver):
         self._failed = False
 
     def reconciled(self, *, duration_s: float, deleted: int) -> None:
-        """Count the stale flows that were deleted."""
+        """Count the stale conntrack entries that were deleted."""
         self._metrics.reconciled(duration_s, deleted=deleted)
 
     def conntrack_failed(self, error: KubeproxyError) -> None:
-        """Count the failure. Health does not change, because the rules are in effect."""
+        """Count the failure. Health does not change, because the rules are in force."""
         self._metrics.conntrack_failed()
 
     def failed(self, error: KubeproxyError) -> None:
@@ -76,8 +79,8 @@ class ProxierEvents(ProxierObserver):
             self._metrics.apply_failed(self._adapter)
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Send Events about new problems. Health does not change, and nothing is counted here: metrics take the number
-        of problems from the snapshot."""
+        """Send Events about new problems. Health does not change, and nothing is counted: metrics take the number of
+        problems from the snapshot."""
         self._events.services_degraded(problems)
 
     def service_health(self, wanted: Mapping[ServiceName, tuple[int, int]]) -> None:

@@ -23,14 +23,15 @@ class Reloader:
     """Replaces the configuration in force."""
 
     def __init__(self, parts: Parts, operator_view: OperatorView, use_drain_hook: Callable[[], None]) -> None:
-        """`use_drain_hook` is called when another configuration comes into force."""
+        """`use_drain_hook` is called when a new configuration has come into force."""
         self._parts = parts
         self._use_drain_hook = use_drain_hook
         self._operator_view = operator_view
         self._configuration = parts.configuration
 
     async def follow(self, *, on_begin: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Reload on every SIGHUP, until cancelled. Call `on_begin` and `on_end` around each reload while it serves."""
+        """Reload on each SIGHUP, until cancelled. `on_begin` and `on_end` are called around each reload, if the process
+        is serving."""
         signals, control_plane = self._parts.process.signals, self._parts.control_plane
         while True:
             await signals.reload.wait()
@@ -41,14 +42,14 @@ class Reloader:
                 await self._reload()
                 await control_plane.sources.reload()
             except (KubeproxyError, MemoryError):
-                signals.reload.set()  # The next signal tries again.
+                signals.reload.set()  # Reload again when this task is restarted.
                 raise
             finally:
                 if served and not signals.stop.is_set():
                     on_end()
 
     async def _reload(self) -> None:
-        """Read the configuration, and apply it. A faulty one is refused as a whole."""
+        """Read the configuration and apply it. If it is faulty, the whole configuration is refused."""
         current, parts = self._configuration, self._parts
         try:
             new = await current.read()

@@ -20,7 +20,7 @@ PATH: Final = f"/apis/coordination.k8s.io/v1/namespaces/{REPORT_NAMESPACE}/lease
 
 
 class ReportLease:
-    """One Lease of one node. Failures are logged once, until they change."""
+    """One Lease of this node. A failure is logged once until it changes."""
 
     def __init__(
         self,
@@ -31,23 +31,23 @@ class ReportLease:
         on_written: Callable[[bool], None],
         unix_clock: Callable[[], float],
     ) -> None:
-        """`role` is the value of the label. `node` returns the Node object, if it is known. `on_written` is called
-        after each write, with its success."""
+        """`role` is the value of the Lease's label. `node` returns the Node object, or None if it is unknown.
+        `on_written` is called after each attempt to write, with True if it succeeded."""
         self._node_name = node_name
         self._role = role
         self._node = node
         self._on_written = on_written
         self._unix_clock = unix_clock
         self._complaint = ""
-        """The failure of the last write. It is empty if the write succeeded."""
+        """The error of the last write, or empty if that write succeeded."""
         self.lasts = False
-        """Whether the last write left the Lease valid, instead of ending it."""
+        """Whether the last write made the Lease valid. Otherwise it ended the Lease."""
 
     async def write(self, client: Client, report: str, *, last: bool = False) -> bool:
-        """Write the report, and return whether the API server has accepted it. With `last` it expires at once.
+        """Write the report, and return whether the API server accepted it. With `last` the report expires at once.
 
-        If the Node object is not known, nothing is written: rollouts believe only reports that belong to a Node,
-        because otherwise anybody could invent nodes for them to wait for.
+        If the Node object is unknown, nothing is written. Rollouts trust only reports owned by a Node, because
+        otherwise anybody could invent nodes for which they would wait.
         """
         from kubeproxy.kubernetes.client.errors import ApiError
         from kubeproxy.kubernetes.object_client import is_not_found
@@ -96,7 +96,8 @@ class ReportLease:
         await client.send_json("POST", PATH, msgspec.json.encode(lease))
 
     def _lease(self, node: Node, report: str, lease_s: int) -> dict[str, Any]:
-        """Return the fields that this node sets. The Node owns the Lease, so both are deleted together."""
+        """Return the fields of the Lease that this node sets. The Node is its owner, so the Lease is deleted with the
+        Node."""
         from kubeproxy.kubernetes import timestamps
 
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}

@@ -1,9 +1,9 @@
 """Decides how large a node's drain report may be, how much of it each namespace may have, and what fits.
 
-Every node writes a report, and the API server keeps its history for some minutes. So all nodes together have a limited
-rate of bytes, and a report may have the size that they can write in `PAUSE_LIMIT_S`. A namespace gets what it needs as
-long as everything fits; otherwise the namespaces that need the most get less. A Service that does not fit is left out,
-and its rollout waits for its time-outs. The report names the namespaces of left-out Services.
+Every node writes a report, and the API server keeps its history for some minutes. So the rate in bytes of all nodes
+together is limited, and a report may be as large as this rate allows once per `PAUSE_LIMIT_S`. If everything fits, each
+namespace gets what it needs. Otherwise the namespaces that need the most get less. A Service that does not fit is left
+out, and its rollout waits until a timeout. The report names the namespaces of omitted Services.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ from kubeproxy.model import ServiceName
 from kubeproxy.model.drain_report import REPORT_BYTES, DrainState
 
 WRITES_PER_S: Final = 500.0
-"""How many reports all nodes together write in a second: as many as 5,000 kubelets that renew their Leases."""
+"""How many reports all nodes together may write per second: about as many writes as 5,000 kubelets make to renew their
+Leases."""
 BYTES_PER_S: Final = 4_000_000.0
-"""How many bytes all nodes together write in a second. etcd keeps them for five minutes, which are 1.2 GB of the 2 GB
-that it holds by default."""
+"""How many bytes all nodes together may write per second. etcd keeps them for five minutes, which makes 1.2 GB of its
+default limit of 2 GB."""
 PAUSE_S: Final = 0.2
 """The shortest time between two reports of one node."""
 PAUSE_LIMIT_S: Final = 15.0
-"""How long the largest report may keep a node from writing the next one. It is half of a rollout's timeout."""
+"""The longest time that the size of a report may delay the next one. It is half of a rollout's timeout."""
 LEAST_BYTES: Final = 24_576
-"""The room of a report in a cluster of any size. Half of it is enough for the largest step of a Deployment."""
+"""The size that a report may always have, in a cluster of any size. Half of it is enough for the largest step of a
+Deployment."""
 LEASE_BYTES: Final = 1_000
-"""The size of a Lease without its report."""
+"""The size of a Lease in bytes without its report."""
 PART: Final = 2
-"""A namespace may have one of this many parts of a report."""
+"""One namespace may use at most one of this many equal parts of a report."""
 NOTES: Final = 8
-"""One of this many parts of a report is for the names of namespaces with Services that are left out."""
+"""One of this many equal parts of a report is reserved for the names of namespaces with omitted Services."""
 
 
 def pause_s(nodes: int, size: int) -> float:
-    """Return the shortest time between two reports of this size from one node."""
+    """Return the shortest time in seconds between two reports of this size from one node."""
     return max(PAUSE_S, nodes / WRITES_PER_S, nodes * (size + LEASE_BYTES) / BYTES_PER_S)
 
 
 def room(nodes: int) -> int:
-    """Return how many bytes a report may have in a cluster of this size."""
+    """Return how many bytes a report may have in a cluster with this many nodes."""
     return min(REPORT_BYTES, max(LEAST_BYTES, int(PAUSE_LIMIT_S * BYTES_PER_S / nodes) - LEASE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What fits into a report."""
+    """The Services that fit into a report, and those that do not."""
 
     services: Collection[ServiceName] = ()
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """The number of Services that were left out, by namespace. Those under the empty name belong to namespaces that are
-    not named here."""
+    """The number of omitted Services by namespace. The empty name has the sum of the namespaces that are not named."""
 
 
 def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
-    """Return the Services that fit into this many bytes. `sizes` come from `size_of`."""
+    """Return which Services fit into `room` bytes. `sizes` has the results of `size_of`."""
     by_namespace: dict[str, list[tuple[int, ServiceName]]] = {}
     for name, size in sizes.items():
         by_namespace.setdefault(name.namespace, []).append((size, name))
@@ -66,8 +67,8 @@ def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
     left_out: dict[str, int] = {}
     for number, (_, namespace) in enumerate(needs):
         part, taken = min(most, left // (len(needs) - number)), 0
-        # The smallest Services come first, so that most of them fit and a large one keeps no other out. One Service
-        # fits in any case while there is room: if all parts are too small, those that need the least are served.
+        # The smallest Services come first, so that as many as possible fit. Even if a namespace's part is too small for
+        # any Service, its smallest one is included while the report has room.
         for size, name in sorted(by_namespace[namespace]):
             if taken + size <= part or (not taken and size <= min(most, left)):
                 taken += size
@@ -79,7 +80,7 @@ def fitting(sizes: Mapping[ServiceName, int], room: int) -> Fitting:
 
 
 def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
-    """Return as many namespaces as have room, and the sum of the others."""
+    """Return the namespaces with omitted Services, as many as fit, and the sum of the others."""
     found: dict[str, int] = {}
     left = room - 2 * _NOTE_BYTES
     for namespace, number in sorted(left_out.items(), key=lambda item: (len(item[0]), item[0])):
@@ -91,11 +92,11 @@ def _named(left_out: Mapping[str, int], room: int) -> dict[str, int]:
 
 
 _NOTE_BYTES: Final = 12
-"""The bytes that it takes to tell how many Services of a namespace are left out, without the namespace's name."""
+"""The bytes needed to report the omitted Services of a namespace, without the namespace's name."""
 
 
 def size_of(name: ServiceName, state: DrainState) -> int:
-    """Return the largest number of bytes that a Service can take in a report, whatever its counts are."""
+    """Return the largest number of bytes that a Service can take in a report, whatever its counts of connections."""
     listed = sum(len(address) + 3 for address in (*state.report.unused, *state.report.kept))
     counts = sum(len(address) + 12 for address in state.counted)
     return len(str(name)) + 72 + listed + counts

@@ -1,7 +1,7 @@
-"""Decides when a node writes its drain report: rarely, spread over nodes, and soon if a rollout waits for it.
+"""Decides when a node writes its drain report: rarely, spread over time, but soon if a rollout waits for it.
 
-The pace is the node's own decision, whatever rollouts ask for. Times are of any monotonic clock. docs/rollouts.md has
-figures.
+The node itself decides the rate, whatever rollouts request. Times are in seconds of a monotonic clock. docs/rollouts.md
+has figures.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 from kubeproxy.model.drain_report import NodeReport, ServiceReport
 
 HEARTBEAT_S: Final = 60.0
-"""The longest time between two writes. With jitter these writes are a fifth of the kubelets' writes of Leases, which
-are 10 s apart."""
+"""The longest time between two writes. With jitter, these writes are a fifth as many as those of the kubelets' own
+Leases, which come every 10 s."""
 COUNTS_S: Final = 5.0
-"""The shortest time between two writes if only the counts of connections differ."""
+"""The shortest time between two writes if only counts of connections have changed."""
 NAMESPACE_S: Final = 5.0
-"""The average time between two writes for the changes of one namespace."""
+"""The average time between two writes caused by one namespace."""
 BURST: Final = 10
-"""How many writes a namespace may have at once. An ordinary rollout needs no more."""
+"""How many writes a namespace may cause in a burst. An ordinary rollout needs no more."""
 RETRY_FIRST_S, RETRY_LIMIT_S = 1.0, 30.0
 
 
 class ReportSchedule:
-    """The times of one node's writes. `random` returns numbers from 0 to 1."""
+    """The times of this node's writes. `random` returns numbers between 0 and 1."""
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._random = random
@@ -33,15 +33,16 @@ class ReportSchedule:
         self._written_at = -math.inf
         self._beat_at = -math.inf
         self._news: dict[str, float] = {}
-        """The namespaces with changes, and when each of them is written if nothing else delays it."""
+        """The namespaces with changes, each with the time at which its change is due."""
         self._paid_until: dict[str, float] = {}
-        """For each namespace, the time until which its writes so far have used up its rate, one in `NAMESPACE_S`."""
+        """For each namespace, when its next write is allowed, apart from its burst. Each write moves this time on by
+        `NAMESPACE_S`."""
         self._failures = 0
         self._retry_at = -math.inf
 
     def due(self, report: NodeReport, pause_s: float, now: float) -> float:
-        """Return when to write this report. `pause_s` is the shortest time between two writes, within which nodes
-        spread theirs."""
+        """Return when to write this report. `pause_s` is the shortest time between two writes. Within it, nodes write
+        at random times."""
         if self._written is None:
             return self._retry_at
         found = news(self._written, report)
@@ -52,7 +53,7 @@ class ReportSchedule:
         return max(self._retry_at, min(max(at, self._written_at + pause_s), self._beat_at))
 
     def written(self, report: NodeReport, now: float) -> None:
-        """Record that the API server has accepted a report."""
+        """Record that the API server accepted a report."""
         self._written, self._written_at = report, now
         self._beat_at = now + HEARTBEAT_S * (0.8 + 0.2 * self._random())
         paid = {each: until for each, until in self._paid_until.items() if until > now}
@@ -61,7 +62,7 @@ class ReportSchedule:
         self._failures, self._retry_at = 0, -math.inf
 
     def failed(self, now: float) -> None:
-        """Record that the API server has not accepted a report. Each next try comes later."""
+        """Record that a write failed. The delay before the next attempt grows."""
         limit_s = min(RETRY_LIMIT_S, RETRY_FIRST_S * 2**self._failures)
         self._failures += 1
         self._retry_at = now + limit_s * (0.5 + 0.5 * self._random())
@@ -71,8 +72,8 @@ class ReportSchedule:
 
 
 def news(before: NodeReport, now: NodeReport) -> set[str]:
-    """Return the namespaces in which a rollout may wait for this change. A change of nothing but the number of open
-    connections does not count, nor does a Service whose requests are gone."""
+    """Return the namespaces in which a rollout may be waiting for this change. Changed numbers of open connections do
+    not count, and neither do Services whose requests are gone."""
     return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}
 
 

@@ -1,4 +1,4 @@
-"""The records to which the other parts report, and which are made before them: metrics, health, Events, and answers to
+"""What the other parts report to, and what is therefore created before them: metrics, health, Events, and answers to
 load balancers."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.proxier.tracker import Tracker
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """The records of this process."""
+    """The metrics, health, Events and load balancer answers of this process."""
 
     metrics: Metrics
     health: ProxyHealth
@@ -29,7 +29,7 @@ class Reporting:
     def create(
         cls, configuration: CurrentConfiguration, tracker: Tracker, kernel: KernelSide, ownership: Ownership
     ) -> Reporting:
-        """Make the records, with this configuration as the first one."""
+        """Create them, with this configuration as the first one."""
         families = kernel.host_facts.families
         metrics, events = Metrics(families=families), Events(tracker.owner_of)
         health = ProxyHealth(timeout_s=2 * configuration.value.sync_period_s, families=families)
@@ -38,7 +38,7 @@ class Reporting:
         return cls(metrics, health, events, load_balancers)
 
     def configured(self, state: ConfigurationState) -> None:
-        """Record the result of a reload."""
+        """Record the result of loading the configuration."""
         refused = "the file is refused, and the previous configuration is in effect" if state.faults else None
         self.health.degraded(Reason.CONFIGURATION, refused)
         self.metrics.configuration(state)

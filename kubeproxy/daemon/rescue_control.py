@@ -1,8 +1,7 @@
-"""The rescue of failed connections, as long as the configuration wants the kernel path (docs/rescue.md).
+"""Runs the rescue of failed connections while the configuration wants the kernel path (docs/rescue.md).
 
-It connects the guardian, which notices failures, with the proxier, which changes the rules. An endpoint that a worker's
-dial has ejected on the userspace path is ejected here, too, because an endpoint has one state, whichever process has
-noticed a failure.
+This module connects the guardian, which notices failures, with the proxier, which changes the rules. Endpoints that
+workers have ejected on the userspace path are ejected on the kernel path as well.
 """
 
 from __future__ import annotations
@@ -30,22 +29,24 @@ from kubeproxy.rescue.kernel_path_ejections import Endpoint
 log = structlog.get_logger(__name__)
 
 WORKERS_LOOK_S = 2.0
-"""How often the workers' ejections are read."""
+"""How often the ejections by workers are read."""
 FORGET_S = 1.0
 """How often endpoints that no Service has any more are forgotten."""
 READY_S = BRIDGE_S
-"""How long a takeover, a start after a re-exec, or a change to the kernel path waits for the rescue. The rules of the
-previous program are kept alive for that long. On a busy node the rescue process takes seconds to start."""
+"""How long the rescue may take to be ready in a takeover, a start after a re-exec, or a change to the kernel path.
+On a busy node the rescue process takes seconds to start. For the same time the rules of the previous program are
+kept alive."""
 FORGOTTEN = {"close": 0}
-"""The settings with which the kernel forgets a connection at once when its endpoint has reset it. If the kernel
-remembered it, a client that uses its port again would be led to the same endpoint, which may be dead by now, and would
-see that endpoint's refusal."""
+"""The conntrack timeouts with which the kernel forgets a connection as soon as its endpoint has reset it. Otherwise a
+client that uses the same port again would be sent to the same endpoint, which may be dead by now, and would see the
+refusal."""
 GAP_S = 3.0
-"""How long the rescue may be interrupted before `auto` leaves the kernel path. A restart of its process takes less."""
+"""How long the rescue may be interrupted before `auto` leaves the kernel path. A restart of the rescue process takes
+less."""
 
 
 class Rescue:
-    """The part of the daemon that starts and stops the guardian."""
+    """Starts and stops the guardian, and connects it with the proxier."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Rescue:
         limits: ConntrackLimits,
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
-        """`limits` are those that the configuration sets for connection tracking."""
+        """`limits` are the configured settings of connection tracking."""
         self._netfilter = netfilter
         self._proxier = proxier
         self._data_plane = data_plane
@@ -70,18 +71,18 @@ class Rescue:
         self._why_not: str | None = None
         self._ready = asyncio.Event()
         self._counts = RescueCounts()
-        """The counts of earlier guardians."""
+        """The sums of the counts of earlier guardians."""
         self._restarts = 0
-        """How often earlier guardians have restarted their processes."""
+        """How often the rescue processes of earlier guardians were restarted."""
         self._worked = False
         self._changed_at = _now()
 
     def policy_changed(self) -> None:
-        """Start or stop the rescue, as the policy of data paths now wants."""
+        """Start or stop the rescue according to the policy of data paths."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the rescue, if it is wanted, until cancelled."""
         while True:
             self._changed.clear()
             if self._wanted:
@@ -95,7 +96,7 @@ class Rescue:
             await self._changed.wait()
 
     async def ready(self) -> None:
-        """Wait for a limited time until the first rules can report failures, if they are to report them.
+        """Wait until the rules can report failures, if they are to do that, but only for a limited time.
 
         Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec.
         """
@@ -104,7 +105,7 @@ class Rescue:
                 await self._ready.wait()
 
     def bridge(self) -> None:
-        """Keep failed connections rescued while this process executes its next program."""
+        """Keep the rescue working while this process replaces its program (exec)."""
         if self._guardian is not None:
             self._guardian.bridge()
 
@@ -132,7 +133,7 @@ class Rescue:
         )
 
     def _note(self, working: bool) -> None:
-        """Record since when the rescue works, or does not."""
+        """Record whether the rescue works, and since when."""
         if working is not self._worked:
             self._worked, self._changed_at = working, _now()
 
@@ -182,7 +183,7 @@ class Rescue:
             await self._ejector.forget_all()
 
     def _report_to(self, group: int | None) -> None:
-        """Have the rules report failed connections to this NFLOG group. None stops the reports."""
+        """Set the NFLOG group to which the rules report failed connections, or None for no reports."""
         timeouts = {} if group is None else {**tcp_timeouts(self._limits), **FORGOTTEN}
         self._proxier.use(dataclasses.replace(self._proxier.settings, rescue_group=group, tcp_timeouts=timeouts))
 
@@ -191,7 +192,7 @@ class Rescue:
         self._ready.set()
 
     async def _watch_health(self, guardian: Guardian) -> None:
-        """Have `auto` follow whether failed connections are rescued."""
+        """Let `auto` use the kernel path only while failed connections are rescued."""
         began, worked_at = _now(), float("-inf")
         while True:
             now = _now()
@@ -215,7 +216,8 @@ class Rescue:
             for name, ejected in (await self._data_plane.ejected()).items():
                 if (protocol := self._proxier.view.protocol_of(name)) is not None:
                     found.update((Endpoint(protocol, each.target), each.reason) for each in ejected)
-            # An endpoint that a dial of the guardian has brought back stays back, even if a worker keeps it ejected.
+            # If a dial of the guardian has ended an ejection, a worker that still has the endpoint ejected does not
+            # eject it again.
             await self._ejector.noticed({each: reason for each, reason in found.items() if each not in before})
             before = frozenset(found)
 

@@ -1,9 +1,10 @@
-"""The file of the last state: the objects of the sources, for a start that cannot list them yet.
+"""Reads and writes the file of the last state. It has the objects of the sources, for a start that cannot list them
+yet.
 
-It holds values of `kubeproxy.model`. These have no secrets, but they name every Service of the cluster, so only the
-file's owner may read it. A file of another node, boot, set of sources or version of the model is refused as a whole
-(`UnusableStateError`). It is replaced atomically, so a reader finds either the old or the new file. It is not synced to
-a disk, because after a power failure the node has booted again, and a state of another boot is refused.
+The file holds values of `kubeproxy.model`. These contain no secrets, but they name every Service of the cluster, so
+only the file's owner may read it. A file from another node, boot, set of sources or version of the model is refused as
+a whole (`UnusableStateError`). The file is replaced atomically, so a reader finds either the old or the new one. It is
+not synced to disk, because a state from before a reboot, as after a power failure, is refused anyway.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from kubeproxy.model.errors import KubeproxyError
 
 FILE: Final = "state"
 SIZE_MAX: Final = 256 << 20
-"""The size limit of the file in bytes. It is ten times what 10,000 Services of 10 endpoints take before compression."""
+"""The size limit of the file in bytes: ten times the uncompressed size of 10,000 Services with 10 endpoints each."""
 _PART: Final = 100
-"""How many objects are encoded at once, which takes less than a millisecond. No other thread runs in that time."""
+"""How many objects are encoded at once. This takes less than a millisecond, during which no other thread runs."""
 _PART_MAX: Final = 64 << 20
-"""The largest part in bytes, decompressed."""
+"""The largest size of a part in bytes, uncompressed."""
 _MAGIC: Final = b"kubeproxy state\n"
 _LENGTH: Final = struct.Struct(">I")
 _NETNS_COOKIE: Final = 71
@@ -47,7 +48,7 @@ _NETNS_COOKIE: Final = 71
 
 
 class UnusableStateError(KubeproxyError):
-    """The file cannot be used, or cannot be written."""
+    """Raised if the file cannot be used, or cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class SourceState:
     services: Sequence[Service]
     slices: Sequence[EndpointSlice]
     since: float | None = None
-    """The Unix time since which changes may be missing, or None if none was missing when this was written."""
+    """Since when (Unix time) changes may be missing, or None if none were missing when this was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,16 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     identity: str
     node: Node | None
     sources: list[tuple[str, float | None, int, int]]
-    """For each source its name, the time since which changes may be missing, and the numbers of Services and
+    """For each source: its name, since when changes may be missing, and the numbers of Services and of
     EndpointSlices."""
 
 
 class StateFile:
-    """The state file in a directory. `identity` names the node and the configuration; a state with another identity is
-    refused.
+    """The state file in a directory. `identity` stands for the node and the configuration; a state with another
+    identity is refused.
 
-    The file's name contains the network namespace's number, because daemons of two namespaces of a host may have the
-    same directory. The methods block, so call them in a thread.
+    The file's name contains the number of the network namespace, because daemons in two namespaces of a host may use
+    the same directory. The methods block, so call them in a thread.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -96,7 +97,7 @@ class StateFile:
         return str(self.path)
 
     def write(self, state: SavedState) -> None:
-        """Replace the file. Raise UnusableStateError if that is not possible."""
+        """Replace the file. Raise UnusableStateError if that fails."""
         temporary = self._directory / f".{self.path.name}.{os.getpid()}"
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,12 +118,12 @@ class StateFile:
                 temporary.unlink()
 
     def confirm(self) -> None:
-        """Record that nothing has changed since the file was written."""
-        with contextlib.suppress(OSError):  # If this fails, the next write reports what is wrong.
+        """Record in the file that it is still up to date now."""
+        with contextlib.suppress(OSError):  # The next write will report the error.
             os.utime(self.path)
 
     def read(self) -> SavedState | None:
-        """Return the state in the file, with `since` of each source, or None if there is no file. Raise
+        """Return the state in the file, with the `since` of each source set, or None if there is no file. Raise
         UnusableStateError if the file cannot be used."""
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -138,11 +139,11 @@ class StateFile:
                 self._check(found)
                 return self._decoded(file, found.st_mtime)
         except (OSError, zlib.error, struct.error, ValueError, TypeError, RecursionError) as error:
-            # msgspec's errors are ValueErrors.
+            # The errors of msgspec are ValueErrors.
             raise UnusableStateError(f"{self}: not a state: {error}") from error
 
     def is_of_here(self) -> bool:
-        """Return whether there is a file of this network namespace."""
+        """Return whether there is a file for this network namespace."""
         with contextlib.suppress(OSError, ValueError, zlib.error, struct.error), self.path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC and _header(file).place == _place()
         return False
@@ -156,7 +157,7 @@ class StateFile:
         return False
 
     def _remove_unfinished(self) -> None:
-        """Remove unfinished files of writers that were killed."""
+        """Remove the unfinished files of writers that were killed."""
         for path in self._directory.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -220,7 +221,7 @@ def _objects(file: BinaryIO, decoder: msgspec.msgpack.Decoder[list[Any]], count:
 
 
 def _part(file: BinaryIO) -> bytes:
-    """Read the next part. The checksum of zlib detects a damaged file."""
+    """Read the next part. The checksum of zlib detects damage."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     unpacking = zlib.decompressobj()
     part = unpacking.decompress(file.read(min(length, SIZE_MAX)), _PART_MAX)
@@ -230,14 +231,14 @@ def _part(file: BinaryIO) -> bytes:
 
 
 def _place() -> str:
-    """Return the name of this boot and this network namespace. In another boot or namespace the same addresses mean
-    other hosts."""
+    """Return an identifier of this boot and this network namespace. In another boot or namespace the same addresses may
+    mean other hosts."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {_namespace()}"
 
 
 def _namespace() -> str:
-    """Return the number of this network namespace. No other namespace has it until the next boot, or, before Linux
-    5.14, until this one is gone."""
+    """Return the number of this network namespace. It is unique until the next boot. (Before Linux 5.14 it may be
+    reused when the namespace is gone.)"""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         cookie = sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8)
         return f"{int.from_bytes(cookie, 'little'):x}"
@@ -245,7 +246,7 @@ def _namespace() -> str:
 
 
 def _shape() -> str:
-    """Return a digest of the model's fields. A version of this program with other fields cannot read the file."""
+    """Return a digest of the model's fields. A version of this program with other fields refuses the file."""
     kinds: Iterable[type[Any]] = (Service, ServicePort, EndpointSlice, EndpointPort, Endpoint, Node)
     fields = [(kind.__name__, [(field.name, str(field.type)) for field in dataclasses.fields(kind)]) for kind in kinds]
     return hashlib.sha256(repr(fields).encode()).hexdigest()

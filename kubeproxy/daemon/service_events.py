@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """The reasons of Events, with kube-proxy's words where it has the same reason."""
+    """The reasons of Events. They are kube-proxy's words where kube-proxy has the same reason."""
 
     STARTING = "Starting"
     FAILED_HEALTHZ = "FailedToStartProxierHealthcheck"
@@ -25,21 +25,21 @@ class Reason(StrEnum):
 class Events:
     """Reports Events about Services of the cluster and about the Node.
 
-    A Service of a manifest has no object in the cluster. Without a `recorder` there are no Events; the log has every
-    problem in any case.
+    There are no Events for Services from manifests, because these have no object in the cluster. Without a `recorder`
+    there are none at all. The log has every problem in any case.
     """
 
     def __init__(self, owner_of: Callable[[ServiceName], str | None]) -> None:
         """`owner_of` returns the source of a Service."""
         self._recorder: EventRecorder | None = None
         self._node_warnings: list[tuple[str, Reason, str]] = []
-        """The warnings from before the recorder existed."""
+        """Warnings about the Node from before the recorder was set."""
         self._owner_of = owner_of
         self._problems: Mapping[ServiceName, Sequence[str]] = {}
 
     @property
     def recorder(self) -> EventRecorder | None:
-        """Return the sender of Events, or None if there is no API server, or no sender yet."""
+        """Return the sender of Events, or None if there is no API server, or if the sender does not exist yet."""
         return self._recorder
 
     @recorder.setter
@@ -63,7 +63,7 @@ class Events:
             )
 
     def services_degraded(self, problems: Mapping[ServiceName, Sequence[str]]) -> None:
-        """Send Events of new problems. `problems` has all Services with problems now."""
+        """Send Events about new problems. `problems` has all Services that have problems now."""
         for service, texts in problems.items():
             for text in texts:
                 if text not in self._problems.get(service, ()):
@@ -71,20 +71,20 @@ class Events:
         self._problems = problems
 
     def endpoint_lost(self, service: ServiceName, target: Target) -> None:
-        """Send an Event that an endpoint of a Service has not answered for minutes. Every node sends it with the same
-        words."""
+        """Send an Event that an endpoint of a Service has not answered for minutes. All nodes send it with the same
+        words, so that the Events are counted as one."""
         text = (
             f"endpoint {target} is listed as ready and has not answered for minutes; it gets no clients until it does"
         )
         self._warn(service, Reason.EJECTED, text, shared=True)
 
     def health_failed(self, node_name: str, text: str) -> None:
-        """Send an Event that the health server has no address. If there is no recorder yet, keep the warning for
-        later."""
+        """Send an Event that the health server cannot bind its address. If there is no recorder yet, keep the warning
+        for later."""
         self._warn_node(node_name, Reason.FAILED_HEALTHZ, f"failed to start proxier healthz: {text}")
 
     def health_server_failed(self, service: ServiceName, text: str) -> None:
-        """Send an Event that a health check node port is in use by another process."""
+        """Send an Event that another process uses a health check node port."""
         self._warn(service, Reason.FAILED_SERVICE_HEALTH, text)
 
     def _warn_node(self, node_name: str, reason: Reason, text: str) -> None:
@@ -96,7 +96,8 @@ class Events:
     def _warn(self, service: ServiceName, reason: Reason, text: str, *, shared: bool = False) -> None:
         if self.recorder is None:
             return
-        # With a recorder this module is already imported. Without one it must not be imported (see `sources`).
+        # If there is a recorder, this module has already been imported. Otherwise it must not be imported (see
+        # `sources`).
         from kubeproxy.sources.kubernetes.kinds import SOURCE
 
         if self._owner_of(service) == SOURCE:

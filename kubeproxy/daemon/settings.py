@@ -1,4 +1,4 @@
-"""Translates the configuration into the values of other packages, which do not import it."""
+"""Translates the configuration into values of other packages, which do not import the configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def conntrack_limits(configuration: Configuration) -> ConntrackLimits:
 
 
 def proxier_settings(configuration: Configuration, before: ProxierSettings) -> ProxierSettings:
-    """Return the settings of the proxier. Those that do not come from the configuration stay as in `before`."""
+    """Return the settings of the proxier. Settings that do not come from the configuration are copied from `before`."""
     ports = configuration.port_range
     return replace(
         before,
@@ -65,7 +65,7 @@ def proxier_settings(configuration: Configuration, before: ProxierSettings) -> P
 
 
 def restrictions(configuration: Configuration) -> Restrictions:
-    """Return the limits of what Services may have."""
+    """Return the restrictions on what Services may have."""
     own = configuration.kubeproxy
     denied = own.denied_endpoint_cidrs
     blocks = CidrSet(frozenset(map(str, denied)) - {DeniedEndpoints.NODE})
@@ -91,10 +91,10 @@ def restrictions(configuration: Configuration) -> Restrictions:
 
 
 def manifest_terms(configuration: Configuration) -> Terms:
-    """Return the terms that the objects of manifests have to meet."""
+    """Return the conditions that the objects of manifests have to meet."""
     wanted = configuration.kubeproxy.manifests
     return Terms(
-        # Convert names to plain str: they are sent to the workers, and a subclass of str cannot be encoded.
+        # Convert the names to plain str: they are sent to the workers, and msgspec cannot encode a subclass of str.
         default_namespace=str(wanted.default_namespace),
         enforced_namespace=str(wanted.namespace) or None,
         strict=wanted.strict,

@@ -1,5 +1,4 @@
-"""The steps of a shutdown, after a request to stop or after a takeover: for clients, for the rules, and for the data
-plane."""
+"""The steps of a shutdown for clients, rules and data plane, after a request to stop or after a takeover."""
 
 from __future__ import annotations
 
@@ -21,47 +20,49 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 LAST_S: Final = 1.0
-"""The part of the grace period that is kept for the last clients."""
+"""The part of the grace period, in seconds, that is kept for the last clients."""
 RULES_S: Final = 10.0
 """How long the last transaction may take. Kubernetes and others send SIGKILL some 30 s after SIGTERM."""
 MOVE_S: Final = 30.0
-"""How long connections may take to move before the others drain. Workers continue to move them during the drain."""
+"""How long connections may take to move before the remaining ones are drained. Workers keep moving them during the
+drain."""
 ARRIVAL_S: Final = 0.5
-"""How long packets on their way may take to arrive after the rules changed: a round trip."""
+"""How long packets that are on their way may take to arrive after the rules have changed: one round trip."""
 
 
 class RulesAtExit(Enum):
-    """The last change of the packet filter's rules."""
+    """What happens to the packet filter's rules at the end."""
 
     LEAVE = auto()
-    """Keep the rules, because they lead to another instance."""
+    """Keep the rules, because they redirect to another instance."""
     REMOVE = auto()
-    """Remove the rules. Service addresses do not answer any more."""
+    """Remove the rules. Service addresses no longer answer."""
     PAUSE = auto()
-    """Hold new clients back until the next process serves, except those that the kernel leads to endpoints."""
+    """Drop first packets of new clients until the next process serves, except for clients whom the kernel sends
+    straight to endpoints."""
 
 
 def rules_at_exit(*, ours: bool, cleanup_on_exit: bool) -> RulesAtExit:
-    """Return the last change. `ours` is true if the rules lead to this process, or to none."""
+    """Return what to do with the rules. `ours` is true if the rules redirect to this process, or to none."""
     if not ours:
         return RulesAtExit.LEAVE
     return RulesAtExit.REMOVE if cleanup_on_exit else RulesAtExit.PAUSE
 
 
 def last_s(grace_s: float) -> float:
-    """Return the last part of the grace period, without new clients."""
+    """Return the last part of the grace period in seconds, in which no new clients are accepted."""
     return min(LAST_S, grace_s / 2)
 
 
 def arrival_s(grace_s: float) -> float:
-    """Return how long to wait for packets on their way, within the rest of the grace period."""
+    """Return how many seconds to wait for packets that are on their way, at most the rest of the grace period."""
     return min(ARRIVAL_S, grace_s / 2)
 
 
 class Shutdown:
     """The steps of a shutdown: either `wind_down` and then `leave`, or `drain_after_takeover`.
 
-    During `wind_down` a new instance may still take over. Then `drain_after_takeover` follows.
+    A new instance may still take over during `wind_down`. Then `drain_after_takeover` follows.
     """
 
     def __init__(
@@ -82,14 +83,16 @@ class Shutdown:
         self._tasks = tasks
 
     async def wind_down(self, grace_s: float, *, until: Iterable[asyncio.Event]) -> None:
-        """Drain until one of these events, and still accept new connections, because the node has no other proxy."""
+        """Drain until one of these events is set or the time is over. New connections are still accepted, because the
+        node has no other proxy."""
         log.info("draining", open=self._data_plane.open_connections, grace_s=grace_s)
         patience = self._drain(grace_s - last_s(grace_s))
         await self._tasks.first_of(patience, *(event.wait() for event in until))
         await self._takeover.between()
 
     async def leave(self, rules: RulesAtExit, *, within_s: float) -> None:
-        """Change the rules for the time without a proxy, stop accepting, and drain the last clients."""
+        """Change the rules for the time without a proxy, stop accepting, and drain the last clients for at most
+        `within_s` seconds."""
         if rules is RulesAtExit.LEAVE:
             log.info("rules stay: another instance serves")
         try:
@@ -102,7 +105,7 @@ class Shutdown:
         await self._drain_last(within_s)
 
     async def drain_after_takeover(self, grace_s: float) -> None:
-        """Move connections after a takeover, because the rules lead to another instance, and drain the others."""
+        """After a takeover, move connections to the new instance and drain the others."""
         log.info("new instance has taken over, draining", open=self._data_plane.open_connections, grace_s=grace_s)
         if successor := self._takeover.successor:
             await self._hurried(self._move(successor))
@@ -111,7 +114,8 @@ class Shutdown:
         await self._drain_last(grace_s)
 
     async def _move(self, successor: str) -> None:
-        """Move connections to the instance at a control socket. An instance that hangs does not keep this one alive."""
+        """Move connections to the instance with this control socket. If that instance hangs, the move ends after
+        `MOVE_S` seconds."""
         try:
             async with asyncio.timeout(MOVE_S):
                 moved, left = await self._data_plane.move(successor)
@@ -121,11 +125,11 @@ class Shutdown:
             log.info("connections moved", moved=moved, left=left)
 
     async def _drain_last(self, grace_s: float) -> None:
-        """Accept the packets on their way, then stop accepting, and drain for at most `grace_s`."""
+        """Accept the packets that are on their way. Then stop accepting, and drain for at most `grace_s` seconds."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
-        # If a client's first packet was lost, the client sends it again, and connection tracking leads it to the same
-        # port. That port is closed by then, and would refuse the client. The first call forgets flows that no listener
-        # has accepted, and the second one those whose handshake did not end.
+        # If a client's first packet was lost, the client retransmits it, and its conntrack entry still redirects it to
+        # our port. That port is closed by then, and would refuse the client. So the entries are deleted: the first call
+        # deletes those that no listener has accepted, and the second one those of incomplete handshakes.
         await self._proxier.kernel.forget_ended(ours=True)
         await self._data_plane.retire()
         await self._proxier.kernel.forget_ended(ours=True)
@@ -138,9 +142,9 @@ class Shutdown:
         self._proxier.close()
 
     async def _drain(self, grace_s: float) -> None:
-        """Wait for the connections that are open now."""
+        """Wait until the connections that are open now have ended, for at most `grace_s` seconds."""
         await self._hurried(self._data_plane.drain(grace_s))
 
     async def _hurried(self, patience: Coroutine[Any, Any, Any]) -> None:
-        """Wait, until a second signal ends the wait."""
+        """Wait for `patience`, or until a second signal to stop."""
         await self._tasks.first_of(patience, self._signals.at_once.wait())

@@ -13,18 +13,18 @@ log = structlog.get_logger(__name__)
 
 
 class Signals:
-    """The signals: SIGTERM and SIGINT stop the process, and immediately if sent twice. SIGHUP reloads, and SIGUSR2
-    re-executes."""
+    """The signals of this process. SIGTERM and SIGINT stop it, and at once if sent twice. SIGHUP reloads the
+    configuration, and SIGUSR2 re-executes the program."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
-        """Set when the process should stop without waiting for open connections."""
+        """Set when the process must stop without waiting for open connections."""
         self.reload = asyncio.Event()
         self.renew = asyncio.Event()
 
     def listen(self) -> None:
-        """Handle signals on the running event loop. Signals that were sent during a re-exec arrive now."""
+        """Handle signals on the running event loop. Signals that were sent during a re-exec are delivered now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)

@@ -1,7 +1,7 @@
 """Starts the sources of Services that the configuration names, and keeps them running.
 
-A source is imported only if the configuration names it, because the API server's client takes as long to import as
-everything else that comes before the first client is served.
+A source is imported only if the configuration names it. The client of the API server alone takes as long to import as
+everything else that is needed before the first client is served.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 def source_names(configuration: Configuration) -> list[str]:
-    """Return the names of the configured sources. The tracker needs the names before the sources start."""
+    """Return the names of the configured sources, which the tracker needs before the sources start."""
     names = ["manifests"] if configuration.kubeproxy.manifests.paths else []
     return [*names, "kubernetes"] if uses_kubernetes(configuration, os.environ) else names
 
 
 def source_texts(configuration: Configuration) -> tuple[str, ...]:
-    """Return the configured sources in words, without secrets, to be compared with those of another instance.
+    """Return a text without secrets for each configured source, to compare them with those of another instance.
 
-    Paths are absolute. An API server is named by its setting, because the address of a pod's own API server may change
-    with the network although the server stays the same.
+    Paths are absolute. An API server is described by its setting, because the address of a cluster's API server as seen
+    from a pod may change although the server is the same.
     """
     from kubeproxy.observability.redaction import redact
 
@@ -54,7 +54,7 @@ def source_texts(configuration: Configuration) -> tuple[str, ...]:
 
 
 class Sources:
-    """The sources, and what uses the same API client: the event recorder and the drain reporter."""
+    """The sources, and the users of the same API client: the event recorder and the drain reporter."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Sources:
         self._client: Client | None = None
 
     async def start(self, closing: AsyncExitStack) -> None:
-        """Start the sources. Raise ConfigError if the address or the credentials of a configured API server are
-        unusable."""
+        """Start the sources. Raise ConfigError if the address or the credentials of a configured API server cannot be
+        used."""
         if uses_kubernetes(self._configuration, os.environ):
             await self._start_kubernetes(closing)
         if self._configuration.kubeproxy.manifests.paths:
@@ -117,7 +117,7 @@ class Sources:
             self._tasks.start(kept_running("events", recorder.run), name="events"),
             self._tasks.start(kept_running("kubernetes", self._kubernetes.run), name="kubernetes"),
         )
-        # The tasks end before their client is closed, because otherwise they would log the closing as an outage.
+        # The tasks end before their client is closed. Otherwise they would log the closed client as an outage.
         closing.push_async_callback(self._tasks.end, *running)
 
     def _start_manifests(self) -> None:
@@ -135,12 +135,12 @@ class Sources:
         self._tasks.start(kept_running("manifests", self._manifests.run), name="manifests")
 
     async def report_drains(self, translated_to: Count) -> None:
-        """Write drain reports until cancelled. Without an API server there are none (see `DrainReporter.run`)."""
+        """Write drain reports until cancelled. Without an API server nothing is written (see `DrainReporter.run`)."""
         if self._client is not None:
             await self._drain_reporter.run(self._client, translated_to)
 
     async def report_leaving(self) -> None:
-        """Report the connections that are left after a takeover, until cancelled."""
+        """After a takeover, report the remaining connections of this instance until cancelled."""
         if self._client is not None:
             try:
                 await self._drain_reporter.leave(self._client, self._tracker.drain_requests)
@@ -148,12 +148,12 @@ class Sources:
                 await self._drain_reporter.end(self._client)
 
     async def end_drain_reports(self) -> None:
-        """Let the node's report expire, because no process of this node serves any more."""
+        """Make the node's drain report expire, because no process serves this node any more."""
         if self._client is not None:
             await self._drain_reporter.end(self._client)
 
     async def retry(self) -> None:
-        """Ask all sources again now, without waiting for the end of their backoff."""
+        """Ask all sources again now, without waiting for their backoff."""
         if self._kubernetes is not None:
             self._kubernetes.retry()
         await self.reload()
@@ -165,14 +165,14 @@ class Sources:
 
     def why_not_served(self, namespace: str, name: str) -> str:
         """Return why this proxy does not serve a Service that a source has, or an empty text if no source has it. An
-        empty namespace stands for any."""
+        empty namespace matches any."""
         for source in (self._manifests, self._kubernetes):
             if source is not None and (reason := source.why_not_served(namespace, name)):
                 return reason
         return ""
 
     def trouble(self) -> str:
-        """Return the last error of a resource that has never been listed, or an empty text if there is none."""
+        """Return the last error of a resource that was never listed, or an empty text."""
         watches = self._kubernetes.state() if self._kubernetes is not None else ()
         return next((watch.last_error for watch in watches if watch.last_error and not watch.lists), "")
 
@@ -185,7 +185,7 @@ class Sources:
         return self._manifests.state().complaint if self._manifests is not None else None
 
     def behind_s(self, source: str) -> float:
-        """Return for how many seconds changes of a source may be missing, or 0 if the source is up to date."""
+        """Return for how many seconds changes of a source may have been missed, or 0 if the source is up to date."""
         if source != "kubernetes" or self._kubernetes is None:
             return 0.0
         return max(reflector.behind_s for reflector in self._kubernetes.state())

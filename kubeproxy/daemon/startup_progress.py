@@ -1,8 +1,8 @@
 """Shows the progress of a start, which takes seconds with ten thousand Services.
 
-On a terminal the progress is one line that is drawn again until everything is served, and then erased. Elsewhere it is
-a log line every few seconds. A shorter start shows nothing. `status` returns the line for service managers, also after
-the start.
+On a terminal, the progress is one line that is redrawn until everything is served, and then erased. Elsewhere it is a
+log line every few seconds. A short start shows nothing. `status` returns the line for service managers, also after the
+start.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kubeproxy.runtime.backoff import DoublingBackoff
 log = structlog.get_logger(__name__)
 
 LINE_S: Final = 0.2
-"""How often the line on a terminal is drawn."""
+"""The interval in seconds at which the line on a terminal is redrawn."""
 LOG_S: Final = 5.0
 MOST_LOG_S: Final = 300.0
-"""The longest pause between two log lines. The first line comes after the first pause, and each pause is twice as long
-as the one before, up to this."""
+"""The longest pause between two log lines in seconds. The pause before the first line is the shortest; each further
+pause is twice as long, up to this limit."""
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -69,8 +69,8 @@ async def show(
 ) -> None:
     """Show the progress until `serving` is set.
 
-    With `as_text` the log is text, so that a redrawn line fits among its lines. `trouble` returns why a source cannot
-    be listed, or an empty text as long as nothing is known.
+    `as_text` says that the log is text, so that a redrawn line fits among its lines. `trouble` returns why a source
+    cannot be listed, or an empty text.
     """
     stream = stream or sys.stderr
     if as_text and _can_be_redrawn(stream):
@@ -94,8 +94,7 @@ async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
 
 @contextlib.contextmanager
 def _line(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """Yield a function that draws a line over the last one. Log lines replace the drawn line, and the next drawing
-    comes below them."""
+    """Yield a function that redraws the line. Log lines overwrite it, and it is then redrawn below them."""
 
     def erase(record: logging.LogRecord) -> bool:
         stream.write(_ERASE)

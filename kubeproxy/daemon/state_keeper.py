@@ -1,7 +1,7 @@
-"""Keeps the last state of the sources in a file, and serves it after a start until the sources themselves are complete.
+"""Saves the last state of the sources to a file, and serves it after a start until the sources themselves are complete.
 
-Without the file, a restart while the API server is away would leave the node without Services. kube-proxy's rules stay
-as long as nothing removes them. In the same way the content of the file is served however old it is. It is marked as
+Without the file, a restart while the API server is unreachable would leave the node without Services. The saved state
+is served however old it is, just as kube-proxy's rules stay in the kernel until something removes them. It is marked as
 stale, and each source's first complete list replaces it.
 """
 
@@ -30,20 +30,21 @@ from kubeproxy.runtime.threads import ThreadNotStartedError, in_thread
 log = structlog.get_logger(__name__)
 
 NONE: Final = "none"
-"""The value of the setting for no file."""
+"""The value of the setting that means no file."""
 LOOK_S: Final = 2.0
-"""How often the keeper checks for changes, and so how far the file may lag behind."""
+"""How often to check for changes. The file may be out of date by this much."""
 SHARE: Final = 0.005
-"""The largest share of a processor that writing may take. A large state that keeps changing is written less often."""
+"""The largest share of a processor that writing may take. A large state that changes constantly is written less
+often."""
 CONFIRM_S: Final = 10.0
-"""How often a file without changes is confirmed."""
+"""How often an unchanged file is confirmed to be up to date."""
 FRESH_S: Final = 600.0
-"""A state older than this is served only if the sources are not complete within `START_GRACE_S`. Its addresses may
-belong to other pods by now, and the sources usually answer."""
+"""A state older than this is served only if the sources are not complete within `START_GRACE_S`, because its addresses
+may belong to other pods by now, and the sources usually answer in time."""
 
 
 class StateKeeper:
-    """The states of the sources, and their file."""
+    """Saves the states of the sources to a file, and serves them from the file."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class StateKeeper:
         owns_rules: Callable[[], bool],
         behind_s: Callable[[str], float],
     ) -> None:
-        """`file` is None if no file is wanted. `owns_rules` returns whether this process is the one that serves the
-        node, and `behind_s` for how many seconds changes of a source may be missing."""
+        """`file` is None if no file is wanted. `owns_rules` returns whether this process serves the node. `behind_s`
+        returns for how many seconds changes of a source may have been missed."""
         self._file = file
         self._tracker = tracker
         self._owns_rules = owns_rules
         self._behind_s = behind_s
         self._since: dict[str, float] = {}
-        """The recalled sources, each with the Unix time since which its state may be wrong."""
+        """The recalled sources, each with the Unix time since which its state may be out of date."""
         self._recalled_at: float | None = None
         self._written: object = None
         """The value of `_version` when the file was written."""
@@ -69,7 +70,7 @@ class StateKeeper:
 
     async def recall(self, *, at_once: bool = False) -> bool:
         """Serve the state in the file for every source that is not complete, and return whether there is such a state.
-        With `at_once` a state older than `FRESH_S` is not served."""
+        With `at_once`, a state older than `FRESH_S` is not used."""
         if self._file is None or self._recalled_at is not None or all(self._tracker.sources().values()):
             return False
         try:
@@ -91,13 +92,13 @@ class StateKeeper:
 
     @property
     def stale(self) -> Mapping[str, float]:
-        """Return the sources for which the state of an earlier run is served, each with the Unix time since which it
-        may be wrong."""
+        """Return the sources that are replaced by the state of an earlier run. For each, return the Unix time since
+        which that state may be out of date."""
         complete = self._tracker.sources()
         return {name: since for name, since in self._since.items() if not complete[name]}
 
     def complaint(self) -> str | None:
-        """Return which sources are not listed although they have had enough time, or None if there are none."""
+        """Return a text that names the sources that are not listed although enough time has passed, or None."""
         stale = self.stale
         if not stale or self._recalled_at is None or time.monotonic() - self._recalled_at < START_GRACE_S:
             return None
@@ -107,7 +108,7 @@ class StateKeeper:
         )
 
     async def run(self) -> None:
-        """Write the file after changes, until cancelled."""
+        """Write the file after each change, until cancelled."""
         stale = self.stale
         while True:
             took_s = await self.write()
@@ -117,7 +118,7 @@ class StateKeeper:
             stale = self.stale
 
     async def write(self) -> float:
-        """Write the file if there is anything new. Return the CPU time that it took, in seconds."""
+        """Write the file if something has changed. Return the CPU time of the write in seconds."""
         file, version = self._file, self._version()
         if file is None or not self._owns_rules():
             return 0.0
@@ -164,7 +165,7 @@ class StateKeeper:
 
 
 def state_file(configuration: Configuration) -> StateFile | None:
-    """Return the file that the configuration asks for, or None if it asks for none."""
+    """Return the configured file, or None if no file is wanted."""
     wanted = configuration.kubeproxy.state_directory
     if wanted == NONE:
         return None
@@ -172,15 +173,15 @@ def state_file(configuration: Configuration) -> StateFile | None:
 
 
 def default_directory() -> Path:
-    """Return the directory that systemd has made for this process, or else the default."""
+    """Return the state directory that systemd created for this process, or the default one."""
     return Path(os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0] or "/run/kubeproxy")
 
 
 def identity(configuration: Configuration) -> str:
-    """Return a digest of everything on which a state depends: this node's name, and the sources with all that selects
-    and names their objects.
+    """Return a digest of everything that a saved state depends on: this node's name, and the sources with all settings
+    that select or name their objects.
 
-    An API server is identified by its address, because a kubeconfig may name another cluster by now.
+    An API server is identified by its address, because the kubeconfig may name another cluster now.
     """
     manifests = configuration.kubeproxy.manifests
     parts = (
@@ -205,7 +206,7 @@ def _server(configuration: Configuration) -> str:
     try:
         return settings.read().host
     except ConfigError:
-        return ""  # The sources report such an error.
+        return ""  # The sources will report the error.
 
 
 def _moment(unix_s: float) -> str:

@@ -17,7 +17,7 @@ from kubeproxy.observability.status.status_service import StatusService
 
 
 class StatusCollector:
-    """Reads every part and changes none. Call `run` while the daemon lives. `routes` belong on the metrics port."""
+    """Reads every part and changes none. Run `run` while the daemon lives. `routes` belong to the metrics server."""
 
     def __init__(self, parts: Parts, recent_warnings: RecentWarnings) -> None:
         self._parts = parts
@@ -37,7 +37,7 @@ class StatusCollector:
         return status_routes(self._status_service, self._tracer)
 
     async def run(self) -> None:
-        """Take samples while a status page is open, until cancelled."""
+        """Take samples while status pages are open, until cancelled."""
         await self._status_service.run()
 
     async def _look(self) -> Observation:

@@ -1,4 +1,4 @@
-"""The start on a node where another instance serves, or has served."""
+"""The start on a node on which another instance serves, or has served."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from kubeproxy.runtime.keep_running import kept_running
 log = structlog.get_logger(__name__)
 
 SOURCES_LOOK_S = 0.02
-"""How often a new instance checks whether its sources are complete, before it compares itself with its predecessor."""
+"""How often a new instance checks whether its sources are complete, so that it can compare itself with its
+predecessor."""
 OTHERS_LOOK_S = 0.5
-"""How often a start checks whether earlier instances are still alive."""
+"""How often a new instance checks whether earlier instances are still alive."""
 FORGET_S, FORGET_SHARE = 2.0, 20
-"""How often a start deletes the conntrack entries of connections that earlier instances end, and the share of the time
-(one part in this many) that this may take."""
+"""How often a new instance deletes the conntrack entries of connections that have left earlier instances, and the
+largest part (1/n) of the time that this may take."""
 
 
 class Succession:
-    """The steps with which this instance follows another one."""
+    """The steps by which this instance follows another one."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class Succession:
         self._data_plane = data_plane
         self.refused = asyncio.Event()
         self.refusal: TakeoverRefusedError | None = None
-        """Why this instance does not take over. It is set together with `refused`."""
+        """Why this instance does not take over. It is set before the event `refused`."""
 
     async def find_predecessor(self) -> None:
-        """Find the owner of the node, if there is one. If there is no earlier instance, clients wait until this one
+        """Find the owner of the node, if there is one. If no earlier instance lives, clients wait until this one
         serves."""
         if not self._ownership.has_netfilter:
-            return  # No rules lead to such instances, so several of them may run side by side.
+            return  # Without rules several instances may run side by side.
         self._require_own_user()
         owner = await self._ownership.takeover.begin(given_up=self._process.signals.stop.is_set)
         if owner is not None:
@@ -66,22 +67,22 @@ class Succession:
                 services=max(0, owner.offer.services),
                 sources=", ".join(owner.offer.sources),
             )
-            # Everything is prepared beside the owner. The rules stay the owner's until it is known what this instance
+            # Everything is prepared beside the owner. The owner keeps its rules until it is known what this instance
             # would serve.
             await self._control_plane.proxier.hold(True)
         if self._ownership.marker.others():
-            # The earlier instances serve meanwhile, so this one takes over only when everything is known.
+            # Earlier instances are serving meanwhile, so this one takes over only when its sources are complete.
             self._control_plane.tracker.start_within(math.inf)
             self._process.tasks.start(kept_running("others", self._outlive_others), name="others")
         else:
             await self._disarm()
 
     async def compare_with_predecessor(self) -> None:
-        """Let the rules lead here if this instance serves enough; otherwise refuse the takeover."""
+        """Let the rules redirect to this instance if it serves enough. Otherwise refuse the takeover."""
         while not all(self._control_plane.tracker.sources().values()):
             predecessor = self._ownership.predecessor
             if predecessor is None or predecessor.gone:
-                break  # Some Services are better than none.
+                break  # Nobody else serves, and some Services are better than none.
             await asyncio.sleep(SOURCES_LOOK_S)
         try:
             self._ownership.takeover.require_enough_services()
@@ -92,14 +93,14 @@ class Succession:
             await self._control_plane.proxier.hold(False)
 
     async def recall_later(self) -> None:
-        """Serve the state of an earlier run if the sources are not complete soon. A predecessor would serve a better
-        state."""
+        """Serve the state of an earlier run if the sources are not complete soon. This is not done if there is a
+        predecessor, whose state is better."""
         await asyncio.sleep(START_GRACE_S)
         if self._ownership.predecessor is None:
             await self._control_plane.state_keeper.recall()
 
     def _require_own_user(self) -> None:
-        """Raise TakeoverRefusedError if a kubeproxy of another user runs. It cannot be asked to yield, so the two would
+        """Raise TakeoverRefusedError if another user runs a kubeproxy. It cannot be asked to yield, so the two would
         fight over the rules."""
         if self._configuration.value.kubeproxy.takeover == "force":
             return
@@ -107,9 +108,10 @@ class Succession:
             raise TakeoverRefusedError("a kubeproxy", f"runs on this host already ({other})")
 
     async def _outlive_others(self) -> None:
-        """Start with what is known if earlier instances end first, because some Services are better than none. Once the
-        rules lead here, delete the conntrack entries of the connections that the other instances end, and of those that
-        have moved here from them, because both kinds lead to ports of the other instances."""
+        """Follow earlier instances until they have ended. If they end before the sources are complete, start with what
+        is known, because some Services are better than none. Once the rules redirect here, delete conntrack entries
+        again and again: those of connections that end at the other instances, and of connections that have moved here,
+        because both kinds still name ports of the other instances."""
         others, control_plane, clock = self._ownership.marker.others, self._control_plane, _now
         while not self._ownership.taken.is_set():
             if not others():
@@ -118,7 +120,7 @@ class Succession:
                 await control_plane.state_keeper.recall()
                 return
             await asyncio.sleep(OTHERS_LOOK_S)
-        # Everything of before has been deleted when the rules were taken.
+        # Entries from before were deleted when the rules were taken over.
         forget_at, open_before = clock() + FORGET_S, -1
         while (live := others()) or open_before or await self._open_from_others():
             if clock() >= forget_at:
@@ -131,12 +133,12 @@ class Succession:
         await control_plane.proxier.kernel.forget_ended(ours=False)
 
     async def _open_from_others(self) -> int:
-        """Return the number of open connections that earlier instances have begun."""
+        """Return the number of open connections that began at earlier instances."""
         return sum(worker.adopted_open for worker in await self._data_plane.worker_status())
 
     async def _disarm(self) -> None:
-        """Remove redirects to ports that no process has any more, and that another process may get. What the kernel
-        leads to endpoints by itself stays."""
+        """Remove redirects to ports at which no process listens any more, because another process might get such a
+        port. Rules of the kernel path stay."""
         try:
             for adapter in await pause_stale_rules():
                 log.info("earlier run's redirects paused", adapter=adapter)

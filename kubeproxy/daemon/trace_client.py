@@ -29,24 +29,25 @@ class Client:
 
     @property
     def hook(self) -> str:
-        """Return the first hook that the client's packet meets."""
+        """Return the netfilter hook that the client's packet enters first."""
         return "output" if self.is_this_node else "prerouting"
 
 
 def client_of(
     asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
 ) -> Client:
-    """Return the client that a request is about. It is this node if the request names no address.
+    """Return the client of a trace request. It is this node if the request names no address.
 
-    A packet of this node comes from the destination address if that address is the node's own, and otherwise from its
-    landing address.
+    A packet of this node has the destination address as its source if that address is the node's own, and otherwise the
+    node's landing address.
     """
     if asked.source is None:
         here = asked.to.address if facts.is_own(asked.to.address) else rules.landing.get(family_of(asked.to.address))
         return Client(here, True, False)
     own = facts.is_own(asked.source)
     is_pod = not own and contains(rules.internal_sources, asked.source)
-    # The trace does not know the interface on which the packet arrives, but pods of other nodes are behind a gateway.
+    # The trace does not know on which interface the packet arrives. But pods of other nodes are behind a gateway, and
+    # pods of this node are not.
     if is_pod and rules.uplinks and (way := find_way(asked.source)) is not None:
         is_pod = way.direct
     return Client(asked.source, own, is_pod)

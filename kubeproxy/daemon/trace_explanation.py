@@ -1,4 +1,4 @@
-"""Puts a trace into words: what happens to the packet step by step, and why it ends as it does."""
+"""Explains a trace in words: what happens to the packet step by step, and why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 from kubeproxy.observability.status.trace_report import TraceRequest, describe
 
 _NEIGHBOURS = 5
-"""How many other ports of an address are named if the port is not served."""
+"""If a port is not served, how many other ports of the same address to name."""
 _CHOICE = {
     Scheduler.ROUND_ROBIN: "in turn; each worker has a turn of its own, and the kernel chooses the worker",
     Scheduler.RANDOM: "drawn at random for each client; another draw follows these",
@@ -36,7 +36,7 @@ _CHOICE = {
     Scheduler.SOURCE_HASH: "by a hash of the client's address, the same at every node",
     Scheduler.MAGLEV: "by a hash of the client's address and port, the same at every node",
 }
-"""How each scheduler chooses an endpoint."""
+"""How each scheduler chooses an endpoint, in words."""
 
 
 def steps(
@@ -49,7 +49,7 @@ def steps(
     snapshot: Snapshot,
     any_in_force: bool,
 ) -> Iterator[str]:
-    """Yield the steps of the packet until the choice of an endpoint, one line each."""
+    """Yield the steps of the packet up to the choice of an endpoint, one line each."""
     if not any_in_force:
         yield "no rules are in force yet: the daemon starts, or could not reach the packet filter"
     elif snapshot.failing is not None:
@@ -85,7 +85,7 @@ def steps(
 
 
 def dialing(frontend: Frontend, outlooks: Sequence[BalancePreview], asked: TraceRequest) -> Iterator[str]:
-    """Yield how the userspace path chooses among the endpoints, and which ones this client has."""
+    """Yield how the userspace path chooses among the endpoints, and which ones it would dial for this client."""
     weights = " by weight" if frontend.balancing.weights else ""
     yield f"{_count(frontend)}, {_CHOICE[frontend.balancing.scheduler]}{weights}"
     yield from _place(frontend, asked)
@@ -104,7 +104,7 @@ def reason(
     snapshot: Snapshot,
     services_degraded: Sequence[Service],
 ) -> str:
-    """Return the reason of the outcome, in one sentence."""
+    """Return the reason for the outcome, in one sentence."""
     name = "" if frontend is None else str(frontend.name.service_port)
     match met.why:
         case Why.SOURCE_RANGE:
@@ -115,7 +115,7 @@ def reason(
             return _missing(asked.to, rules, snapshot, services_degraded)
     if met.fate in (Fate.PROXIED, Fate.FORWARDED):
         return f"{name} has {_count(frontend)}" if frontend is not None else "its Service is just being removed"
-    if frontend is not None and frontend.endpoints:  # A refusal stands in place of its listener.
+    if frontend is not None and frontend.endpoints:  # The frontend has a refusal in the rules instead of a listener.
         if is_loopback(asked.to.address):
             return f"{name} has {_count(frontend)}, but no packet from a loopback address leaves this host"
         standing = next((it for it in snapshot.frontends if it.frontend.name == frontend.name), None)
@@ -126,7 +126,7 @@ def reason(
 
 
 def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degraded: Sequence[Service]) -> str:
-    """Return why no rule matches the packet, with the nearest rule."""
+    """Return why no rule matches the packet, and which rule comes closest."""
     for frontend in snapshot.frontends:
         if to in frontend.frontend.destinations:
             service = frontend.frontend.name.service_port
@@ -146,7 +146,7 @@ def _missing(to: Destination, rules: RuleSet, snapshot: Snapshot, services_degra
 
 
 def _asks_for(service: Service, to: Destination, rules: RuleSet) -> bool:
-    """Return whether a destination would belong to a Service if all of that Service were served."""
+    """Return whether a destination would belong to this Service if everything in the Service were served."""
     ports = [port for port in service.ports if port.protocol is to.protocol]
     if to.address in (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips):
         return any(port.port == to.port for port in ports)
@@ -179,7 +179,7 @@ def _policy(frontend: Frontend, met: Trace) -> str:
 
 
 def _place(frontend: Frontend, asked: TraceRequest) -> Iterator[str]:
-    """Return which endpoint a client has under a hash, and why."""
+    """Yield which endpoint a hash selects for a client, and why."""
     balancing = frontend.balancing
     if not balancing.scheduler.hashes or not frontend.endpoints:
         return

@@ -1,8 +1,8 @@
 """Notifies the service manager as sd_notify(3) does, by datagrams with ``NAME=value`` lines.
 
-``NOTIFY_SOCKET`` has the address of its socket, and ``WATCHDOG_USEC`` the period of its watchdog. Without the first
-one, this module sends nothing. The event loop feeds the watchdog, never a thread, because the watchdog has to fire when
-the loop hangs.
+``NOTIFY_SOCKET`` has the address of the service manager's socket, and ``WATCHDOG_USEC`` the period of its watchdog.
+Without ``NOTIFY_SOCKET`` nothing is sent. The event loop feeds the watchdog, and not a thread, because the watchdog has
+to fire when the loop hangs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import structlog
 log = structlog.get_logger(__name__)
 
 BEAT_S = 10.0
-"""How often the status is sent, unless the watchdog wants it more often."""
+"""How often the status is sent, unless the watchdog needs more frequent messages."""
 
 PATIENCE_S = 30.0
-"""By how much each beat of a long start or stop extends the service manager's timeout. A loop that hangs does not
-extend it, and the service manager ends the process after this time."""
+"""By how much each beat extends the service manager's timeout during a long start or stop. If the loop hangs, no beat
+is sent, and the service manager ends the process after this time."""
 
 _BEATS_PER_PERIOD = 3
-"""How many beats are sent in a period. sd_watchdog_enabled(3) recommends two, so that one may come late."""
+"""How many beats are sent per watchdog period. sd_watchdog_enabled(3) recommends two; with three, one may be late."""
 
 _UNSENT = 16
-"""How many messages are kept while the socket is full. It is far more than are ever sent at once."""
+"""How many messages are kept while the socket is full. That is far more than are ever pending."""
 
 
 class Notifier:
@@ -64,29 +64,29 @@ class Notifier:
             address = None
         return cls(address, watchdog_s=_watchdog_s(environment, pid) if address else None)
 
-    # The events.
+    # Events.
 
     def starting(self, status: str) -> None:
-        """Report that the process starts. From now on every beat extends the timeout."""
+        """Report that the process is starting. From now on every beat extends the timeout."""
         self._extending = True
         self._send(f"STATUS={_line(status)}", _extend(PATIENCE_S))
 
     def ready(self, status: str) -> None:
-        """Report that the process serves, for the first time or again after `reloading`."""
+        """Report that the process is serving, for the first time or again after `reloading`."""
         self._extending = False
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """Report that a reload or re-exec begins. `ready` must follow, even if it fails."""
+        """Report that a reload or re-exec begins. Call `ready` afterwards, even if it has failed."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str, *, takes_s: float) -> None:
-        """Report that the process stops, which may take this long."""
+        """Report that the process is stopping, which may take `takes_s` seconds."""
         self._extending = True
         self._send("STOPPING=1", f"STATUS={_line(status)}", _extend(takes_s + PATIENCE_S))
 
     async def beat(self, status: Callable[[], str]) -> None:
-        """Feed the watchdog and send the status, until cancelled. Run it in the event loop that serves."""
+        """Feed the watchdog and send the status, until cancelled. Run this in the event loop that serves clients."""
         if self._socket is None:
             return
         while True:
@@ -106,8 +106,8 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         """Send the lines in one datagram.
 
-        A datagram that does not fit into the socket now is sent first next time. The loop must not wait for another
-        process, but without READY=1 the service manager would end the start.
+        A datagram for which the socket has no room is kept, and sent before the next one. The loop must not wait for
+        another process, but READY=1 must not be lost, because without it the service manager would fail the start.
         """
         if self._socket is None or self._address is None:
             return
@@ -148,10 +148,10 @@ def _extend(seconds: float) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the text in one line, because a name or an error must not add lines."""
+    """Return the text as a single line, because a name or an error must not add lines."""
     return " ".join(text.split())
 
 
 def own_notifier() -> Notifier:
-    """Return the notifier of this process."""
+    """Return the notifier for this process's environment."""
     return Notifier.from_environment(os.environ, pid=os.getpid())

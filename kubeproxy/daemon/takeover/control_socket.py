@@ -1,9 +1,9 @@
 """The abstract Unix socket of a control process for other processes of this network namespace.
 
 Each control process binds a name of its own, ``kubeproxy/control/KEY``, from its start until another process has taken
-over. KEY is the time since boot and a random number, so that nobody can bind the name first and the names order
-processes by age. Workers do not inherit the socket, so a name ends with its control process. The names of challenges
-contain this name (`peer_capability`), so a complete name has 107 bytes at most.
+over. KEY is the time since boot and a random number. So nobody can bind the name first, and sorting the names sorts the
+processes by age. Workers do not inherit the socket, so the name disappears with its control process. The names of
+challenges contain this name (`peer_capability`), so the length of the whole name is limited to 107 bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PREFIX: Final = "kubeproxy/control/"
 BACKLOG: Final = 1024
 BATCH: Final = 64
 PAUSE_S: Final = 0.01
-"""The pause after BATCH accepted connections. It allows 6,400 connections a second, which take a few percent of a
-core."""
+"""The pause in seconds after BATCH accepted connections. It allows 6,400 connections per second, which take a few
+percent of a core."""
 ROOM_S: Final = 0.25
-"""How long a connect waits at a time while the queue is full."""
+"""For how many seconds one attempt to connect waits while the queue is full."""
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
@@ -37,13 +37,14 @@ class ControlSocket:
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
         self.name = ""
-        """The name, which is empty until `listen`."""
+        """The socket's name, or empty before `listen`."""
         self._sock: socket.socket | None = None
         self._on_peer: Callable[[socket.socket], None] = socket.socket.close
         self._pause: asyncio.TimerHandle | None = None
 
     def listen(self, on_peer: Callable[[socket.socket], None]) -> None:
-        """Bind the name, and pass connections of our user to `on_peer`. Those of other users are closed at once."""
+        """Bind the name, and pass connections from our own user to `on_peer`. Connections from other users are closed
+        at once."""
         self.name = f"{self._prefix}{time.clock_gettime_ns(time.CLOCK_BOOTTIME):016x}-{os.urandom(8).hex()}"
         self._on_peer = on_peer
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -57,15 +58,15 @@ class ControlSocket:
         return self._sock is not None
 
     def others(self) -> list[str]:
-        """Return the names of other control processes of our user, the newest first. Raise OSError when the kernel
-        cannot list them."""
+        """Return the names of other control processes of our user, the newest first. Raise OSError if the kernel cannot
+        list them."""
         return sorted(listening(self._prefix) - {self.name}, reverse=True)
 
     def prove(self, challenge: int, purpose: peer_capability.Purpose) -> bool:
-        """Answer a challenge that came over this socket, and close the challenge's descriptor. Return whether it was
-        answered (see `peer_capability.answer`).
+        """Answer a challenge that arrived on this socket, and close its descriptor. Return whether it was answered (see
+        `peer_capability.answer`).
 
-        After `close` every challenge is refused, because another process may have bound the name.
+        After `close` every challenge is refused, because another process may have bound the name by then.
         """
         if not self.open:
             os.close(challenge)
@@ -96,7 +97,7 @@ class ControlSocket:
             except BlockingIOError:
                 return
             except OSError:
-                break  # There is no descriptor or no memory left, so try again after the pause.
+                break  # Descriptors or memory are exhausted. Try again after the pause.
             try:
                 ours = uid_of(peer) == os.geteuid()
             except OSError:
@@ -113,19 +114,20 @@ class ControlSocket:
 
 
 class FullError(Exception):
-    """The queue of a control socket has no room."""
+    """Raised if the queue of a control socket is full."""
 
 
 async def connect(name: str, *, waits_for_room: bool) -> socket.socket:
-    """Return a non-blocking connection to a control socket. Raise FullError if its queue is full, and OSError if it is
-    refused."""
+    """Return a non-blocking connection to a control socket. Raise FullError if its queue is full, and OSError if the
+    connection is refused."""
     if waits_for_room:
         return await in_thread(lambda: _connect_waiting(name))
     return _connect(name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
 
 
 def _connect_waiting(name: str) -> socket.socket:
-    """Connect when there is room, within ROOM_S. While the backlog is full the kernel queues only blocking connects."""
+    """Connect, and wait up to ROOM_S seconds if the queue is full. The kernel lets only blocking connects wait for
+    room."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ROOM_S * 1e6)))
     _connect(name, sock).setblocking(False)

@@ -1,12 +1,11 @@
-"""Detects other instances, by whether a control process or a worker of another run lives.
+"""Detects whether a control process or a worker of another run lives.
 
-Each run has a name as long as one of its processes lives: an abstract Unix socket, bound by the control process and
-inherited by its workers. It needs no file, belongs to the network namespace as the rules do, and ends with the last
-process, however that process ends. Names of other users do not count (`kubeproxy.runtime.abstract_sockets`).
+Each run has a marker: an abstract Unix socket that the control process binds and its workers inherit. Its name exists
+as long as one of these processes lives. The name needs no file, and belongs to the network namespace, as the rules do.
+Names of other users are ignored (`kubeproxy.runtime.abstract_sockets`).
 
-The control process signs the socket (`peer_capability.sign`). So a worker that has lost its control process can show
-with it that it belongs to a run of kubeproxy. Nobody else can make such a socket, and it can be inherited or passed on,
-but not copied.
+The control process signs the socket (`peer_capability.sign`). So an orphaned worker can show the socket to prove that
+it belongs to a run of kubeproxy. Nobody else can make such a socket; it can only be inherited or passed on.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CAPABILITIES: Final = "CapEff:"
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A running control process of this host."""
+    """A running control process on this host."""
 
     pid: int
     """The process id, or 0 if the process is in another PID namespace."""
@@ -39,9 +38,9 @@ class Instance:
 
 
 def running(prefix: str = control_socket.PREFIX) -> list[Instance]:
-    """Return the control processes of this host, of every user that may run one.
+    """Return the control processes on this host, of all users.
 
-    Any user may bind such a name, so a name of another user counts only if its process has CAP_NET_ADMIN in this
+    Any user may bind such a name. So a name of another user counts only if its process has CAP_NET_ADMIN in this
     network namespace.
     """
     names = users(prefix)
@@ -50,15 +49,15 @@ def running(prefix: str = control_socket.PREFIX) -> list[Instance]:
 
 
 def of_other_users(prefix: str = control_socket.PREFIX) -> list[Instance]:
-    """Return the control processes of this host that belong to other users than this process does."""
+    """Return the control processes on this host that another user runs."""
     others = {name: uid for name, uid in users(prefix).items() if uid != os.geteuid()}
     instances = [Instance(listener(name), uid) for name, uid in others.items()]
     return [one for one in instances if one.pid and _may_administer(one.pid)]
 
 
 def _may_administer(pid: int) -> bool:
-    """Return whether a process has CAP_NET_ADMIN in our own user namespace. The process is in that namespace if its map
-    of users equals ours."""
+    """Return whether a process has CAP_NET_ADMIN in our own user namespace. If its map of users equals ours, the
+    process is in the same user namespace."""
     process = Path("/proc") / str(pid)
     try:
         if (process / "uid_map").read_text() != Path("/proc/self/uid_map").read_text():
@@ -71,13 +70,13 @@ def _may_administer(pid: int) -> bool:
 
 
 def is_marker(descriptor: int, run: str) -> bool:
-    """Return whether a received descriptor is the marker of a run, which only a process with CAP_NET_ADMIN can make.
-    Close the descriptor."""
+    """Return whether a received descriptor is the marker of a run, which only a process with CAP_NET_ADMIN can have
+    made. The descriptor is closed."""
     return peer_capability.is_signed(descriptor, f"{PREFIX}{run}")
 
 
 class InstanceMarker:
-    """The name of this run."""
+    """The marker of this run (see the module)."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         self._prefix = prefix
@@ -85,8 +84,10 @@ class InstanceMarker:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._name = f"{prefix}{self.run}"
         self._sock.bind(f"\0{self._name}")
-        peer_capability.sign(self._sock)  # Without the capability no connection can move from its workers.
-        # No process accepts at this socket. It listens because the kernel shows the user of listening sockets only.
+        # Without the capability this fails, and connections of the workers cannot move.
+        peer_capability.sign(self._sock)
+        # Nothing is accepted on this socket. It listens only because the kernel shows the user of listening sockets,
+        # but not of others.
         self._sock.listen(0)
 
     def fileno(self) -> int:
@@ -94,9 +95,9 @@ class InstanceMarker:
         return self._sock.fileno()
 
     def others(self) -> bool:
-        """Return whether another run lives. Raise OSError when the kernel cannot list the names."""
+        """Return whether another run lives. Raise OSError if the kernel cannot list the names."""
         return bool(listening(self._prefix) - {self._name})
 
     def close(self) -> None:
-        """Release the name. It lives on as long as workers have it."""
+        """Close the socket. Its name exists as long as workers hold the socket."""
         self._sock.close()

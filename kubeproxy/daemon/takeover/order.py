@@ -1,6 +1,7 @@
-"""An order of a person's command to the owner of the node, over its control socket.
+"""Sends an operator's order from a command to the owner of the node, over the owner's control socket.
 
-The command proves CAP_NET_ADMIN as a new instance does, for this one purpose and connection (`peer_capability`)::
+The command proves CAP_NET_ADMIN in the same way as a new instance, for this purpose and connection only
+(`peer_capability`)::
 
     command   {"type": "order", "action": "eject", "endpoint": "10.0.0.1:80", "for_s": 600.0, "caller": "root, pid 42"}
     owner     {"type": "prove", …}    and a challenge: order
@@ -36,12 +37,12 @@ from kubeproxy.runtime.abstract_sockets import users
 from kubeproxy.runtime.peer_capability import Purpose
 
 ANSWER_S: Final = 10.0
-"""How long the owner may take, until the order is in force."""
+"""How long the owner may take until the order is in force."""
 
 
 async def give(order: Order, *, within_s: float = ANSWER_S, prefix: str = PREFIX) -> None:
-    """Give an order to the owner of this node, which has `within_s` seconds for it. Raise KubeproxyError if there is no
-    owner, or if it refuses."""
+    """Give an order to the owner of this node, and wait up to `within_s` seconds until it is in force. Raise
+    KubeproxyError if there is no owner, or if the owner refuses."""
     faults: list[str] = []
     for name, uid in sorted(users(prefix).items(), reverse=True):
         try:
@@ -56,9 +57,9 @@ async def give(order: Order, *, within_s: float = ANSWER_S, prefix: str = PREFIX
 
 
 async def _give(order: Order, name: str, uid: int, within_s: float) -> str:
-    """Give an order to one control process. Return why it refuses, or an empty text.
+    """Give an order to one control process. Return an empty text, or the reason if the process refuses.
 
-    Raise OSError or ValueError if there is no answer.
+    Raise OSError or ValueError if there is no valid answer.
     """
     with _as_user(uid):
         sock = await connect(name, waits_for_room=False)
@@ -88,8 +89,8 @@ async def _give(order: Order, name: str, uid: int, within_s: float) -> str:
 
 @contextmanager
 def _as_user(uid: int) -> Iterator[None]:
-    """Connect as the daemon's user, because the daemon ignores connections of any other user. Only the proof itself
-    needs root."""
+    """Act as the daemon's user while connecting, because the daemon ignores connections from other users. Only the
+    proof itself needs root."""
     own = os.geteuid()
     if uid != own:
         os.seteuid(uid)

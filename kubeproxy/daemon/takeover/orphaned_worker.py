@@ -1,8 +1,8 @@
 """An orphaned worker, as the owner of the node sees it.
 
-A worker outlives its control process and keeps serving until the owner's rules are in force. It has no privileges, so
-any process of our user may claim to be a worker. So its answers are bounded, and they count only for our frontends and
-endpoints (`RestoreBindings`).
+A worker outlives its control process, and keeps serving until the owner's rules are in force. A worker has no
+privileges, so any process of our user may claim to be one. So the size of its answers is limited, and only our own
+frontends and endpoints in them count (`RestoreBindings`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kubeproxy.dataplane.workers.takeover_messages import (
 log = structlog.get_logger(__name__)
 
 MOVE_S = 10.0
-"""How long a worker may take to move its connections before it is told to retire. It continues to move them
-afterwards."""
+"""How long a worker may take to move its connections before it is told to retire. It continues to move them after
+that."""
 RECALL_S = 5.0
 """How long a worker may take to answer `Recall`."""
 
@@ -55,7 +55,7 @@ class OrphanedWorker:
         of kubeproxy."""
         self.pid = hello.pid
         self.can_move = can_move
-        """Whether its connections may come to our workers."""
+        """Whether the worker's connections may move to our workers."""
         if not can_move:
             log.warning("orphaned worker: connections stay with it", pid=self.pid, its=hello.moves, ours=MOVES)
         self._sock = sock
@@ -66,15 +66,15 @@ class OrphanedWorker:
         self._writer = writer
         self._bindings: list[RestoreBindings] = []
         self._answered = asyncio.Event()
-        """Set when an answer is complete, or the connection has ended."""
+        """Set when an answer is complete, or when the connection has ended."""
         self._moved = asyncio.Event()
-        """Set when it has moved what it could, or the connection has ended."""
+        """Set when the worker has moved all connections that it could, or when the control connection has ended."""
         self._room = 0
-        """How many more clients the current answer may name."""
+        """How many more clients the current answer may contain."""
 
     async def serve(self) -> None:
-        """Read the worker's answers until the worker ends. Raise OSError if the connection breaks, and ValueError for
-        an invalid text."""
+        """Read the worker's messages until the worker ends. Raise OSError if the connection breaks, and ValueError for
+        an invalid message."""
         try:
             while (message := await receive(self._reader, FROM_ORPHANS)) is not None:
                 if isinstance(message, Done):
@@ -97,8 +97,8 @@ class OrphanedWorker:
             self._moved.set()
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the session affinity bindings, as far as the answer comes in time. A worker of another protocol
-        version has none to return."""
+        """Return the session affinity bindings that the worker sends in time. A worker of another protocol version
+        returns none."""
         if self._same_protocol:
             self._answered.clear()
             self._bindings.clear()
@@ -117,11 +117,12 @@ class OrphanedWorker:
         self._moved.clear()
         with contextlib.suppress(OSError):
             async with asyncio.timeout(MOVE_S):
-                # Nothing else waits to be sent, because the worker has answered the last request.
+                # No other data is waiting to be sent, because the worker has answered the last request.
                 send_first(self._sock, request, [sock.fileno() for sock in entrances.sockets])
                 await self._moved.wait()
 
     async def retire(self) -> None:
-        """Have the worker stop, because the rules lead to us. Every protocol version understands this."""
+        """Tell the worker to stop, because the rules redirect to us. Workers of every protocol version understand
+        this."""
         with contextlib.suppress(OSError):  # The worker may end at any time.
             await send(self._writer, Retire())

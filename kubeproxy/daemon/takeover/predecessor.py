@@ -1,6 +1,6 @@
 """The predecessor: the instance that owns the node, as a new instance sees it.
 
-A predecessor that hangs or ends at any point does not stop the takeover.
+The takeover continues even if the predecessor hangs or ends at any point.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from kubeproxy.runtime.peer_capability import Purpose
 log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 5.0
-"""How long a process may take for an answer. One that takes longer is considered hanging, and is passed over."""
+"""How long a process may take to answer. A slower one counts as hanging, and is skipped."""
 
 
 class BusyError(Exception):
-    """Raised if no instance can take over from the process now. With `looking` the process looks for an owner, too."""
+    """Raised if nobody can take over from the process now. `looking` says that the process itself is looking for an
+    owner."""
 
     def __init__(self, *, looking: bool) -> None:
         super().__init__("it looks for an owner, too" if looking else "it is busy")
@@ -62,16 +63,16 @@ class BusyError(Exception):
 
 
 class UnprovenError(Exception):
-    """Raised if the peer has not proven CAP_NET_ADMIN."""
+    """Raised if the peer has not proved that it has CAP_NET_ADMIN."""
 
 
 async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_for_room: bool = False) -> Predecessor:
     """Connect to a control process, say hello, and prove CAP_NET_ADMIN in both directions.
 
-    With `waits_for_room` wait a moment, in a thread, if the process's queue is full. Raise FullError when the process
-    accepts no connection now, ConnectionError when it has ended, and TimeoutError when it does not answer. Raise
-    BusyError when nobody can take over from it now, UnprovenError when it is another user's or has not proven
-    CAP_NET_ADMIN, and OSError or ValueError when its answer is not of this protocol.
+    With `waits_for_room`, wait a moment in a thread if the process's queue is full. Raise FullError if the process
+    accepts no connection now, ConnectionError if it has ended, and TimeoutError if it does not answer. Raise BusyError
+    if nobody can take over from it now, UnprovenError if it belongs to another user or does not prove CAP_NET_ADMIN,
+    and OSError or ValueError if its answer does not follow this protocol.
     """
     sock = await connect(name, waits_for_room=waits_for_room)
     end = sock.close
@@ -112,7 +113,7 @@ async def greet(name: str, hello: Hello, *, within_s: float = ANSWER_S, waits_fo
 
 
 class Predecessor:
-    """The connection to the owner. Its methods return when the owner has answered, has ended or hangs."""
+    """The connection to the owner. Each method returns when the owner has answered, has ended, or is found to hang."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Predecessor:
         name: str,
         same_protocol: bool,
     ) -> None:
-        """With another protocol version only `stop` works."""
+        """If `same_protocol` is false, only `stop` works."""
         self.name = name
         self.pid = first.pid
         self.version = first.version
@@ -134,33 +135,33 @@ class Predecessor:
         self._reader = reader
         self._writer = writer
         self.silent = False
-        """Whether the owner did not answer in time although it has not ended."""
+        """Whether the owner has not answered in time although it still exists."""
 
     def __str__(self) -> str:
         return f"the running kubeproxy (pid {self.pid}, version {self.version})"
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the session affinity bindings, as far as the answer comes in time."""
+        """Return the session affinity bindings that arrive in time."""
         bindings: list[RestoreBindings] = []
         await self._ask(Recall(), bindings)
         return bindings
 
     async def hold(self) -> None:
-        """Have the owner leave the rules alone."""
+        """Ask the owner to stop changing the rules."""
         await self._ask(Hold())
 
     async def resume(self) -> None:
-        """Have the owner maintain the rules again, because this instance could not take them over."""
+        """Ask the owner to maintain the rules again, because this instance could not take them over."""
         await self._ask(Resume())
 
     async def take(self, take: Take) -> str | None:
-        """Have the owner release the ports and its name, and move its connections, because the rules lead to this
-        instance. Return why it refuses, or None."""
+        """Tell the owner that the rules redirect to this instance, so that it releases its ports and name and moves its
+        connections. Return None, or the reason if the owner refuses."""
         return await self._ask(take)
 
     async def stop(self) -> float:
-        """Have the owner stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError if
-        it does not."""
+        """Ask the owner to stop as after SIGTERM, and return its grace period in seconds. Raise OSError or ValueError
+        if it does not agree."""
         async with asyncio.timeout(ANSWER_S):
             await send(self._writer, Stop())
             match await receive(self._reader, ANSWERS):
@@ -177,7 +178,8 @@ class Predecessor:
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def _ask(self, request: TakeoverMessage, bindings: list[RestoreBindings] | None = None) -> str | None:
-        """Send a request and wait for its end. Return why it was refused, or None. Meanwhile fill `bindings`."""
+        """Send a request and wait until it is done. Return None, or the reason if the request was refused. Bindings
+        that arrive meanwhile are appended to `bindings`."""
         word = type_of(request)
         known = 0
         try:
@@ -193,7 +195,7 @@ class Predecessor:
                             known += len(part.bindings)
                             bindings.append(part)
                         case _:
-                            pass  # This is a late answer to an earlier request.
+                            pass  # A late answer to an earlier request.
             log.warning("predecessor has ended", pid=self.pid, asked=word)
         except ConnectionError:
             log.warning("predecessor has ended", pid=self.pid, asked=word)
@@ -206,5 +208,5 @@ class Predecessor:
         return await receive(self._reader, ANSWERS)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._writer.close()

@@ -1,14 +1,15 @@
-"""Messages between two control processes, and how they are sent.
+"""The messages between two control processes, and how they are sent.
 
-One JSON object per line, in both directions; ``type`` names the kind. Both sides state their protocol version in their
-first message::
+Each message is a JSON object on a line of its own, and ``type`` names its kind. Both sides state their protocol version
+in their first message::
 
     new instance   {"type": "hello", "protocol": 2, "pid": 42, "version": "0.1.0"}    and a challenge: own
     owner          {"type": "prove", "protocol": 2, "pid": 41, "version": "0.1.0"}    and a challenge: take, or stop
     new instance   {"type": "proof"}
     owner          {"type": "accepted", "services": 5, "sources": ["manifests /etc/kubeproxy/manifests"]}
 
-An owner from which nobody can take over now answers ``busy`` instead of ``prove`` or ``accepted``, and closes.
+If nobody can take over from the owner now, it answers ``busy`` instead of ``prove`` or ``accepted``, and closes the
+connection.
 
 With equal versions the owner challenges the new instance to ``take``, and then obeys ``recall``, ``hold``, ``resume``
 and ``take``. With different versions it challenges it to ``stop``; the new instance sends one request, and the owner
@@ -55,43 +56,43 @@ class Hello(TakeoverMessage, frozen=True):
     protocol: int
     pid: int
     version: str
-    """The version of the program, for the log."""
+    """The program's version, for the log."""
 
 
 class Action(StrEnum):
-    """The action that an `Order` asks for."""
+    """What an `Order` asks for."""
 
     EJECT = "eject"
-    """Give an endpoint no new clients for a while."""
+    """Send no new clients to an endpoint for a while."""
     RESTORE = "restore"
-    """Give an endpoint clients again, whether a person has taken it out or it had failed."""
+    """Send clients to an endpoint again, whether an operator took it out or it was ejected for failures."""
     PROBED = "probed"
-    """An endpoint has answered the caller: give it clients again, if it was ejected for failures."""
+    """Send clients to an endpoint again if it was ejected for failures, because it has answered the caller's probe."""
     DRAIN = "drain"
-    """Wait until no connection to a pod's address is left, and send the pod no new ones meanwhile."""
+    """Wait until a pod has no connections, and meanwhile send it no new ones."""
     RETRY = "retry"
-    """Ask all sources again now, without waiting for the end of their back-off."""
+    """Ask all sources again now, without waiting for their backoff."""
 
 
 class Order(TakeoverMessage, frozen=True):
-    """The first message of a person's command (`order`)."""
+    """The first message of an operator's command (`order`)."""
 
     protocol: int
     action: Action
     endpoint: str = ""
-    """The endpoint as ``IP:PORT``, or a pod's address. It is empty if the action needs none."""
+    """The endpoint as ``IP:PORT``, or a pod's address. It is empty if the action needs neither."""
     for_s: float = 0.0
-    """For how many seconds an endpoint is out, or a pod waits."""
+    """For how many seconds to take an endpoint out, or to wait for a pod."""
     caller: str = ""
-    """The caller in words, for log and status."""
+    """Who gave the order, as text for the log and the status."""
 
 
 class Busy(TakeoverMessage, frozen=True):
-    """No instance can take over from this process now: ask again later. Frozen."""
+    """Tells that nobody can take over from this process now, and that the peer should ask again later. Frozen."""
 
     protocol: int
     looking: bool = False
-    """Whether the process is a new instance itself, and looks for an owner."""
+    """Whether the process is itself a new instance that is looking for an owner."""
 
 
 class Prove(TakeoverMessage, frozen=True):
@@ -107,28 +108,28 @@ class Proof(TakeoverMessage, frozen=True):
 
 
 class Stop(TakeoverMessage, frozen=True):
-    """Asks the owner to end, and to leave its workers to the new instance. An owner without workers stops as after
-    SIGTERM: it drains, has the kernel hold new clients back, and ends. Frozen."""
+    """Asks the owner to end and to leave its workers to the new instance. An owner without workers stops as after
+    SIGTERM: it drains, makes the kernel drop first packets of new clients, and ends. Frozen."""
 
 
 class Stopping(TakeoverMessage, frozen=True):
     """The answer to `Stop`. Frozen."""
 
     within_s: float
-    """How long the end may take."""
+    """How long it may take until the owner has ended."""
 
 
 class Accepted(TakeoverMessage, frozen=True, omit_defaults=True):
-    """Tells that the new instance may send its requests, and what the owner serves (`serves_enough`). Frozen."""
+    """Tells that the new instance may send requests, and what the owner serves (`serves_enough`). Frozen."""
 
     services: int = -1
-    """The number of Services of all sources, or a negative number if it is unknown."""
+    """The number of Services of all sources, or a negative number if unknown."""
     sources: tuple[str, ...] = ()
-    """The sources in words, or empty if they are unknown."""
+    """A text for each source, or empty if unknown."""
 
 
 class Hold(TakeoverMessage, frozen=True):
-    """Asks the owner to leave the rules alone from now on."""
+    """Asks the owner to stop changing the rules."""
 
 
 class Resume(TakeoverMessage, frozen=True):
@@ -136,15 +137,15 @@ class Resume(TakeoverMessage, frozen=True):
 
 
 class Take(TakeoverMessage, frozen=True, omit_defaults=True):
-    """Tells that the rules lead to the new instance. The owner releases the ports and the name, moves connections, and
-    drains the rest."""
+    """Tells that the rules redirect to the new instance. The owner releases its ports and its name, moves connections,
+    and drains the rest."""
 
     successor: str = ""
-    """The control socket of the new instance, to which workers connect. It is empty if no connection can move."""
+    """The control socket of the new instance, to which workers connect. It is empty if connections cannot move."""
 
 
 class Refused(TakeoverMessage, frozen=True):
-    """Tells that the request of type `request` is not carried out."""
+    """Tells that a request of type `request` was refused."""
 
     request: str
     reason: str
@@ -161,7 +162,7 @@ ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 def type_of(message: TakeoverMessage) -> str:
-    """Return the value of ``type``."""
+    """Return the ``type`` of a message."""
     return str(message.__struct_config__.tag)
 
 
@@ -171,7 +172,7 @@ def hello(version: str) -> Hello:
 
 
 async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
-    """Send a message. Raise OSError when the connection has ended."""
+    """Send a message. Raise OSError if the connection has ended."""
     if writer.is_closing():
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     writer.write(encode(message))
@@ -179,23 +180,24 @@ async def send(writer: asyncio.StreamWriter, message: TakeoverMessage) -> None:
 
 
 async def receive(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return the next message, or None at the end. Raise ValueError for an invalid text."""
+    """Return the next message, or None at the end of the stream. Raise ValueError for an invalid message."""
     line = await reader.readline()
     return decode(line, decoder) if line.endswith(b"\n") else None
 
 
 def send_first(sock: socket.socket, message: TakeoverMessage, descriptors: Sequence[int] = ()) -> None:
-    """Send over a non-blocking socket that has no stream yet, or whose stream has nothing to send. Raise OSError when
-    the connection has ended."""
+    """Send a message on a non-blocking socket that has no stream yet, or whose stream has nothing left to send. Raise
+    OSError if the connection has ended."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    # A line is shorter than what an empty socket accepts at once.
+    # A line is always short enough for the empty buffer of a socket.
     sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
 
 
 async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[int]]:
-    """Return the first message over a socket that has no stream yet, and its descriptors, which the caller closes.
+    """Return the first message on a socket that has no stream yet, together with its descriptors, which the caller has
+    to close.
 
-    Raise OSError when the connection breaks or ends, and ValueError for an invalid text.
+    Raise OSError if the connection breaks or ends, and ValueError for an invalid message.
     """
     descriptors: list[int] = []
     line = b""
@@ -224,7 +226,7 @@ async def receive_first(sock: socket.socket, decoder: msgspec.json.Decoder[T]) -
 
 
 def close(descriptors: Sequence[int]) -> None:
-    """Close descriptors that came with a message."""
+    """Close the descriptors that came with a message."""
     for descriptor in descriptors:
         os.close(descriptor)
 

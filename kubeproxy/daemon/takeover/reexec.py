@@ -1,8 +1,9 @@
-"""Re-exec: the control process executes the code on disk, under the same process number and command line.
+"""Re-exec: the control process replaces its program by the one on disk, with the same process id and command line.
 
-Its workers keep serving as orphans, and retire when the new program's rules are in force. First a separate process
-loads the code on disk and checks the configuration with it. If that fails, nothing happens. For an instance of another
-protocol version the control process ends in the same way, and that instance takes the place of the new program.
+The workers keep serving as orphans, and retire when the new program's rules are in force. Before that, a separate
+process loads the new code and checks the configuration with it. If the check fails, nothing changes. When an instance
+of another protocol version waits for the node, the control process also leaves its workers as orphans, but ends, and
+that instance takes the place of the new program.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import structlog
 log = structlog.get_logger(__name__)
 
 CHECK_S = 30.0
-"""How long each check of the new code may take."""
+"""How long each check of the new program may take."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""The signals that are handled. Their default action would end the new program before it handles them."""
+"""The signals that this process handles. Their default action would end the new program before it handles them."""
 
 
 def command() -> list[str]:
@@ -33,7 +34,8 @@ def command() -> list[str]:
 def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
     """Return why this process cannot re-exec now, or None if it can.
 
-    With `holds_connections` it serves clients itself, without workers. With `settled` the rules lead only to it.
+    `holds_connections` says that it serves clients itself, without workers. `settled` says that the rules redirect only
+    to it.
     """
     if holds_connections:
         return "without workers every connection would be lost; restart it, or start a new instance"
@@ -41,7 +43,7 @@ def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
 
 
 async def why_not(words: Sequence[str]) -> str | None:
-    """Return why the code on disk does not start with this command, or None if it does."""
+    """Return why the program on disk does not start with this command line, or None if it does."""
     for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon.lifecycle")):
         if (complaint := await _complaint(check)) is not None:
             return complaint
@@ -71,7 +73,7 @@ async def _complaint(words: Sequence[str]) -> str | None:
 
 
 def renew(words: Sequence[str]) -> NoReturn:
-    """Execute the code on disk. Signals stay pending until the new program handles them."""
+    """Execute the program on disk. Signals stay pending until the new program handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     logging.shutdown()  # Flush the log before the program is replaced.
     os.execv(words[0], list(words))
@@ -80,10 +82,10 @@ def renew(words: Sequence[str]) -> NoReturn:
 def leave() -> NoReturn:
     """End this process, and leave the workers alive."""
     log.info("kubeproxy has stopped, its workers serve on")
-    logging.shutdown()  # flush it
+    logging.shutdown()  # Flush the log before the process ends.
     os._exit(0)
 
 
 def listen_again() -> None:
-    """Deliver the signals that are pending since the re-exec."""
+    """Unblock the signals that have been pending since the re-exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

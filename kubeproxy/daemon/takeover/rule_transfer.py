@@ -1,4 +1,4 @@
-"""The first transaction of a new instance, with which the rules move to it from its predecessor."""
+"""The first transaction of a new instance, by which the rules move to it from its predecessor."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = structlog.get_logger(__name__)
 class RuleTransfer:
     """The `Handover` (see `kernel_sync`) of the rules from the predecessor, if there is one.
 
-    The steps are: the predecessor sends its session affinity; it leaves the rules alone (`Hold`); one transaction
-    redirects clients to us; the flows that still lead to the predecessor are deleted; it releases the rest (`Take`). If
-    the transaction fails, or the predecessor still sees rules that lead to it, the predecessor maintains its rules
-    again, and the next transaction is the first.
+    The steps are: the predecessor sends its session affinity bindings; it stops changing the rules (`Hold`); one
+    transaction redirects clients to us; conntrack entries of redirects to the predecessor are deleted; the predecessor
+    releases the rest (`Take`). If the transaction fails, or the predecessor still finds redirects to itself, it
+    maintains its rules again, and the steps are repeated with the next transaction.
 
-    The flows come before `Take`, so that if this process ends in between, the predecessor continues and no client that
-    keeps its UDP socket is left to a process that has released its ports.
+    The entries are deleted before `Take`. If this process ends in between, the predecessor continues, so no client with
+    a long-lived UDP socket is sent to a process that has released its ports.
 
-    `adapter` is the name of the packet filter's adapter in use. `on_taken` is called once, when the rules lead to us
-    and the predecessor has released everything.
+    `adapter` is the name of the packet filter's adapter in use. `on_taken` is called once, when the rules redirect to
+    us and the predecessor has released everything.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RuleTransfer:
         self._on_taken = on_taken
         self._applied = False
         self.taken = asyncio.Event()
-        """Set when the rules lead to us, and the predecessor has released everything."""
+        """Set when the rules redirect to us and the predecessor has released everything."""
 
     @property
     def _predecessor(self) -> Predecessor | None:
@@ -66,8 +66,8 @@ class RuleTransfer:
         self._applied = True
 
     async def _restore_bindings(self) -> None:
-        """Keep clients with their endpoints, as far as the predecessor and orphaned workers answer. This never
-        fails."""
+        """Restore the session affinity bindings that the predecessor and orphaned workers send in time. This never
+        raises."""
         try:
             bindings = await self._takeover.recall()
             for at in range(0, len(bindings), CHUNK_MESSAGES):
@@ -92,9 +92,10 @@ class RuleTransfer:
         self._on_taken()
 
     async def _send_take(self, predecessor: Predecessor) -> str | None:
-        """Send `Take`. Return why the predecessor refuses it, or None.
+        """Send `Take`. Return None, or the reason if the predecessor refuses.
 
-        It refuses while rules lead to it. If it uses the other adapter, its rules still exist and are removed first.
+        The predecessor refuses while rules redirect to it. If it uses the other adapter, its rules still exist at this
+        point, and are removed first.
         """
         take = self._takeover.server.take
         if await predecessor.take(take) is None:

@@ -1,7 +1,8 @@
 """The search for the owner of the node among the control processes of this network namespace.
 
 Any process of our user may bind the name of a control socket. So processes that do not prove CAP_NET_ADMIN must not
-cost a start much: all are asked at once, they have ANSWER_S in all, and nobody waits for processes that come later.
+delay a start much: all are asked at once, they have ANSWER_S seconds in total, and processes that appear later are not
+waited for.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ log = structlog.get_logger(__name__)
 RETRY_S: Final = 0.1
 """How often busy processes are asked again."""
 BUSY_S: Final = 60.0
-"""How long the new instance waits for a busy process in all. Meanwhile the busy process serves, or another one does."""
+"""How long the new instance waits for busy processes in total. One of them, or another process, serves during this
+time."""
 FULL_S: Final = 30.0
-"""How long it tries, in all, to reach processes with a full queue, because any user may fill the owner's queue."""
+"""How long to try, in total, to reach processes with a full queue. (Any user may fill the owner's queue.)"""
 AT_ONCE: Final = 1024
-"""The number of names that are asked at a time. Each takes two descriptors."""
+"""How many processes are asked at the same time. Each takes two descriptors."""
 THREADS: Final = 32
-"""The number of processes with a full queue for which the search waits at a time. Each takes a thread."""
+"""For how many processes with a full queue the search waits at the same time. Each takes a thread."""
 WARNINGS: Final = 10
 """The largest number of warnings about other processes."""
 STOP_MARGIN_S: Final = 30.0
-"""How long a process that was asked to stop may take after its grace period, for its last clients and the rules."""
+"""How long a process that was asked to stop may take beyond its grace period, for its last clients and the rules."""
 
 
 class _State(Enum):
-    """The reason why a process is asked again."""
+    """Why a process is asked again."""
 
     BUSY = "busy"
     LOOKING = "looking for an owner, too"
@@ -52,35 +54,35 @@ _LAST_S: Final = {_State.BUSY: BUSY_S, _State.LOOKING: BUSY_S, _State.FULL: FULL
 
 
 class Search:
-    """The search of one new instance."""
+    """The search for the owner by one new instance."""
 
     def __init__(
         self, control: ControlSocket, hello: Hello, obstacle: Callable[[Offer], str | None] = lambda owner: None
     ) -> None:
-        """`obstacle` returns why we must not take over from an owner with this offer, or None if we may."""
+        """`obstacle` returns why this instance must not take over from an owner with this offer, or None if it may."""
         self._control = control
         self._hello = hello
         self._obstacle = obstacle
         self.passed_over: set[str] = set()
-        """The names of processes that may own the node but did not answer, or were busy for too long."""
+        """The names of processes that may own the node, but did not answer or were busy for too long."""
         self._unproven: set[str] = set()
-        """The names of processes without CAP_NET_ADMIN."""
+        """The names of processes that have not proved CAP_NET_ADMIN."""
         self._proven: set[str] = set()
-        """The names of processes that have the capability, and are asked again."""
+        """The names of processes that have proved CAP_NET_ADMIN and are asked again."""
         self._asked_until = 0.0
-        """Until when other processes are asked, by the loop's clock."""
+        """Until when unproven processes are asked, by the loop's clock."""
         self._states: dict[str, tuple[_State, float]] = {}
-        """The state of each process that is asked again, and since when it has that state."""
+        """Why each process is asked again, and since when."""
         self._stopping: dict[str, float] = {}
-        """The names of processes that stop at our request, and until when they may take."""
+        """The names of processes that are stopping at our request, and until when each may take."""
         self._warnings = 0
 
     async def find(self, given_up: Callable[[], bool]) -> Predecessor | None:
-        """Return the owner, or None if the node is ours (or if `given_up` is set). Raise TakeoverRefusedError if
+        """Return the owner, or None if the node is ours (or if `given_up` returns true). Raise TakeoverRefusedError if
         `obstacle` forbids taking over.
 
-        An owner of another protocol version is asked to stop, and waited for. After this call the caller has to answer
-        as the owner if there is none, and must not await anything in between.
+        An owner of another protocol version is asked to stop, and the search waits for its end. If the result is None,
+        the caller has to answer as the owner, and must not await anything before that.
         """
         logged = False
         self._asked_until = _now() + ANSWER_S
@@ -101,8 +103,8 @@ class Search:
                 surplus.close()
             if found:
                 return found[0]
-            # Nothing is awaited between here and the point at which we answer as the owner. An older process that has
-            # come meanwhile is seen here, and a later one gets our answer.
+            # Nothing is awaited from here until we answer as the owner. So an older process that has appeared meanwhile
+            # is noticed here, and a later one gets our answer.
             waits = bool(others) or self._waits_for_stopping()
             if not busy and not waits and not any(name < self._control.name for name in self._names()):
                 return None
@@ -113,8 +115,7 @@ class Search:
         return None
 
     def _names(self) -> list[str]:
-        """Return the names of processes that may own the node and for which the search still waits, the newest
-        first."""
+        """Return the names of processes that may own the node and are still waited for, the newest first."""
         done = self.passed_over | self._unproven | self._stopping.keys()
         names = [name for name in self._control.others() if name not in done]
         early = _now() < self._asked_until
@@ -124,8 +125,8 @@ class Search:
         return name in self._states and self._states[name][0] is _State.FULL
 
     def _to_ask(self) -> list[str]:
-        """Return the names to ask in this round. If there are too many, processes take turns, so that one with many
-        names does not keep the others out."""
+        """Return the names to ask in this round. If there are too many they take turns, so that a process with many
+        names does not keep others out."""
         names = self._names()
         full = list(filter(self._is_full, names))
         waiting = set(full) - set(random.sample(full, min(len(full), THREADS)))
@@ -139,7 +140,7 @@ class Search:
         return list(islice(filter(None, turns), AT_ONCE))
 
     async def _ask(self, name: str) -> Predecessor:
-        """Call `predecessor.greet`. Processes that have proven nothing have the time until `_asked_until`, all
+        """Call `predecessor.greet`. Processes that have not proved themselves have until `_asked_until`, all
         together."""
         full = self._is_full(name)
         within_s = ANSWER_S if full or name in self._proven else max(0.0, self._asked_until - _now())
@@ -150,17 +151,17 @@ class Search:
         match error:
             case BusyError(looking=True):
                 self._proven.add(name)
-                if name < self._control.name:  # A younger process waits for us.
+                if name < self._control.name:  # The other process is younger, so it waits for us.
                     self._lasts(name, _State.LOOKING)
                 return False
             case BusyError():
                 self._proven.add(name)
                 return self._lasts(name, _State.BUSY)
-            case FullError() | MemoryError():  # Or there is no thread for the connect.
+            case FullError() | MemoryError():  # MemoryError: no thread could be started for the connect.
                 return self._lasts(name, _State.FULL)
             case ConnectionError():
-                # The process has just ended, perhaps because another instance took over, so the answers of the others
-                # are outdated.
+                # The process has just ended, perhaps because another instance took over from it. So the answers of the
+                # others may be outdated.
                 return self._lasts(name, _State.BUSY if name in self._proven else _State.ENDED)
             case UnprovenError():
                 self._unproven.add(name)
@@ -174,8 +175,8 @@ class Search:
                 raise error
 
     def _lasts(self, name: str, state: _State) -> bool:
-        """Return whether a process may stay in `state` any longer. A process that has been in it for too long is passed
-        over."""
+        """Return whether to keep asking a process that is in `state`. A process that has been in it for too long is
+        skipped."""
         if name not in self._states or self._states[name][0] is not state:
             self._states[name] = state, _now()
         if _now() < self._states[name][1] + _LAST_S[state]:
@@ -194,8 +195,8 @@ class Search:
             )
 
     def _may_warn(self) -> bool:
-        """Return whether one more process gets a log line. Their number is limited, because any process of our user can
-        bind names."""
+        """Return whether one more process may have a log line. The number of lines is limited, because any process of
+        our user can bind names."""
         self._warnings += 1
         if self._warnings == WARNINGS:
             log.warning("many processes have names of kubeproxy", remedy="ss -xlp | grep kubeproxy/control")
@@ -209,7 +210,7 @@ class Search:
                 raise TakeoverRefusedError(str(owner), reason)
 
     async def _stop(self, owner: Predecessor) -> None:
-        """Ask an owner of another protocol version to stop. One that does not stop is passed over."""
+        """Ask an owner of another protocol version to stop. If it does not, it is skipped."""
         seen = {"pid": owner.pid, "version": owner.version, "its": owner.protocol, "ours": self._hello.protocol}
         try:
             grace_s = await owner.stop()
@@ -223,7 +224,7 @@ class Search:
         log.warning("predecessor: other takeover protocol, stops first", **seen, within_s=grace_s)
 
     def _waits_for_stopping(self) -> bool:
-        """Return whether a process that was asked to stop still exists. One that takes too long is passed over."""
+        """Return whether a process that was asked to stop still exists. If it takes too long it is skipped."""
         now, left = _now(), set(self._control.others())
         for name, until in list(self._stopping.items()):
             if name not in left or now >= until:

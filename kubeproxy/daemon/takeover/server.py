@@ -1,13 +1,13 @@
-"""The owner's side of a takeover: it answers new instances and orphaned workers.
+"""The owner's side of a takeover, which answers new instances and orphaned workers.
 
-An owner obeys a process of its user that proves CAP_NET_ADMIN over our network namespace (`peer_capability`), because
-such a process could do the same harm without us. The proof is for one purpose and one connection: a proof for `Take`
-does not count for `Stop`, and a process between the two can pass neither on. A process with the proof may still be
-wrong. So `Take` is refused while the kernel's rules lead to the owner, and the time of all `Hold`s is limited
+An owner obeys a process of its own user that proves CAP_NET_ADMIN in this network namespace (`peer_capability`),
+because such a process could change the rules anyway. A proof is valid for one purpose and one connection. So a proof
+for `Take` does not count for `Stop`, and a process in the middle cannot relay it. A process with the proof may still be
+faulty. So `Take` is refused while the kernel's rules redirect to the owner, and the total time of `Hold` is limited
 (`owner.HOLD_S`).
 
-Orphaned workers have no privileges and are not trusted (`orphaned_worker`). Those that show the marker of their run,
-which only a process with CAP_NET_ADMIN can have made (`instances.is_marker`), may move their connections here.
+Orphaned workers have no privileges and are not trusted (`orphaned_worker`). A worker may move its connections here only
+if it shows the marker of its run, which only a process with CAP_NET_ADMIN can have made (`instances.is_marker`).
 """
 
 from __future__ import annotations
@@ -72,20 +72,21 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 RECALL_S: Final = 1.0
-"""How long the data plane may take for `Recall`. It is less than ANSWER_S, so that the owner does not seem to hang."""
+"""How long the data plane may take to answer `Recall`. It is less than ANSWER_S, so that the owner does not seem to
+hang."""
 REAPS: Final = 50
 REAP_S: Final = 0.1
-"""How often the owner checks whether a worker that is about to end has ended, and the pause in between."""
+"""How often to check whether a retired worker has ended."""
 ORPHANS: Final = 256
-"""The largest number of orphaned workers at a time, which need to prove nothing."""
+"""The largest number of orphaned workers at a time, because they need not prove anything."""
 PEERS: Final = 256
-"""The largest number of connections without a proof at a time. One more ends the oldest."""
+"""The largest number of connections without a proof at a time. Beyond that the oldest is closed."""
 REFUSALS_LOG_S: Final = 60.0
 """The shortest time between two log lines about refused takeovers."""
 
 
 class TakeoverServer:
-    """Answers on the control socket, for as long as the process lives."""
+    """Answers on the control socket as long as the process lives."""
 
     def __init__(self, control: ControlSocket, owner: Owner, *, version: str) -> None:
         self._control = control
@@ -93,41 +94,41 @@ class TakeoverServer:
         self._version = version
         self._tasks = TaskSet(self._crashed)
         self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
-        """The connections without a proof, the oldest first."""
+        """The connections without a proof so far, the oldest first."""
         self._looking = True
-        """Whether the search for a predecessor is still in progress."""
+        """Whether this instance is still searching for a predecessor."""
         self._predecessor: Predecessor | None = None
         self._owns = False
         self._answering = False
-        """Whether new instances are accepted."""
+        """Whether new instances may take over."""
         self._has_new_instance = False
         self._steady = asyncio.Event()
-        """An event that is cleared while a new instance redirects clients to itself."""
+        """Cleared while a new instance is redirecting clients to itself."""
         self._steady.set()
         self.superseded = asyncio.Event()
-        """Set when the rules lead to another instance, and the HTTP ports and the name are released."""
+        """Set when the rules redirect to another instance, and the HTTP ports and the name are released."""
         self.stop_requested = asyncio.Event()
-        """Set when an instance of another protocol version waits for this process to end."""
+        """Set when an instance of another protocol version is waiting for this process to end."""
         self.successor = ""
-        """The control socket of the instance that has taken over from us, to which our connections may move."""
+        """The control socket of the instance that has taken over, to which our connections may move."""
         self._in_force = self._yielding = False
         self._orphans: set[OrphanedWorker] = set()
         self._refusals = 0
         self._refusal_logged_at = -math.inf
 
-    # The state.
+    # State.
 
     @property
     def take(self) -> Take:
-        """Return the request with which a predecessor hands over to us."""
+        """Return the request that tells a predecessor to hand over to us."""
         return Take(successor=self._control.name)
 
     def listen(self) -> None:
-        """Bind the name. New instances get `Busy` until `answer`."""
+        """Bind the name. New instances get `Busy` until `answer` is called."""
         self._control.listen(self._on_connection)
 
     def found(self, predecessor: Predecessor | None) -> None:
-        """End the search for a predecessor, with this result."""
+        """Record the result of the search for a predecessor."""
         self._predecessor = predecessor
         self._looking = False
 
@@ -136,17 +137,17 @@ class TakeoverServer:
         self._answering = True
 
     def own(self) -> None:
-        """Own the node, which no longer belongs to our predecessor."""
+        """Become the owner of the node. The predecessor is no longer the owner."""
         self._owns = True
 
     def in_force(self) -> None:
-        """Retire the orphaned workers, also those that connect later, because our rules lead clients to us."""
+        """Retire all orphaned workers, also those that connect later, because our rules are in force."""
         self._in_force = True
         for orphan in self._orphans:
             self._tasks.start(self._relieve(orphan), name="takeover: relieve")
 
     async def _relieve(self, orphan: OrphanedWorker) -> None:
-        """Have an orphaned worker move its connections to our workers, if it may, and then retire."""
+        """Have an orphaned worker move its connections to our workers, if it may, and then retire it."""
         if orphan.can_move:
             try:
                 entrances = await self._owner.adopt()
@@ -166,22 +167,22 @@ class TakeoverServer:
 
     @property
     def orphans(self) -> int:
-        """Return the orphaned workers that are connected."""
+        """Return the connected orphaned workers."""
         return len(self._orphans)
 
     async def recall_orphans(self) -> list[list[RestoreBindings]]:
-        """Ask each orphaned worker for its session affinity bindings, and return those that come in time."""
+        """Ask each orphaned worker for its session affinity bindings. Return those that arrive in time."""
         return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
 
     async def between(self) -> None:
-        """Wait while a new instance redirects clients to itself, but not for one that hangs."""
+        """Wait while a new instance is redirecting clients to itself. A new instance that hangs is not waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await self._steady.wait()
 
     def rival_lives(self) -> bool:
-        """Return whether a younger control process lives while none is connected. Raise OSError when the kernel cannot
-        list them."""
+        """Return whether a younger control process exists although no new instance is connected. Raise OSError if the
+        kernel cannot list the names."""
         return (
             self._control.open
             and not self._has_new_instance
@@ -189,8 +190,8 @@ class TakeoverServer:
         )
 
     def yield_to_rival(self) -> None:
-        """Yield to a younger process without a connection to it, because the rules lead to it. The effect is that of
-        `Take`."""
+        """Yield to a younger process that has not connected to this one, because the rules redirect to it. The effect
+        is that of `Take`."""
         if not self._yielding and not self.superseded.is_set():
             self._yielding = True
             self._tasks.start(self._yield(), name="takeover: yield")
@@ -202,19 +203,19 @@ class TakeoverServer:
         self.superseded.set()
 
     def release(self) -> None:
-        """Give the name up for good. Connections stay."""
+        """Release the name for good. Open connections stay."""
         self._control.close()
 
     async def close(self) -> None:
-        """End everything."""
+        """Close the socket and all connections."""
         self.release()
         await self._tasks.close()
 
-    # The connections.
+    # Connections.
 
     @property
     def _follows(self) -> bool:
-        """Return whether the node still belongs to our predecessor."""
+        """Return whether the predecessor still owns the node."""
         return self._predecessor is not None and not self._predecessor.gone and not self._owns
 
     def _on_connection(self, sock: socket.socket) -> None:
@@ -223,7 +224,7 @@ class TakeoverServer:
         self._unproven[sock] = self._tasks.start(self._serve(sock), name="takeover: connection")
 
     async def _serve(self, sock: socket.socket) -> None:
-        """Serve one connection: of an orphaned worker, of a new instance, or of a person's command."""
+        """Serve one connection: from an orphaned worker, a new instance, or an operator's command."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -258,7 +259,7 @@ class TakeoverServer:
             elif isinstance(hello, Order):
                 reason = await self._obeyed(hello, reader)
                 await send(writer, Done("order") if reason is None else Refused("order", reason))
-            elif (busy := self._busy()) is not None:  # Another instance has proven itself first.
+            elif (busy := self._busy()) is not None:  # Meanwhile another instance has proved itself first.
                 await send(writer, busy)
             elif hello.protocol != PROTOCOL:
                 await self._serve_other_protocol(hello, reader, writer)
@@ -274,7 +275,7 @@ class TakeoverServer:
                 sock.close()
 
     async def _obeyed(self, order: Order, reader: asyncio.StreamReader) -> str | None:
-        """Obey an order as long as its caller waits. Return why it is refused, or None."""
+        """Carry out an order, as long as its caller waits. Return None, or the reason if it is refused."""
 
         async def caller_leaves() -> None:
             with contextlib.suppress(OSError):
@@ -286,12 +287,12 @@ class TakeoverServer:
         is_obeyed = obeying.done()
         await self._tasks.end(obeying, leaving)
         if not is_obeyed:
-            raise ConnectionAbortedError("its caller has left")
+            raise ConnectionAbortedError("its caller has disconnected")
         reason: str | None = obeying.result()
         return reason
 
     def _busy(self) -> Busy | None:
-        """Return the answer to a new instance that has to wait, or None if it may take over now."""
+        """Return the answer `Busy` for a new instance that has to wait, or None if it may take over now."""
         if self._looking:
             return Busy(PROTOCOL, looking=True)
         if self._follows or not self._answering or self._has_new_instance or not self._control.open:
@@ -301,7 +302,7 @@ class TakeoverServer:
     async def _proven(
         self, sock: socket.socket, purpose: Purpose, pid: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the stream of a peer that has proven CAP_NET_ADMIN. Raise UnprovenError for a peer that has not."""
+        """Return the stream of a peer once it has proved CAP_NET_ADMIN. Raise UnprovenError if it does not."""
         challenge = peer_capability.Challenge(purpose, self._control.name)
         try:
             send_first(sock, Prove(PROTOCOL, os.getpid(), self._version), [challenge.fileno()])
@@ -318,7 +319,7 @@ class TakeoverServer:
         return await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
 
     def _refuse(self, pid: int) -> None:
-        """Log a refusal, at most once in REFUSALS_LOG_S."""
+        """Log a refusal, at most once per REFUSALS_LOG_S."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now >= self._refusal_logged_at + REFUSALS_LOG_S:
@@ -340,7 +341,7 @@ class TakeoverServer:
     async def _serve_other_protocol(
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve an instance of another protocol version, which can only have this process stop."""
+        """Serve an instance of another protocol version, which can only ask this process to stop."""
         async with asyncio.timeout(ANSWER_S):
             await send(writer, self._accepted())
             request: Request | None = await receive(reader, REQUESTS)
@@ -385,7 +386,7 @@ class TakeoverServer:
                     await self._owner.hold(False)
 
     async def _obey(self, request: Request, hold: HoldTime) -> str | None:
-        """Carry out a request of a new instance. Return why it is refused, or None."""
+        """Carry out a request of a new instance. Return None, or the reason if it is refused."""
         match request:
             case Hold():
                 hold.begin()
@@ -413,7 +414,7 @@ class TakeoverServer:
         return Accepted(services=offer.services, sources=in_message(offer.sources))
 
     async def _obstacle(self) -> str | None:
-        """Return why the rules do not allow `Take`, or None if they do."""
+        """Return why the present rules do not allow `Take`, or None if they do."""
         try:
             return "the kernel's rules still lead to this process" if await self._owner.leads_here() else None
         except KernelError as error:
@@ -428,21 +429,22 @@ class TakeoverServer:
             return
         for part in bindings:
             await send(writer, Bindings(part))
-            await asyncio.sleep(0)  # Without workers this loop serves clients, too.
+            await asyncio.sleep(0)  # Without workers this loop also serves clients, so let it run.
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)
 
 
 async def _shows_marker(sock: socket.socket, run: str) -> bool:
-    """Return whether a worker has the marker of its run. Raise OSError or ValueError when it does not answer."""
+    """Return whether a worker shows the marker of its run. Raise OSError or ValueError if it does not answer
+    properly."""
     send_first(sock, Show())
     _, descriptors = await receive_first(sock, SHOWN)
     return [is_marker(descriptor, run) for descriptor in descriptors] == [True]
 
 
 async def _reap(pid: int) -> None:
-    """Wait for an orphaned worker to end. After a re-exec it is our child, and would stay as a zombie."""
+    """Wait until an orphaned worker has ended. After a re-exec it is our child, and would remain as a zombie."""
     with contextlib.suppress(ChildProcessError):
         for _ in range(REAPS):
             if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait

@@ -1,7 +1,7 @@
-"""Compares what two instances serve, because a new one must not take the node over to serve nothing, or something else.
+"""Compares what two instances serve, because a new one must not take over the node to serve nothing or something else.
 
-A second `kubeproxy run` takes over from the first. That is meant for upgrades. If it were started by mistake, with
-other manifests or with an empty directory, it would take the node's Services away.
+A second `kubeproxy run` takes over from the first, which is meant for upgrades. If it was started by mistake, with
+other manifests or an empty directory, it would remove the node's Services.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kubeproxy.daemon.takeover.protocol import Accepted
 from kubeproxy.model.errors import KubeproxyError
 
 LEAST_SHARE: Final = 0.5
-"""The share of the owner's Services that a new instance must have."""
+"""The least share of the owner's Services that a new instance must have."""
 _LENGTH: Final = 2000
-"""The largest number of characters of all sources together in a message."""
+"""The largest total length of all sources in a message, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +25,21 @@ class Offer:
     """What an instance serves."""
 
     services: int
-    """The number of Services of all complete sources, or a negative number if it is unknown."""
+    """The number of Services of all complete sources, or a negative number if unknown."""
     sources: tuple[str, ...]
     """A text for each source, without secrets, such as ``manifests /etc/kubeproxy/manifests``. It is empty if the
     sources are unknown."""
 
 
 class TakeoverRefusedError(KubeproxyError):
-    """Raised if the new instance would serve less than the running one. It ends the start."""
+    """Raised if the new instance would serve less than the running one. The new instance then does not start."""
 
     def __init__(self, owner: str, reason: str) -> None:
         super().__init__(f"{owner} {reason}; stop it first, or take over all the same with --takeover=force")
 
 
 def in_message(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources as a message contains them: sorted, or, if they are too long, as one digest."""
+    """Return the sources as they appear in a message: sorted, or as a single digest if they are too long."""
     texts = tuple(sorted(sources))
     if sum(map(len, texts)) <= _LENGTH:
         return texts
@@ -48,12 +48,13 @@ def in_message(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def offer_in(message: Accepted) -> Offer:
-    """Return what the owner serves according to its message."""
+    """Return the owner's offer according to its message."""
     return Offer(message.services, message.sources)
 
 
 def other_sources(owner: Offer, own: Offer) -> str | None:
-    """Return why the sources forbid a takeover, or None if they do not. Additional sources of ours do no harm."""
+    """Return why the sources forbid a takeover, or None if they do not. Sources that only the new instance has are
+    allowed."""
     missing = [source for source in owner.sources if source not in in_message(own.sources)]
     if not missing:
         return None

@@ -1,26 +1,26 @@
 """Hot restart: which instance owns the node, and how a new instance takes over without a lost connection.
 
 Each control process listens on an abstract Unix socket with a name of its own (`control_socket`). Such names belong to
-a network namespace, as the rules do: two pods of a DaemonSet with hostNetwork meet there without a shared directory,
-and a name ends with its process.
+a network namespace, as the rules do. So two pods of a DaemonSet with hostNetwork can find each other without a shared
+directory, and a name disappears with its process.
 
-A new instance lists the names and says hello to all of them. The owner, the process that the rules lead to or will lead
-to, answers. A process that takes over or is taken over from is busy. Of several new instances that find no owner, the
-oldest becomes the owner. The new instance prepares everything beside the owner: its own listeners, on proxy ports of
-its own. Then, around the one transaction that turns the rules to itself, it sends `Hold` (the owner leaves the rules
-alone) and `Take` (the owner stops accepting, releases the HTTP ports and its name, and drains). If the new instance
-dies before, the connection ends and the owner goes on. `rule_transfer` makes these steps, `server` is the owner's side,
-and `protocol` has the messages.
+A new instance lists the names and greets all these processes. The owner, to which the rules redirect or soon will,
+accepts. A process in the middle of a takeover, on either side, is busy. Of several new instances that find no owner,
+the oldest becomes the owner. The new instance prepares everything beside the owner: its own listeners, on proxy ports
+of its own. Before the one transaction that redirects clients to itself, it sends `Hold` (the owner stops changing the
+rules), and afterwards `Take` (the owner stops accepting, releases the HTTP ports and its name, and drains). If the new
+instance dies before `Take`, the connection ends and the owner continues. `rule_transfer` makes these steps, `server` is
+the owner's side, and `protocol` has the messages.
 
-Two instances of different protocol versions cannot do that. The new instance asks the owner to stop and waits until the
-owner's name is gone. The owner's workers serve on as after a crash, and move their connections if the two versions have
-a version of `takeover_messages.MOVES` in common.
+If the two instances have different protocol versions, the new one asks the owner to stop, and waits until the owner's
+name is gone. The owner's workers keep serving as after a crash. They move their connections if both instances support a
+common version of `takeover_messages.MOVES`.
 
-Two instances that cannot communicate at all find out by the rules: the older one yields when the kernel's redirects
-lead to other ports and a younger control process lives (`TakeoverServer.rival_lives`, `yield_to_rival`).
+If two instances cannot communicate at all, the older one yields when it finds that the kernel redirects to other ports
+and a younger control process exists (`TakeoverServer.rival_lives`, `yield_to_rival`).
 
-Workers of a dead control process connect to the owner, too. They keep serving until the owner retires them, when its
-rules are in force.
+Workers of a dead control process also connect to the owner. They keep serving until the owner's rules are in force and
+it retires them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 GATHER_S: Final = 1.0
-"""How long orphaned workers may take to find our name. They look four times in that time."""
+"""How long orphaned workers may take to find our name. They search four times in that time."""
 
 
 DISPLACED: Final = 32
-"""How many silent processes are asked to yield at a time. Most of them may not be a kubeproxy."""
+"""How many silent processes are asked to yield at the same time. Most of them are probably not kubeproxy."""
 
 
 class Takeover:
-    """The new instance's side. `server` is the side of the owner that it becomes."""
+    """The new instance's side of a takeover. `server` is its side as an owner."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Takeover:
         prefix: str = PREFIX,
     ) -> None:
         """`others` returns whether a process of another run lives. With `forced` this process takes over from any owner
-        of the node, whatever that owner serves."""
+        of the node, whatever the owner serves."""
         self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)
@@ -79,13 +79,13 @@ class Takeover:
         self.server = TakeoverServer(self._control, owner, version=version)
         self._listens_since = -math.inf
         self.predecessor: Predecessor | None = None
-        """The owner that this instance follows, or None if there is none."""
+        """The owner from which this instance takes over, or None if there is none."""
 
     async def begin(self, *, given_up: Callable[[], bool] = lambda: False) -> Predecessor | None:
         """Bind our name, and find the owner of the node.
 
-        Return None if there is none, if none answers, or if `given_up` is set. Raise TakeoverRefusedError if the owner
-        serves from other sources.
+        Return None if there is no owner, if no owner answers, or if `given_up` returns true. Raise TakeoverRefusedError
+        if the owner serves other sources.
         """
         self.server.listen()
         self._listens_since = asyncio.get_running_loop().time()
@@ -97,8 +97,8 @@ class Takeover:
         return None if self._forced else other_sources(owner, self._owner.offer())
 
     def require_enough_services(self) -> None:
-        """Raise TakeoverRefusedError if we would serve much less than our predecessor. Call it when all sources are
-        known."""
+        """Raise TakeoverRefusedError if this instance would serve much less than its predecessor. Call this when all
+        sources are complete."""
         owner = self.predecessor
         if owner is None or owner.gone or self._forced:
             return
@@ -106,11 +106,10 @@ class Takeover:
             raise TakeoverRefusedError(str(owner), reason)
 
     async def recall(self) -> list[RestoreBindings]:
-        """Return the session affinity bindings of the predecessor and of orphaned workers, as far as they answer in
-        time."""
+        """Return the session affinity bindings that the predecessor and orphaned workers send in time."""
         if self._others():
-            # Without a predecessor the other processes are orphaned workers, which serve while we wait for their
-            # connections.
+            # Without a predecessor, the other processes are orphaned workers. They keep serving while we wait for them
+            # to connect.
             await asyncio.sleep(self._listens_since + GATHER_S - asyncio.get_running_loop().time())
         orphans = self.server.recall_orphans()
         if self.predecessor is None:
@@ -119,7 +118,7 @@ class Takeover:
         return merged(chain.from_iterable([ours, *theirs]))
 
     def in_force(self) -> None:
-        """Retire orphaned workers, and displace an owner that did not answer, because our rules lead clients to us."""
+        """Retire orphaned workers, and displace an owner that did not answer, because our rules are in force."""
         silent = self._search.passed_over.copy()
         if self.predecessor is not None and self.predecessor.silent:
             silent.add(self.predecessor.name)
@@ -127,12 +126,13 @@ class Takeover:
         self.server.in_force()
 
     async def close(self) -> None:
-        """End everything."""
+        """Close all connections and the socket."""
         await self.server.close()
         await self._tasks.close()
 
     async def _displace(self, silent: set[str]) -> None:
-        """Have processes that were passed over yield when they answer again, a few at a time and in any order."""
+        """Ask processes that did not answer before to yield, once they answer again. A few are asked at a time, in any
+        order."""
         while self._control.open and (silent := silent.intersection(self._control.others())):
             some = random.sample(sorted(silent), min(len(silent), DISPLACED))
             yielded = await asyncio.gather(*map(self._has_yielded, some))
@@ -140,10 +140,10 @@ class Takeover:
             await asyncio.sleep(ANSWER_S)
 
     async def _has_yielded(self, name: str) -> bool:
-        """Have one process yield, and repair the rules afterwards. Return whether the process answered.
+        """Ask one process to yield, and repair the rules afterwards. Return whether the process answered.
 
         A process of another protocol version yields by itself when it sees our rules. If it were asked to stop, it
-        would take the rules away once more.
+        would remove the rules.
         """
         try:
             owner = await greet(name, self._hello)
