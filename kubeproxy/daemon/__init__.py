@@ -1,7 +1,7 @@
-"""One process's life: its parts, start, reload, takeover, drain and end.
+"""The life of one process: its parts, start, reload, takeover, drain and end.
 
-Begin with `lifecycle`: it makes the parts and tells start, ready, reload, drain, stop. The parts, in the order of their
-making, each from those before it:
+Begin with `lifecycle`: it makes the parts and controls the order of start, ready, reload, drain and stop. The parts are
+made in this order, and each may use those before it:
 
 kernel_interfaces    the packet filter's adapter, and what this host supports (`host_state`, `node_facts`)
 ownership            which instance owns the node (`takeover`: hot restart; `succession`: a start beside another one)
@@ -9,14 +9,14 @@ reporting            metrics, health, Events (`service_events`), answers to `loa
 control_plane        tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`,
                      `report_schedule`, `report_room`, `report_lease`, `cluster_size`), the last state
                      (`state_keeper`, `saved_state`)
-kernel_path_runtime  the rescue of failed connections (`rescue_control`) and its accounts
+kernel_path_runtime  the rescue of failed connections (`rescue_control`) and the counting of connections
                      (`flow_accounting`, `kernel_path_counters`)
 operator_view        the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,
                      `http_pages`) with their data (`status_collector`, and `connection_trace` with
                      `trace_client`, `trace_explanation` and `kernel_path_trace`)
 
-Made before all of them are `process_start`, `current_configuration` (`reload` replaces it, `settings` translates it),
-`data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `parts` holds them all for
-what shows them. Of the process itself: `signals`, `process_limits`, `check_files`, `startup_progress`,
-`shutdown`; `container_init` is the first process of a container.
+Before all of these come `process_start`, `current_configuration` (`reload` replaces it, `settings` translates it),
+`data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `parts` holds all parts for
+the pages that show them. The process itself is handled by `signals`, `process_limits`, `check_files`,
+`startup_progress` and `shutdown`. `container_init` is the first process of a container.
 """

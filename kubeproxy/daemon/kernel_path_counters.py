@@ -22,18 +22,19 @@ from kubeproxy.runtime.time_slice import TimeSlice
 log = structlog.get_logger(__name__)
 
 FRESH_S: Final = 2.0
-"""The shortest time for which one reading of the kernel's counters is used."""
+"""The shortest time between two readings of the kernel's counters."""
 SHARE: Final = 0.05
-"""The largest share of the time that reading may take. With thousands of Services it is done less often."""
+"""The largest share of time that readings may take. With thousands of Services they are less frequent."""
 SLICE_S: Final = 0.002
-"""How many seconds of work lie between two yields to the event loop."""
+"""How many seconds of work are done between two yields to the event loop."""
 
 
 class KernelTraffic:
-    """The sums of frontends since `begin`.
+    """The sums of each frontend's connections on the kernel path since `begin`.
 
-    After it, the counters are read only when a status or a scrape asks. The kernel's counter of a destination begins
-    again when its number of endpoints changes. Then what it has counted since the last reading is lost.
+    After `begin`, the counters are read only when a status or a scrape asks. The kernel restarts the counter of a
+    destination when the number of its endpoints changes. What the counter has counted since the last reading is then
+    lost.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class KernelTraffic:
         self._read = read
         self._before: Mapping[Traffic, int] = {}
         self._older: dict[Traffic, int] | None = None
-        """What the kernel had counted before `begin`, of traffic that has not been read since. None before `begin`."""
+        """The values of the kernel's counters at `begin`, for traffic that has not been read since. It is None before
+        `begin`."""
         self._not_begun = ""
-        """Why `begin` could not read the counters. It is empty if it could, and before."""
+        """Why `begin` could not read the counters. It is empty if `begin` succeeded or was not called."""
         self._sums: dict[FrontendName, int] = {}
         self._flow_counts: Mapping[FrontendName, FlowCounts] = {}
         self._next_at = float("-inf")
@@ -58,20 +60,21 @@ class KernelTraffic:
         self._log = RateLimitedLog(log)
 
     async def begin(self) -> None:
-        """Count from now on. The kernel's counters outlive processes, so those that there are have counted for others,
-        or while none ran.
+        """Start to count. The kernel's counters outlive processes, so their present values are from earlier processes
+        or from times without one.
 
-        If the kernel does not show them, counting begins with the next reading for a frontend on the kernel path."""
+        If the counters cannot be read now, counting starts with the next reading for a frontend on the kernel path.
+        """
         try:
             self._older = dict(await self._read(None))
             self._not_begun = ""
-        except NotFoundError:  # There is no table yet.
+        except NotFoundError:  # The table does not exist yet.
             self._older, self._not_begun = {}, ""
         except KernelError as error:
             self._not_begun = str(error)
 
     async def added_to(self, counters: Mapping[FrontendName, Counters]) -> Mapping[FrontendName, Counters]:
-        """Return the counters with `by_kernel` added, or the same object while there is no kernel path."""
+        """Return the counters with `by_kernel` added. Without a kernel path, return the same object."""
         async with self._one_at_a_time:
             loop = asyncio.get_running_loop()
             if (began := loop.time()) >= self._next_at:

@@ -1,4 +1,4 @@
-"""The interface of an owner towards a new instance, and the limit for how long the owner waits."""
+"""The interface of an owner for new instances, and the limit on how long they may hold the owner's rules."""
 
 from __future__ import annotations
 
@@ -12,53 +12,55 @@ from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 
 HOLD_S: Final = 60.0
-"""How long a new instance may keep the owner from its rules, in all."""
+"""For how many seconds in total a new instance may keep the owner from changing its rules."""
 
 
 class Owner(Protocol):
-    """What the owner of the node does for a new instance, for an operator's command, and for itself when rules change.
-    It is the daemon, which this folder must not import."""
+    """What the owner of the node does for a new instance, for an operator's command, and when its own rules change.
+
+    The daemon implements this. This folder must not import the daemon.
+    """
 
     def share(self, on: bool) -> None:
-        """Let another process hold the same node ports, or stop letting it."""
+        """Allow another process to reserve the same node ports, or forbid it again."""
 
     async def hold(self, on: bool) -> None:
-        """Leave the rules alone from now on, or maintain them again."""
+        """Stop changing the rules, or maintain them again if `on` is false."""
 
     async def leads_here(self) -> bool:
-        """Return whether the rules in the kernel still lead here. Raise KernelError when they cannot be read."""
+        """Return whether the rules in the kernel still redirect to this instance. Raise KernelError if they cannot be
+        read."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """Return the session affinity bindings."""
 
     async def adopt(self) -> Entrances:
-        """Let a worker of another instance send its connections to ours."""
+        """Return the sockets through which a worker of another instance can send its connections to our workers."""
 
     async def yield_all(self) -> None:
-        """Release what only one process can have, because the rules lead to another process."""
+        """Release everything that only one process can have, because the rules redirect to another process."""
 
     def grace_s(self) -> float:
-        """Return how long open connections may go on after a stop, in seconds."""
+        """Return for how many seconds open connections may continue after a stop."""
 
     def offer(self) -> Offer:
         """Return what this instance serves."""
 
     async def obey(self, order: Order) -> str | None:
-        """Carry out a person's order. Return why that is not possible, or None once it is in force."""
+        """Carry out an operator's order. Return None once it is in force, or the reason why it is not possible."""
 
 
 class HoldTime:
-    """The time during which a new instance keeps the owner from its rules. It is HOLD_S in all, however often the
-    instance begins."""
+    """Measures how long a new instance has held the owner's rules: HOLD_S seconds in total, however often it begins."""
 
     def __init__(self, patience: asyncio.Timeout) -> None:
-        """`patience` is the timeout around everything that the new instance can prolong."""
+        """`patience` is a timeout around everything that the new instance can prolong."""
         self._patience = patience
         self._left_s = HOLD_S
 
     @property
     def lasts(self) -> bool:
-        """Return whether the hold has begun, and has not ended."""
+        """Return whether the hold has begun and not ended."""
         return self._patience.when() is not None
 
     def begin(self) -> None:
