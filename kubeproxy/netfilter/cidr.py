@@ -1,4 +1,4 @@
-"""Address ranges (CIDRs), made disjoint and searched for an address."""
+"""Computes with address ranges (CIDRs): makes them disjoint, and searches them for an address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubeproxy.model import Address, Family
 def disjoint(cidrs: frozenset[str], family: Family) -> tuple[str, ...]:
     """Return the CIDRs of one family as the fewest disjoint ranges, in canonical form and order.
 
-    A single address has no prefix length, as tools print it. Raise ValueError for an invalid CIDR."""
+    A range of a single address is written without prefix length, as tools do. Raise ValueError for an invalid CIDR."""
     networks: list[Any] = [ipaddress.ip_network(cidr, strict=False) for cidr in cidrs if (":" in cidr) is (family == 6)]
     return tuple(
         str(network[0] if network.num_addresses == 1 else network) for network in ipaddress.collapse_addresses(networks)

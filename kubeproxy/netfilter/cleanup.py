@@ -1,5 +1,5 @@
-"""Removes what proxies left on a node: our rules of every adapter, kube-proxy's userspace chains, and the interface and
-virtual servers of its ipvs mode."""
+"""Removes what proxies left on a node: our rules of every adapter, the chains of kube-proxy's userspace mode, and the
+interface and virtual servers of its ipvs mode."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _XTABLES_NFT = {Family.IPV4: "iptables-nft", Family.IPV6: "ip6tables-nft"}
 
 
 async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: bool = False) -> list[str]:
-    """Remove the rules of every adapter, and return what was removed, one line each.
+    """Remove the rules of every adapter. Return what was removed, one line each.
 
-    Finding nothing to remove is no error. Neither is a missing program, because its rules cannot be there. `keep` names
-    the adapter in use: its rules stay, and so do the routing rules and what is left of the ipvs mode. Rules that
-    another adapter left in an earlier run are removed, because they would drop or divert packets. Remove everything
-    that can be removed, and then raise KernelError with what could not. With `dry_run` nothing is removed, and the list
-    is the same. Without `force` what is left of the ipvs mode stays if kube-proxy may use it, which is such a failure.
+    If there is nothing to remove, or if a program is missing (so that its rules cannot exist), that is no error. `keep`
+    names the adapter in use: its rules stay, and so do the routing rules and the remains of the ipvs mode. Rules that
+    another adapter left in an earlier run are removed, because they would drop or divert packets. If something cannot
+    be removed, remove everything else, and then raise KernelError. With `dry_run` nothing is removed, and the lines are
+    the same. Without `force`, remains of the ipvs mode that kube-proxy may be using stay, and are part of the error.
     """
     removed: list[str] = []
     failures: list[str] = []
@@ -66,14 +66,14 @@ async def cleanup_all(*, keep: str | None = None, dry_run: bool = False, force: 
 
 
 async def pause_stale_rules(*, for_s: float = PAUSE_S) -> list[str]:
-    """Pause the stale rules of an earlier run (see `Netfilter.pause`), of any adapter, and return the adapters that had
-    redirects.
+    """Pause the stale rules of an earlier run (see `Netfilter.pause`), of any adapter. Return the names of the adapters
+    that had redirects.
 
     Stale rules redirect to proxy ports that this process does not own. Call this at start, before the first listener
-    opens, if no other instance serves by these rules. Raise KernelError if it fails; then the rules redirect until the
-    first apply. Unanswered flows of clients that already wait at a proxy port are deleted, so that these clients begin
-    again. That is done before the pause, which ends the guard of these ports, and once more after it, for clients that
-    came in between.
+    opens, if no other instance serves with these rules. Raise KernelError if it fails; the rules then keep redirecting
+    until the first `apply`. The unanswered flows of clients that wait at a proxy port are deleted, so that their next
+    SYN meets new rules. This happens before the pause, because the pause removes the guard of these ports, and again
+    after it, for clients that arrived in between.
     """
     waiting: list[str] = []
     failures: list[str] = []
@@ -114,8 +114,7 @@ async def _clean(
 
 
 async def _clean_iptables_nft(family: Family, program: str, dry_run: bool) -> list[str]:
-    """Remove kube-proxy's chains if the host's ``iptables`` keeps its rules in nftables, and return what was
-    removed."""
+    """Remove kube-proxy's chains if the host's ``iptables`` keeps its rules in nftables. Return what was removed."""
     if shutil.which(f"{program}-save") is None or shutil.which(f"{program}-restore") is None:
         return []
     saved = (await run(f"{program}-save", timeout_s=_TIMEOUT_S)).decode(errors="replace")
@@ -129,7 +128,7 @@ def removal(saved: str) -> tuple[str, list[str]]:
     """Return the input for ``iptables-restore --noflush`` that removes kube-proxy's userspace chains and the jumps to
     them, and the names of those chains.
 
-    Both are found in the text of ``iptables-save``."""
+    `saved` is the output of ``iptables-save``."""
     commands: list[str] = []
     removed: list[str] = []
     table, chains, jumps = "", list[str](), list[str]()

@@ -1,4 +1,4 @@
-"""The interface of packet filter adapters, which is all that the proxier uses of them."""
+"""The interface of packet filter adapters. The proxier uses nothing else of them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Protocol
 from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
 
 PAUSE_S = 30.0
-"""For how long first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7 and 15 s after the
-first attempt."""
+"""For how many seconds first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7 and 15 s after
+the first attempt."""
 
 
 class Feature(Enum):
-    """A feature that a rule set may ask for beyond redirects, and that a kernel or an adapter may lack."""
+    """A feature of a rule set, beyond redirects, that a kernel or an adapter may lack."""
 
     SPREADS = auto()
-    """The feature of `RuleSet.spreads`: the kernel leads clients to endpoints."""
+    """For `RuleSet.spreads`: the kernel sends clients straight to endpoints."""
     RESCUE = auto()
-    """The feature of `RuleSet.rescue`: failures of such connections are reported."""
+    """For `RuleSet.rescue`: failed connections to these endpoints are reported."""
     TRANSPARENT = auto()
-    """The feature of `RuleSet.transparent`: endpoints are dialed from clients' addresses."""
+    """For `RuleSet.transparent`: endpoints are dialed from clients' addresses."""
     SOCKET_GUARD = auto()
-    """The feature of `RuleSet.guard_sockets`: only our own listeners get redirected packets."""
+    """For `RuleSet.guard_sockets`: only our own listeners get redirected packets."""
 
 
 class Netfilter(Protocol):
-    """An adapter. Its methods are called one at a time. Each of them changes everything or nothing, and raises
+    """An adapter. Its methods are never called concurrently. Each method changes everything or nothing, and raises
     KernelError if it fails."""
 
     @property
@@ -35,44 +35,45 @@ class Netfilter(Protocol):
         """Return ``nftables``, ``iptables``, ``none`` or ``fake``."""
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """Make the kernel equal to `wanted` by one transaction that has only the difference. Return True if anything
-        had to be changed.
+        """Make the rules in the kernel equal to `wanted`, by one transaction with the difference. Return True if
+        anything had to be changed.
 
-        The difference is to the rules that the adapter knows to be there. With `verify` (at start, and at every
-        periodic sync) it is to the rules read from the kernel, or notified by it since the last reading. So removed
-        rules are restored, and rules of an earlier run removed. Rules of other programs are never touched.
+        Normally the difference is computed from the rules that the adapter believes to be in the kernel. With `verify`
+        (at start, and at every full sync) it is computed from the rules as read from the kernel, or as the kernel has
+        notified since the last reading. So removed rules are restored, and rules of an earlier run are removed. Rules
+        of other programs are never touched.
         """
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """Make this change at once, in the rules last applied. Nothing but what it names
-        differs. The cost grows with the change, not with the rules.
+        """Make this change at once, within the rules last applied. The cost depends on the size of the change, not of
+        the rules.
 
-        Return False if nothing was changed, because the rules in the kernel are unknown or because the change takes an
-        `apply`. After True the caller enters the change in the rule set that it applied last (`RuleSet.rebalance`);
-        applying that rule set again then finds nothing to do.
+        Return False if nothing was changed, because the rules in the kernel are unknown or because the change needs an
+        `apply`. After True the caller makes the same change in the rule set last applied (`RuleSet.rebalance`), so that
+        applying it again finds no difference.
         """
 
     async def why_not(self, feature: Feature) -> str | None:
-        """Return why this host does not support a feature, or None if it does. The trial leaves nothing behind."""
+        """Return why this host does not support a feature, or None if it does. Testing this leaves nothing behind."""
 
     async def reach(self, ours: RuleSet) -> Reach:
-        """Read the redirects in the kernel and compare them with those of `ours`."""
+        """Read the redirects in the kernel, and count those that `ours` has and those that it does not have."""
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """Replace our redirects by drops of first packets for that time, so that clients retry and are not rejected.
-        Return True if there was any redirect.
+        """Replace our redirects by rules that drop first packets for `for_s` seconds, so that clients retry instead of
+        being rejected. Return True if there was any redirect.
 
-        Redirects of other instances are replaced, too. Running connections are left alone. The kernel still leads
-        clients to the endpoints of spreads, because that needs no process. The pause ends by itself after that time, or
-        with the next `apply`, whose transaction adds redirects.
+        Redirects of other instances are replaced, too. Running connections are not affected. The kernel path continues
+        to work, because it needs no process. The pause ends by itself, or with the next `apply`, whose transaction adds
+        redirects.
         """
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """Call this function whenever another process has changed our rules, or may have. The calls come from the event
-        loop, at once or within a second. There are none if the adapter cannot notice changes."""
+        """Set a function to call when another process has changed our rules, or may have. It is called in the event
+        loop, at once or within a second, or never if the adapter cannot notice changes."""
 
     async def cleanup(self) -> bool:
-        """Remove all rules of ours. Return True if there were any."""
+        """Remove all our rules. Return True if there were any."""
 
     async def close(self) -> None:
-        """Release threads and files. The rules stay."""
+        """Release threads and files. The rules stay in the kernel."""

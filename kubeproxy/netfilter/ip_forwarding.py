@@ -1,4 +1,5 @@
-"""Finds out whether this node's kernel forwards packets, as it must for clients on other hosts to reach endpoints."""
+"""Finds out whether this node's kernel forwards packets. Without that, clients on other hosts cannot reach endpoints on
+the kernel path."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ SETTINGS: Mapping[Family, str] = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "
 
 
 def forwarded_families(*, directory: Path = DIRECTORY) -> frozenset[Family]:
-    """Return the families whose packets this host forwards. A family that the kernel lacks is not one of them."""
+    """Return the families whose packets this host forwards. Families that the kernel lacks are not included."""
     return frozenset(family for family, name in SETTINGS.items() if is_on(directory / name))
 
 

@@ -1,12 +1,13 @@
 """Finds and removes what kube-proxy's ipvs mode leaves on a node: an interface with service addresses, and virtual
 servers of IPVS.
 
-As long as the interface exists, the node takes its addresses for its own, with virtual servers or without. Virtual
-servers are listed and removed by the kernel's generic netlink (linux/ip_vs.h), one at a time. kube-proxy's own cleanup
-flushes all of them, but other programs may use IPVS on this node, too. A virtual server is kube-proxy's if it has an
-address of that interface, or if it has an address of the node and a port of the range of node ports, and leads only to
-endpoints of the former. The range is the default of --service-node-port-range, because at another port there may be a
-virtual server for the API servers, which are endpoints of a Service, too.
+As long as the interface exists, the node treats its addresses as local, even without virtual servers. Virtual servers
+are listed and removed through generic netlink (linux/ip_vs.h), one by one. (kube-proxy's own cleanup flushes all of
+them, but other programs may use IPVS on this node, too.) A virtual server belongs to kube-proxy in two cases: it has an
+address of that interface; or it has an address of the node with a port in the range of node ports, and all its
+destinations are also destinations of virtual servers of the first kind. The range is the default of
+--service-node-port-range. Other ports are excluded because there may be a virtual server for the API servers, which are
+also endpoints of a Service.
 """
 
 from __future__ import annotations
@@ -27,23 +28,22 @@ from kubeproxy.netfilter.netlink.links import remove_link
 from kubeproxy.netfilter.netlink.messages import attributes, dump, encode, open_netlink, request
 
 INTERFACE: Final = "kube-ipvs0"
-"""The interface that kube-proxy makes (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
+"""The interface that kube-proxy creates (pkg/proxy/ipvs/proxier.go). Other users of IPVS do not have it."""
 
 NODE_PORTS: Final = range(30000, 32768)
 
 _PROC = Path("/proc")
 _RUNS_KUBE_PROXY: Final = {"kube-proxy", "hyperkube", "k3s", "k3s-server", "k3s-agent", "kubelite", "rke2"}
-"""The names of processes that are a kube-proxy or may contain one, such as those of K3s, MicroK8s and RKE2."""
+"""The names of processes that are kube-proxy or may contain it, such as those of K3s, MicroK8s and RKE2."""
 _FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
-"""PROC_PID_INIT_INO (linux/proc_ns.h): the inode of the PID namespace in which all processes are visible."""
+"""PROC_PID_INIT_INO (linux/proc_ns.h), the inode of the initial PID namespace, in which all processes are visible."""
 _NETLINK_GENERIC: Final = 16
 """linux/netlink.h"""
 _CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2  # linux/genetlink.h
 _VERSION: Final = bytes([1, 0, 0])
-"""The part of struct genlmsghdr that follows the command: the version, and two reserved bytes."""
+"""The part of struct genlmsghdr after the command: the version, and two reserved bytes."""
 _HEADER_BYTES: Final = 4
-# linux/ip_vs.h: the commands, the objects that they are about, and the attributes of a virtual server and of a
-# destination
+# linux/ip_vs.h: commands, the objects that they concern, and the attributes of a virtual server and of a destination
 _DEL_SERVICE, _GET_SERVICE, _GET_DEST = 3, 4, 8
 _SERVICE, _DEST = 1, 2
 _AF, _PROTOCOL, _ADDR, _PORT = 1, 2, 3, 4
@@ -51,7 +51,7 @@ _DEST_ADDR, _DEST_PORT = 1, 2
 
 
 class VirtualServer(NamedTuple):
-    """A virtual server of IPVS that has an address. Others match packets by a mark, and kube-proxy makes none of
+    """A virtual server of IPVS with an address. Other virtual servers match packets by a mark; kube-proxy makes none of
     these."""
 
     address: Address
@@ -64,7 +64,7 @@ class Leftovers(NamedTuple):
     """What kube-proxy's ipvs mode has left behind on this node."""
 
     addresses: frozenset[Address]
-    """The addresses of the interface."""
+    """The addresses on the interface."""
     servers: tuple[VirtualServer, ...]
 
     def __str__(self) -> str:
@@ -74,11 +74,11 @@ class Leftovers(NamedTuple):
 
 
 def look(*, node_ports: bool = False) -> Leftovers | None:
-    """Return what is left, or None if the interface does not exist. Raise KernelError when the kernel cannot list it.
+    """Return what is left, or None if the interface does not exist. Raise KernelError if the kernel cannot list it.
 
-    With `node_ports` include the virtual servers of node ports, for which all destinations are read. If this process
-    may not list virtual servers, or the kernel has no IPVS, there are none. The kernel creates and loads nothing for
-    it.
+    With `node_ports`, include the virtual servers of node ports, which requires reading all destinations. If this
+    process may not list virtual servers, or the kernel has no IPVS, the result has none. Nothing is created or loaded
+    in the kernel.
     """
     if INTERFACE not in (name for _, name in socket.if_nameindex()):
         return None
@@ -101,13 +101,12 @@ def look(*, node_ports: bool = False) -> Leftovers | None:
 
 
 def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
-    """Remove the virtual servers and the interface. Return what was removed, one line each. With `dry_run` remove
+    """Remove the virtual servers and the interface. Return what was removed, one line each. With `dry_run`, remove
     nothing.
 
-    While a kube-proxy runs in this network namespace, they are in use and stay. They also stay if this process cannot
-    see whether one runs. With `force` they are removed all the same. The interface is removed last, because it shows
-    whose the virtual servers are. Raise KubeproxyError when they may be in use, and KernelError when the kernel
-    refuses."""
+    Raise KubeproxyError, and remove nothing, if a kube-proxy runs in this network namespace or if this process cannot
+    tell. With `force`, skip this check. The interface is removed last, because its addresses show which virtual servers
+    are kube-proxy's. Raise KernelError if the kernel refuses."""
     found = look(node_ports=True)
     if found is None:
         return []
@@ -130,10 +129,10 @@ def remove(*, dry_run: bool = False, force: bool = False) -> list[str]:
 
 
 def _family(netlink: socket.socket) -> int | None:
-    """Return the number of IPVS's family of messages, or None if the kernel has not loaded IPVS.
+    """Return the number of IPVS's generic netlink family, or None if IPVS is not loaded.
 
     All families are listed, because asking for one by name would load its module. The list is read to its end, because
-    the kernel refuses the next request until then.
+    the kernel refuses another request before that.
     """
     numbers = {}
     for payload in dump(netlink, _CONTROLLER, _GET_FAMILY, rest=_VERSION):
@@ -152,7 +151,7 @@ def _servers(payloads: Iterable[bytes]) -> Iterator[VirtualServer]:
 def _node_ports(
     netlink: socket.socket, family: int, services: list[VirtualServer], candidates: list[VirtualServer]
 ) -> list[VirtualServer]:
-    """Return the candidates whose destinations are all destinations of service addresses, too."""
+    """Return the candidates whose destinations are all also destinations of virtual servers in `services`."""
 
     def destinations(server: VirtualServer) -> set[tuple[bytes, bytes]]:
         payloads = dump(netlink, family, _GET_DEST, rest=_VERSION + encode([(_SERVICE, server.key)]))
@@ -163,25 +162,25 @@ def _node_ports(
 
 
 def _nested(payloads: Iterable[bytes], kind: int) -> Iterator[Mapping[int, bytes]]:
-    """Yield the attributes within an attribute of each payload."""
+    """Yield the attributes nested in an attribute of each payload."""
     for payload in payloads:
         yield dict(attributes(dict(attributes(payload[_HEADER_BYTES:])).get(kind, b"")))
 
 
 def _address(family: bytes, packed: bytes) -> Address:
-    # The kernel sends 16 bytes for either family.
+    # The kernel sends 16 bytes for both families.
     is_ipv4 = int.from_bytes(family, sys.byteorder) == socket.AF_INET
     return Address(str(ipaddress.ip_address(packed[:4] if is_ipv4 else packed)))
 
 
 def _in_use() -> str | None:
-    """Return why what is left may be in use by a kube-proxy, or None if none runs in this network namespace."""
+    """Return why a kube-proxy may be using what is left, or None if none runs in this network namespace."""
     here = os.stat(_PROC / "self/ns/net").st_ino
     for path in _PROC.glob("[0-9]*/comm"):
         try:
             if (name := path.read_text().strip()) not in _RUNS_KUBE_PROXY:
                 continue
-            with contextlib.suppress(PermissionError):  # Then it may run here.
+            with contextlib.suppress(PermissionError):  # Without permission to tell, assume that it runs here.
                 if os.stat(path.parent / "ns/net").st_ino != here:
                     continue
             return f"process {path.parent.name} ({name}) is or may contain a kube-proxy that uses it"

@@ -1,9 +1,9 @@
-"""Finds rules of kube-proxy's kernel modes on this node. A daemon reports them and never removes any.
+"""Finds rules of kube-proxy's kernel modes on this node. The daemon reports these rules and never removes them.
 
-They exist if kube-proxy was not cleaned up, or still runs. They may drop clients before our rules match them, or lead
-clients to endpoints that are gone. The names are kube-proxy's (pkg/proxy/{nftables,iptables,ipvs}/proxier.go). Neither
-its userspace mode nor the kubelet makes any of them. Rules that the userspace mode left are taken over
-(`kubeproxy.netfilter.iptables.chains`).
+Such rules exist if kube-proxy still runs, or was not cleaned up. They may drop clients before our rules see them, or
+send clients to endpoints that no longer exist. The names are kube-proxy's
+(pkg/proxy/{nftables,iptables,ipvs}/proxier.go). They are not used by its userspace mode or by the kubelet. (Rules of
+the userspace mode are replaced by ours, see `kubeproxy.netfilter.iptables.chains`.)
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _ENTERED = re.compile(r"^-A (?:PREROUTING|OUTPUT) (?:.* )?-[jg] KUBE-SERVICES$",
 
 
 async def look() -> list[str]:
-    """Return the foreign rules in force, each by the name with which an operator finds it.
+    """Return the foreign rules in force, by the names that an operator can search for.
 
-    A missing program or permission counts as no rules. The kernel creates and loads nothing for it.
+    Rules that cannot be read, for lack of a program or permission, are not reported. Nothing is created or loaded in
+    the kernel.
     """
     tables = _tables()
     found = [f"nftables: table {table}" for table in map("{} kube-proxy".format, _FAMILIES) if table in tables]
     for family in _FAMILIES:
-        # The kernel makes a missing legacy table when a program asks for it.
+        # Read only tables that exist, because listing a missing legacy table would create it.
         is_there = {
             "legacy": "nat" in _text(_NET / f"{family}_tables_names").split(),
             "nft": f"{family} nat" in tables,
@@ -47,7 +48,7 @@ async def look() -> list[str]:
 
 
 def complaint(found: Sequence[str]) -> str | None:
-    """Return the warning for an operator about what `look` found, or None if it found nothing."""
+    """Return a warning about the result of `look`, or None if the result is empty."""
     if not found:
         return None
     return (
@@ -58,9 +59,9 @@ def complaint(found: Sequence[str]) -> str | None:
 
 
 def catches(saved: str) -> bool:
-    """Return whether table nat, as ``iptables-save`` prints it, leads packets to kube-proxy's rules.
+    """Return whether a table nat, as printed by ``iptables-save``, sends packets to kube-proxy's rules.
 
-    An empty chain, or one without a jump to it, has no effect."""
+    A chain that is empty, or to which nothing jumps, has no effect."""
     return bool(_ENTERED.search(saved) and _SERVED.search(saved))
 
 

@@ -1,6 +1,6 @@
-"""The node's own addresses, and which of them get redirected traffic.
+"""Reads the node's own addresses, and finds those to which traffic is redirected.
 
-They are read from the kernel by rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
+They are read through rtnetlink (rtnetlink(7), RTM_GETADDR, RTM_GETLINK), which needs no privilege.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interf
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ELSEWHERE = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}
-"""Documentation addresses (RFC 5737, RFC 3849), to which only the default route leads."""
+"""Documentation addresses (RFC 5737, RFC 3849), which only the default route matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,15 @@ class LocalAddress:
     address: Address
     interface: str
     is_global: bool
-    """Whether the address has universal scope, so is neither a loopback nor a link-local address."""
+    """Whether the address has global scope. Loopback and link-local addresses do not."""
     usable: bool
-    """Whether its interface is up, and the kernel would choose the address for new connections."""
+    """Whether the address's interface is up, and the kernel would choose the address for new connections."""
     network: str | None = None
-    """The prefix that the hosts on the address's link have in common, as a CIDR. It is None if the link has only two
-    ends."""
+    """The prefix shared by all hosts on the address's link, as a CIDR, or None if the link has only two ends."""
     number: int = 0
     """The number of the address's interface."""
     bridge: frozenset[Family] | None = None
-    """The families whose frames netfilter sees on the bridge that is the address's interface. It is None if the
-    interface is not a bridge."""
+    """If the interface is a bridge: the families for which it passes frames through netfilter. Otherwise None."""
 
     @property
     def family(self) -> Family:
@@ -59,7 +57,7 @@ class LocalAddress:
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """Return every address of this network namespace, in the kernel's order. Raise KernelError when the kernel
+    """Return every address in this network namespace, in the kernel's order. Raise KernelError if the kernel
     refuses."""
     try:
         with open_netlink() as netlink:
@@ -71,7 +69,7 @@ def local_addresses() -> tuple[LocalAddress, ...]:
 
 def landing_addresses() -> Mapping[Family, Address]:
     """Return the node address of each family for `RuleSet.landing`: the source address of the default route, or else
-    the first global address in use. A family without any is missing."""
+    the first usable global address. A family without such an address is missing."""
     found = {family: _source_of_default_route(family) for family in Family}
     if None in found.values():
         addresses = local_addresses()
@@ -80,28 +78,28 @@ def landing_addresses() -> Mapping[Family, Address]:
 
 
 def first_global(addresses: Iterable[LocalAddress], family: Family) -> Address | None:
-    """Return the first address that other hosts can reach."""
+    """Return the first usable global address of a family, or None."""
     return next((it.address for it in addresses if it.family is family and it.is_global and it.usable), None)
 
 
 def _source_of_default_route(family: Family) -> Address | None:
     try:
         with socket.socket(_INET[family], socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-            # Connecting a datagram socket asks the routing table and sends nothing.
+            # Connecting a datagram socket only looks up a route. No packet is sent.
             probe.connect((_ELSEWHERE[family], 9))
             address = parse_address(probe.getsockname()[0].partition("%")[0])
-    except OSError:  # There is no such route, it prohibits the destination, or the family does not exist.
+    except OSError:  # There is no such route, or it prohibits the destination, or the kernel lacks the family.
         return None
     return address if not address.startswith(("127.", "fe80:")) and address not in ("0.0.0.0", "::", "::1") else None
 
 
 class _Link(NamedTuple):
-    """An interface."""
+    """A network interface."""
 
     name: str
     is_up: bool
     has_hosts: bool
-    """Whether there may be more than two hosts on the link."""
+    """Whether the link may have more than two hosts."""
     bridge: frozenset[Family] | None
 
 
@@ -120,8 +118,8 @@ def _network(packed: bytes, prefix: int) -> str:
 
 
 def _bridge(link: Mapping[int, bytes]) -> frozenset[Family] | None:
-    """Return the families of frames that a bridge shows to netfilter by its own setting, or None if the interface is
-    not a bridge."""
+    """Return the families for which a bridge passes frames through netfilter by its own setting, or None if the
+    interface is no bridge."""
     if link.get(_IFLA_INFO_KIND, b"").rstrip(b"\0") != b"bridge":
         return None
     settings = dict(attributes(link.get(_IFLA_INFO_DATA, b"")))

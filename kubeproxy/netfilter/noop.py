@@ -1,4 +1,4 @@
-"""The adapter for ``--netfilter none``, if redirects are made by other means."""
+"""The adapter for ``--netfilter none``, where clients are redirected by other means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LACKS = {
 
 
 class NoNetfilter:
-    """Makes no rules. Proxy ports serve every client that connects to them, because nothing guards them."""
+    """Makes no rules. Proxy ports serve every client that connects, because they are not guarded."""
 
     name = "none"
 
@@ -24,7 +24,7 @@ class NoNetfilter:
         self._applied = RuleSet()
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`: True when the rule set is another than before."""
+        """See `Netfilter.apply`. Return True if the rule set differs from the one before."""
         changed, self._applied = wanted != self._applied, wanted
         return changed
 
@@ -33,7 +33,7 @@ class NoNetfilter:
         return False
 
     async def why_not(self, feature: Feature) -> str | None:
-        """See `Netfilter.why_not`: no feature is supported."""
+        """See `Netfilter.why_not`. No feature is supported."""
         return f"without a packet filter {_LACKS[feature]}"
 
     async def reach(self, ours: RuleSet) -> Reach:
@@ -45,7 +45,7 @@ class NoNetfilter:
         return False
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`: nothing here is ours."""
+        """See `Netfilter.on_foreign_change`. There are no rules of ours, so the callback is never called."""
 
     async def cleanup(self) -> bool:
         """See `Netfilter.cleanup`."""

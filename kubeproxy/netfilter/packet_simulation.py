@@ -1,4 +1,4 @@
-"""Decides what a rule set does to a packet, as the kernel would."""
+"""Decides what a rule set does to a packet, in the same way as the kernel."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, RuleSet, Spread
 
 
 class Fate(StrEnum):
-    """The outcome for a client's first packet."""
+    """What happens to a client's first packet."""
 
     PASSED = "passed"
     """No rule of ours applies, and the kernel routes the packet as usual."""
     PROXIED = "proxied"
     FORWARDED = "forwarded"
-    """The kernel leads the client straight to an endpoint."""
+    """The kernel sends the client straight to an endpoint."""
     REFUSED = "refused"
     DROPPED = "dropped"
 
 
 class Why(StrEnum):
-    """The kind of rule that decided the packet's fate."""
+    """The kind of rule that decided what happens to the packet."""
 
     NO_RULE = "no rule"
     SOURCE_RANGE = "source range"
-    """The destination does not admit this source."""
+    """The destination does not admit the client's source address."""
     GUARD = "guard"
-    """A proxy port accepts redirected packets only."""
+    """The proxy port accepts only redirected packets."""
     REDIRECT = "redirect"
     SPREAD = "spread"
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The fate of a packet, and the proxy port to which it was redirected (None without a redirect)."""
+    """What happens to a packet, and the proxy port to which it was redirected, or None without a redirect."""
 
     fate: Fate
     proxy_port: int | None = None
     why: Why = field(default=Why.NO_RULE, compare=False)
     matched: Traffic | None = field(default=None, compare=False)
-    """The traffic whose rule applied. It is that of the destination itself, or of its node port."""
+    """The traffic whose rule applied: of the destination itself, or of its node port."""
     spread: Spread | None = field(default=None, compare=False)
-    """The endpoints if the packet is forwarded."""
+    """The spread, if the packet is forwarded."""
     masqueraded: bool = False
-    """Whether the endpoint sees an address of this node instead of the client's. (If the endpoint is its own client, it
-    always does.)"""
+    """Whether the endpoint sees an address of this node instead of the client's address. (This is always so for an
+    endpoint that is its own client.)"""
 
 
 def trace(
@@ -60,10 +60,10 @@ def trace(
     for_this_host: bool = False,
     by_uplink: bool = False,
 ) -> Trace:
-    """Return the outcome for a client that sends to `destination`. `source` is the client's address, or None for one
-    that is in no range. `from_this_host` tells that the node itself sends the packet. `for_this_host` tells that the
-    destination is an address of the node, where a packet may reach a proxy port directly. `by_uplink` tells that the
-    packet comes by one of `RuleSet.uplinks`."""
+    """Return what happens to a first packet to `destination`. `source` is the client's address, or None for an address
+    in no range. `from_this_host` says that the node itself sends the packet. `for_this_host` says that the destination
+    is an address of the node, where a packet may reach a proxy port directly. `by_uplink` says that the packet arrives
+    on one of `RuleSet.uplinks`."""
     if destination in rules.allowed_sources and not (
         source and contains(frozenset(rules.admitted[destination]), source)
     ):
@@ -90,7 +90,7 @@ def trace(
 
 
 class _Forwarded(NamedTuple):
-    """A spread that applies."""
+    """The spread that applies to a packet."""
 
     spread: Spread
     matched: Traffic
@@ -111,7 +111,8 @@ def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_ho
 def _lead(
     rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
 ) -> tuple[int, Traffic] | _Forwarded | None:
-    """Return the endpoints or the proxy port of a packet. Those of its address come before those of a node port."""
+    """Return the spread or the proxy port for a packet. Rules for its address take precedence over those for a node
+    port."""
     places = [destination] if destination.address not in NODE_PORTS.values() else []
     if destination.address in rules.node_addresses and (from_this_host or not is_loopback(destination.address)):
         places.append(destination._replace(address=NODE_PORTS[family_of(destination.address)]))

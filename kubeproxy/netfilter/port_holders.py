@@ -1,4 +1,4 @@
-"""Finds processes of this network namespace that have a port, by sock_diag(7) and /proc."""
+"""Finds the processes in this network namespace that use a port, through sock_diag(7) and /proc."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kubeproxy.model import NODE_PORTS, Address, Family, Protocol, family_of
 from kubeproxy.netfilter.netlink.messages import NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, attributes, dump, open_netlink
 
 _QUESTION = struct.Struct("=BxxI2s46x")
-"""The fields of struct inet_diag_req_v2 after its family: protocol, no extensions, states, own port, any socket."""
+"""The fields of struct inet_diag_req_v2 after the family: protocol, no extensions, states, local port, any socket."""
 _ANSWER = struct.Struct("=4x2s2x16s16x12x12xII")
-"""The fields of struct inet_diag_msg: own port, own address, user, inode."""
+"""The fields of struct inet_diag_msg: local port, local address, user, inode."""
 _SKV6ONLY = 11
-"""This is INET_DIAG_SKV6ONLY of linux/inet_diag.h."""
+"""INET_DIAG_SKV6ONLY (linux/inet_diag.h)."""
 _LISTENING = 1 << 10
-"""This is TCP_LISTEN of net/tcp_states.h. A socket that is only bound, like those of `port_claims`, answers no
+"""The bit of TCP_LISTEN (net/tcp_states.h). A socket that is only bound, like those of `port_claims`, answers no
 client."""
 _ANY_STATE = 0xFFF
 _KINDS = {
@@ -31,58 +31,60 @@ _KINDS = {
 _ANYWHERE = bytes(16)
 _MAPPED = bytes(10) + b"\xff\xff"
 _SEARCH_S = 0.02
-"""The longest search of /proc. On a node with thousands of processes a search must not delay everything else."""
+"""How many seconds one search of /proc may take. On a node with thousands of processes it must not delay everything
+else."""
 _REST = 10
-"""The rest after a search, in multiples of its duration. So many conflicts cost a tenth of a core at most."""
+"""The pause after a search, in multiples of its duration. So even many conflicts cost at most a tenth of a core."""
 _KNOWN = 1024
 """The largest number of processes that are cached."""
 _FIRST_UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 class Holder(NamedTuple):
-    """A process that has a port, as far as the kernel reports the process."""
+    """A process that uses a port, as far as the kernel tells."""
 
     uid: int
-    """The user in this process's user namespace. Root of a container with a user namespace of its own is not 0."""
+    """The user, as a number in this process's user namespace. Root of a container with its own user namespace is not
+    0."""
     privileged: bool
-    """Whether the process belongs to root or to this daemon's own user, or has a port that only a privileged process
-    can have."""
+    """Whether the process belongs to root or to this daemon's own user, or uses a port that only a privileged process
+    can bind."""
     pid: int | None = None
-    """The process id, or None if it is unknown, as for a process of a hidden process namespace."""
+    """The process id, or None if unknown, as for a process in a hidden PID namespace."""
     command: str = ""
     listening: bool = True
-    """Whether the process listens at the port. If not, it only has the port, as with a UDP socket."""
+    """Whether the process listens on the port. If not, the port is only bound, as by a UDP socket."""
 
     def __str__(self) -> str:
-        """Return the text in messages."""
+        """Return the process as text for messages."""
         if self.pid is None:
             return f"a process of user {self.uid}"
         return f"process {self.pid} ({self.command}) of user {self.uid}"
 
     @property
     def ours(self) -> bool:
-        """Return whether it may be another instance of this program, which reserves such ports but never listens at
-        them."""
+        """Return whether the process may be another instance of this program, which binds such ports but never listens
+        on them."""
         if self.uid != os.geteuid():
             return False
-        # Without CAP_SYS_PTRACE the process of a socket stays unknown.
+        # Without CAP_SYS_PTRACE the process of a socket remains unknown.
         return not self.listening if self.pid is None else "kubeproxy" in self.command
 
 
 class Holders:
-    """Finds the processes that have a port. It is not for two threads at once."""
+    """Finds the processes that use a port. Only one thread may use it at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_search_at = 0.0
         self._known: dict[int, tuple[int, str]] = {}
-        """The processes that searches found, by the inode of their socket."""
+        """The processes found by earlier searches, by the inode of their socket."""
 
     def __call__(self, protocol: Protocol, address: Address, port: int) -> tuple[Holder, ...]:
-        """Return every process that answers at a port of an address.
+        """Return every process that answers on a port of an address.
 
-        A wildcard address stands for all of its family. TCP sockets count only where they listen. Raise OSError when
-        the kernel refuses."""
+        A wildcard address stands for all addresses of its family. TCP sockets count only if they listen. Raise OSError
+        if the kernel refuses."""
         found: dict[Holder, None] = {}
         for uid, inode in sorted(set(_sockets(protocol, address, port))):
             privileged = uid in (0, os.geteuid()) or port < _first_unprivileged()
@@ -108,9 +110,10 @@ class Holders:
 
 
 def kube_proxy_process() -> int | None:
-    """Return a process named kube-proxy, or None if there is none. Its name can be read where its sockets cannot."""
+    """Return the id of a process named kube-proxy, or None if there is none. The name of a process can be read even if
+    its sockets cannot."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        if int(process) == os.getpid():  # by the alias of `kubeproxy run`
+        if int(process) == os.getpid():  # `kubeproxy run` may itself be called kube-proxy.
             continue
         with suppress(OSError):
             if Path("/proc", process, "comm").read_text().startswith("kube-proxy"):
@@ -119,7 +122,7 @@ def kube_proxy_process() -> int | None:
 
 
 def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[int, int]]:
-    """Yield the user and the inode of each socket that has the port in that family."""
+    """Yield the user and the inode of each socket that uses the port in the address's family."""
     number, states = _KINDS[protocol]
     wanted = port.to_bytes(2, "big")
     families = (socket.AF_INET6,) if family_of(address) is Family.IPV6 else (socket.AF_INET, socket.AF_INET6)
@@ -134,7 +137,7 @@ def _sockets(protocol: Protocol, address: Address, port: int) -> Iterator[tuple[
 
 
 def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> bool:
-    """Return whether a socket of a kernel's family at `own` answers at an address."""
+    """Return whether a socket bound to `own`, of the given address family, answers at an address."""
     wildcard = address in NODE_PORTS.values()
     if family_of(address) is Family.IPV6:
         return wildcard or own in (_ANYWHERE, socket.inet_pton(socket.AF_INET6, address))
@@ -148,10 +151,10 @@ def _overlaps(address: Address, family: int, own: bytes, *, v6only: bool) -> boo
 
 
 def _search(link: str, expired: Callable[[], bool]) -> tuple[int, str] | None:
-    """Return the process that has an open file of that name, and its command line, or None if it was not found in
-    time."""
+    """Return the process that has a file of this name open, and its command line, or None if none was found in time."""
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:  # ended, or another user's
+        # The process has ended, or is another user's.
+        with suppress(OSError), os.scandir(f"/proc/{process}/fd") as descriptors:
             for descriptor in descriptors:
                 if expired():
                     return None

@@ -1,11 +1,12 @@
-"""A device by which a client's packet enters this node once more, at the interface by which it came.
+"""Provides a device through which a client's packet enters this node again, at the interface on which it arrived.
 
-What is sent again has to meet all that the client's own packet met: the filter of source addresses, the forward hook,
-and rules that name the client's interface. A packet of a raw socket would pass the output hook instead.
+A packet that is sent again has to pass everything that the client's own packet passed: the source address filter, the
+forward hook, and rules that name the client's interface. A packet from a raw socket would pass the output hook instead.
 
-The device is one end of a veth pair; the other end is never up. Its egress has one filter for each interface of this
-network namespace (cls_bpf, of classic BPF). The filter compares the number in the frame's destination address with that
-of the interface, and hands the packet over as received there (act_mirred). The other interfaces are left as they are.
+The device is one end of a veth pair; the other end is never up. On its egress there is one filter for each interface of
+this network namespace (cls_bpf with classic BPF). The filter compares the number in the frame's destination address
+with the number of its interface. If they are equal, it passes the packet on as if received there (act_mirred). The
+other interfaces are not changed.
 """
 
 from __future__ import annotations
@@ -49,28 +50,29 @@ _TCA_ACT_KIND, _TCA_ACT_OPTIONS, _TCA_MIRRED_PARMS = 1, 2, 2
 _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred: five of tc_gen, what to do, interface
 _STOLEN, _INGRESS_REDIRECT = 4, 3
 _FRAME: Final = struct.Struct("!HI6sH")
-"""Of an Ethernet frame: two bytes and the interface's number as its destination, a source, the protocol."""
+"""The header of an Ethernet frame: a destination (two bytes and the interface's number), a source, and the protocol."""
 _UNICAST, _SOURCE = 0x0200, bytes.fromhex("020000000001")  # locally administered addresses
 _PROTOCOL: Final[Mapping[int, int]] = {4: 0x0800, 6: 0x86DD}
 _NUMBER_AT: Final = 2
 _BYTES_MAX: Final = 65_535
-"""The device's MTU, which is the largest that veth takes."""
+"""The device's MTU, the largest that veth supports."""
 _NAME = re.compile(r"kubeproxy([0-9]{5})p?")
 _ROOM_BYTES: Final = 1 << 20
 
 
 def device_of(group: int) -> str:
-    """Return the name of the device that belongs to an NFLOG group. The other end of the pair has the same name with a
-    "p" after it."""
+    """Return the name of the device for an NFLOG group. The other end of the pair has the same name with "p"
+    appended."""
     return f"kubeproxy{group:05}"
 
 
 class ReentrySocket:
-    """Makes the device anew, and sends packets by it. CAP_NET_ADMIN and CAP_NET_RAW are needed only to make it."""
+    """Creates the device and sends packets through it. CAP_NET_ADMIN and CAP_NET_RAW are needed only to create it."""
 
     def __init__(self, group: int) -> None:
-        """Raise OSError when the kernel has no veth, clsact or packet sockets, or this process may not make them.
-        `group` is the NFLOG group, which is this process's own. So an existing device with its name is left over."""
+        """Create the device. Raise OSError if the kernel has no veth, clsact or packet sockets, or if this process may
+        not create them. An existing device for `group` is replaced: this process owns that NFLOG group, so the device
+        was left behind."""
         name = device_of(group)
         remove(group)
         with open_netlink() as netlink:
@@ -82,7 +84,8 @@ class ReentrySocket:
             raise
 
     def send(self, packet: bytes, link: int) -> None:
-        """Have a packet enter at the interface with this number. Raise OSError when the kernel does not take it."""
+        """Let a packet enter this node at the interface with the number `link`. Raise OSError if the kernel does not
+        accept it."""
         self._socket.send(_FRAME.pack(_UNICAST, link, _SOURCE, _PROTOCOL[packet[0] >> 4]) + packet)
 
     def close(self) -> None:
@@ -91,11 +94,11 @@ class ReentrySocket:
 
 
 class Reentry:
-    """The filters of a device that `ReentrySocket` has made. There is one for each interface, and interfaces come and
-    go."""
+    """Maintains the filters of a device that `ReentrySocket` has created, one for each interface. Interfaces may come
+    and go."""
 
     def __init__(self, group: int) -> None:
-        """Raise OSError when the device is not there, or the kernel has no cls_bpf or act_mirred."""
+        """Add the filters. Raise OSError if the device does not exist, or the kernel has no cls_bpf or act_mirred."""
         self._device = socket.if_nametoindex(device_of(group))
         self._known: set[int] = set()
         self._changes = subscribe(socket.NETLINK_ROUTE, _RTNLGRP_LINK)
@@ -106,12 +109,13 @@ class Reentry:
             raise
 
     def look(self) -> None:
-        """Follow the interfaces that have come and gone since the last look. Raise OSError if the kernel refuses."""
+        """Update the filters for interfaces that have come or gone since the last call. Raise OSError if the kernel
+        refuses."""
         if list(received(self._changes)):
             self._update()
 
     def close(self) -> None:
-        """End the subscription. The device stays, with its filters."""
+        """End the subscription to interfaces. The device and its filters stay."""
         self._changes.close()
 
     def _update(self) -> None:
@@ -140,24 +144,24 @@ class Reentry:
             if error.errno == errno.ENOENT and kind == _RTM_DELTFILTER:
                 return
             self._known.discard(link)
-            if error.errno != errno.ENODEV:  # otherwise it has gone meanwhile
+            if error.errno != errno.ENODEV:  # ENODEV: the interface has gone meanwhile.
                 raise
 
 
 def remove(group: int) -> None:
-    """Remove the device of a group, if it is there. Raise OSError when the kernel refuses."""
+    """Remove the device of a group, if it exists. Raise OSError if the kernel refuses."""
     with open_netlink() as netlink:
         remove_link(netlink, device_of(group))
 
 
 def groups() -> set[int]:
-    """Return the groups of which there are devices. Raise OSError when the kernel refuses."""
+    """Return the groups that have a device. Raise OSError if the kernel refuses."""
     with open_netlink() as netlink:
         return {int(found[1]) for _, name, _ in _links(netlink) if (found := _NAME.fullmatch(name))}
 
 
 def _links(netlink: socket.socket) -> list[tuple[int, str, int]]:
-    """Return the interfaces with number, name and flags."""
+    """Return the number, name and flags of each interface."""
     found: list[tuple[int, str, int]] = []
     for payload in dump(netlink, _RTM_GETLINK):
         _, _, number, flags, _ = LINK.unpack_from(payload)
@@ -186,7 +190,7 @@ def _create(netlink: socket.socket, name: str) -> None:
 
 
 def _redirection(link: int) -> bytes:
-    """Return the options of a filter: which frames it matches, and to which interface they go."""
+    """Return the options of a filter, which matches frames for an interface and sends them there."""
     steps = [(LD_ABS, 0, 0, _NUMBER_AT), (JEQ, 0, 1, link), (RET, 0, 0, 0xFFFF_FFFF), (RET, 0, 0, 0)]
     parameters = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _INGRESS_REDIRECT, link)
     action = [(_TCA_ACT_KIND, b"mirred\0"), (_TCA_ACT_OPTIONS, encode([(_TCA_MIRRED_PARMS, parameters)]))]
@@ -200,11 +204,12 @@ def _redirection(link: int) -> bytes:
 
 
 def _open(name: str) -> socket.socket:
-    """Return a packet socket that sends by a device and receives nothing, even if it were bound anew."""
+    """Return a packet socket that sends through a device and can never receive, even if it is bound again."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
     try:
         attach(sock, SO_ATTACH_FILTER, assemble([(RET, 0, 0, 0)]))
-        sock.setsockopt(socket.SOL_SOCKET, SO_LOCK_FILTER, 1)  # for good, whoever has the socket
+        # The filter can no longer be removed, whoever has the socket.
+        sock.setsockopt(socket.SOL_SOCKET, SO_LOCK_FILTER, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         sock.bind((name, 0))
     except BaseException:

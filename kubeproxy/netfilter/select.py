@@ -17,9 +17,9 @@ _ADAPTERS: Mapping[str, type[Nftables] | type[Iptables]] = {"nftables": Nftables
 async def select(order: Sequence[str]) -> tuple[Netfilter, str]:
     """Return the first of these adapters (``nftables``, ``iptables``) that works, and why it was selected.
 
-    Without names return the adapter that makes no rules. nftables works if the kernel accepts our complete table in a
-    trial that changes nothing, and iptables if its lock and tables can be opened. Raise KernelError with every reason
-    if none works.
+    Without names, return the adapter that makes no rules. nftables works if the kernel accepts our complete table in a
+    check that changes nothing, and iptables works if its lock and tables can be opened. Raise KernelError with all
+    reasons if none works.
     """
     if not order:
         return NoNetfilter(), "none, as configured: no rules are made, and proxy ports are open to all clients"

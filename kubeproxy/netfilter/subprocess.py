@@ -11,8 +11,8 @@ from kubeproxy.model.errors import KernelError
 
 
 class CommandFailedError(KernelError):
-    """Raised when a program ends with another exit status than 0. `command_line` has the call, and `stderr` what the
-    program wrote to stderr."""
+    """Raised if a program ends with an exit status other than 0. `command_line` is the command, and `stderr` is the
+    program's error output."""
 
     def __init__(self, command_line: str, stderr: str) -> None:
         super().__init__(f"`{command_line}`: {stderr[:500]}")
@@ -22,10 +22,11 @@ class CommandFailedError(KernelError):
 
 async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
     """Run a program with `commands` as its input, and return its output. Raise CommandFailedError if it fails, and
-    another KernelError if it cannot be started or does not end in time. If it does not end in time, or if this call is
-    cancelled, the program is killed."""
+    another KernelError if it cannot be started or takes longer than `timeout_s` seconds. The program is killed if it
+    takes too long, or if this call is cancelled."""
     program = _Program(command)
-    # The program runs in a thread, because uvloop's pipes raise when a program ends before it has read its input.
+    # The program runs in a thread, because uvloop's pipes raise an error if a program ends before it has read all its
+    # input.
     try:
         return await asyncio.to_thread(program.run, commands.encode(), timeout_s)
     except asyncio.CancelledError:
@@ -37,7 +38,7 @@ async def run(*command: str, commands: str = "", timeout_s: float) -> bytes:
 
 
 class _Program:
-    """One run of a program in a thread; any thread may kill it."""
+    """One run of a program in a thread. Any thread may kill it."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -59,7 +60,7 @@ class _Program:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C"},  # The program's messages are compared, so they must be in English.
+                env={**os.environ, "LC_ALL": "C"},  # Some messages are compared, so they must be in English.
             )
         except FileNotFoundError as error:
             name = self._command[0]

@@ -1,4 +1,4 @@
-"""A packet filter adapter together with the routing rules that transparent rule sets need."""
+"""Combines a packet filter adapter with the routing rules that transparent rule sets need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class WithRouting:
-    """Applies rule sets to the packet filter and to routing."""
+    """Applies rule sets to the packet filter and to the routing rules."""
 
     def __init__(self, packet_filter: Nftables | Iptables) -> None:
         self._filter = packet_filter
@@ -34,7 +34,8 @@ class WithRouting:
         return self._filter.name
 
     async def probe(self) -> None:
-        """Try the packet filter without changing anything. Raise KernelError with the reason if it does not work."""
+        """Check that the packet filter works, without changing anything. Raise KernelError with the reason if it does
+        not."""
         await self._filter.probe()
 
     async def why_not(self, feature: Feature) -> str | None:
@@ -52,7 +53,7 @@ class WithRouting:
         return await self._filter.rebalance(change)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. Marked packets need routing, so its rules are added first and removed last."""
+        """See `Netfilter.apply`. Marked packets need the routing rules, so these are added first and removed last."""
         changed = self._route(wanted=True, verify=verify) if wanted.transparent else False
         changed |= await self._filter.apply(wanted, verify=verify)
         return changed if wanted.transparent else changed | self._route(wanted=False, verify=verify)
@@ -62,13 +63,12 @@ class WithRouting:
         return await self._filter.reach(ours)
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
-        """Pause the packet filter's rules; see `Netfilter.pause`. The routing stays, because answers to running
-        connections still need it."""
+        """See `Netfilter.pause`. The routing rules stay, because answers to running connections still need them."""
         return await self._filter.pause(for_s)
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
-        """See `Netfilter.on_foreign_change`. The kernel notifies of removed routing rules at once; a removed route of
-        our table is found at the next full sync."""
+        """See `Netfilter.on_foreign_change`. The kernel notifies of removed routing rules at once. A removed route of
+        our table is noticed at the next full sync."""
         self._on_foreign_change = callback
         self._filter.on_foreign_change(callback)
         if self._watch is None:
@@ -93,7 +93,8 @@ class WithRouting:
         await self._filter.close()
 
     def _notice(self) -> None:
-        # Do not believe that rules exist which we have removed ourselves.
+        # This process's own removals are notified, too, so a notification counts only while our rules are believed to
+        # exist.
         if self._watch is not None and self._watch.look() and self._believed:
             self._believed = None
             self._on_foreign_change()

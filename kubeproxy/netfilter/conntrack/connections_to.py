@@ -1,8 +1,7 @@
-"""Counts the open connections to some addresses, and says whether there was any traffic a moment ago. It runs in a
-thread.
+"""Counts the open connections to some addresses, and detects recent traffic. Call it in a thread.
 
-UDP has no end of a connection, so a datagram of the last second or two counts as recent traffic. The end of a
-connection does, too.
+UDP connections have no end, so a datagram within the last second or two counts as recent traffic. A TCP connection that
+has just ended counts as recent traffic, too.
 """
 
 from __future__ import annotations
@@ -20,26 +19,25 @@ from kubeproxy.netfilter.conntrack.sysctls import DIRECTORY, tcp_timeouts, udp_t
 from kubeproxy.netfilter.local_addresses import local_addresses
 
 RECENT_S: Final = 2
-"""How long ago traffic may have been to count as recent. The kernel tells only in whole seconds for how long it
-remembers a flow."""
+"""For how many seconds traffic counts as recent. The kernel reports the remaining lifetime of a flow in whole seconds
+only."""
 
 _STATES: Final = {SYN_RECV: "syn_recv", TIME_WAIT: "time_wait", CLOSE: "close"}
-"""The TCP states before and after a connection is open, each with the name of its timeout."""
+"""The TCP states in which a connection is not open yet, or no longer, each with the name of its timeout."""
 
 
 class Seen(NamedTuple):
-    """What a reading has found about an address."""
+    """The result of a reading for one address."""
 
     open: int
-    """The number of TCP connections from others to the address that have begun and not ended."""
+    """The number of open TCP connections to the address, without those from the address itself."""
     recent: bool
-    """Whether a connection has ended, or a datagram was exchanged, a moment ago. Traffic of this node itself does not
-    count, because its kubelet probes a pod to its end."""
+    """Whether a connection has just ended, or a datagram was just exchanged. Traffic of this node itself does not
+    count, because the kubelet probes a pod until its end."""
 
 
 def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTORY) -> Mapping[Address, Seen]:
-    """Read the flows, and return what was found about each of these addresses. Raise KernelError when the kernel
-    refuses."""
+    """Read the flows, and return the result for each of these addresses. Raise KernelError if the kernel refuses."""
     tcp, udp = tcp_timeouts(directory=directory), udp_timeouts(directory=directory)
     fresh: dict[int | None, Sequence[int]] = {None: udp, **{state: (tcp[name],) for state, name in _STATES.items()}}
     packed = {each: ipaddress.ip_address(each).packed for each in addresses}
@@ -48,7 +46,7 @@ def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTOR
     for flow in flows_to(addresses):
         target = flow.route[3]
         if flow.source == target:
-            continue  # A connection of the pod to itself ends with the pod.
+            continue  # A connection from the pod to itself ends with the pod.
         if flow.tcp_state is not None and is_open(flow):
             opened[target] += 1
         elif flow.source not in own and _is_recent(
@@ -59,6 +57,6 @@ def connections_to(addresses: Collection[Address], *, directory: Path = DIRECTOR
 
 
 def _is_recent(left_s: int, timeouts: Sequence[int]) -> bool:
-    """Return whether the last packet of a flow came a moment ago, judged by how much of one of these timeouts is
-    left."""
+    """Return whether the last packet of a flow was just now. `left_s` is the remaining lifetime of the flow, and the
+    flow was given one of these timeouts with its last packet."""
     return any(timeout - RECENT_S < left_s <= timeout for timeout in timeouts)

@@ -1,4 +1,4 @@
-"""Deletes the flows to failed endpoints, so that their clients' next packets are balanced anew."""
+"""Deletes the flows to failed endpoints, so that the next packets of their clients are balanced again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, explained
 from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
 
 FLOWS_MAX: Final = 1000
-"""The largest number of flows of an endpoint that are deleted at once. In a flood the other flows expire by themselves,
+"""The largest number of flows of one endpoint that are deleted at once. In a flood the other flows expire by themselves
 within a second."""
 ALL_FLOWS_MAX: Final = 4000
-"""The largest number of flows of all endpoints together. Endpoints with few flows have all of theirs deleted."""
+"""The largest number of flows of all endpoints that are deleted at once. Endpoints with few flows come first."""
 WALKS_S, WALKS_MIN = 0.1, 4
-"""How long the kernel may walk through its table for one endpoint, if each walk takes as long as the reading of the
-flows, and how many walks it may make in any case: one for each kind of address of the endpoint (an IPv4 destination is
-one)."""
+"""How many walks through its table the kernel may make for one endpoint: as many as take this time, if each takes as
+long as reading the flows took, but at least this number. Each kind of address of an endpoint takes one walk (and an
+IPv4 destination is one kind)."""
 
 
 class Deleted(NamedTuple):
-    """A deleted flow, and the client as the endpoint saw it."""
+    """A deleted flow, and the client's address as the endpoint saw it."""
 
     flow: TrackedFlow
     peer: Address
@@ -39,24 +39,24 @@ async def delete_flows_to(
     is_ours: Callable[[Destination], bool],
     timeout_s: float = 5.0,
 ) -> dict[Target, list[Deleted]]:
-    """Delete translated flows to endpoints, in a thread, and return those that were there. Raise KernelError when the
-    kernel refuses. At most `FLOWS_MAX` flows of each endpoint are deleted. The kernel's flows are read once for all
-    endpoints of a family.
+    """Delete translated flows to endpoints, in a thread, and return the flows found. Raise KernelError if the kernel
+    refuses. At most `FLOWS_MAX` flows of each endpoint are deleted. The kernel's flows are read once for all endpoints
+    of a family.
 
-    `is_ours` returns whether our rules translate a destination. Flows that other programs have translated are left
-    alone. A TCP flow is deleted only if the endpoint has not answered it.
+    `is_ours` returns whether our rules translate a destination. Flows that other programs have translated are ignored.
+    A TCP flow is deleted only if the endpoint has not answered it.
 
-    On a busy host the thread may be stopped between reading a flow and deleting it, and the answer may come in that
-    time. Without its flow that connection would hang, so the kernel looks again when it deletes. A flow that is
-    answered in between is among the results, and stays. A SYN that is sent again on such a flow is a retransmission.
-    Kernels that cannot filter deletions delete such a flow, too, and so does every kernel if there are too many flows
-    at once. The time in which that can happen is only the delay of the thread.
+    On a busy host this thread may be stopped between reading a flow and deleting it, and the endpoint may answer in
+    that time. Without its flow that connection would hang. So the kernel is asked to check again when it deletes. A
+    flow that is answered in between is in the result although it stays; if its SYN is sent again, it counts as a
+    retransmission. Kernels that cannot filter deletions delete such a flow, and so does every kernel if there are too
+    many flows. But that can happen only while this thread is stopped.
     """
     try:
         return await asyncio.to_thread(_delete, endpoints, protocol, is_ours, timeout_s)
     except OSError as error:
         raise explained(f"cannot delete flows to {_named(endpoints)} by ctnetlink", error.errno, str(error)) from error
-    except RuntimeError as error:  # no thread can be started
+    except RuntimeError as error:  # No thread can be started.
         what = f"cannot delete flows to {_named(endpoints)}"
         raise KernelError(f"{what}: {error}; raise the limit on processes") from error
 
@@ -83,7 +83,7 @@ def _delete_of(
     is_ours: Callable[[Destination], bool],
     timeout_s: float,
 ) -> dict[Target, list[TrackedFlow]]:
-    """Delete the flows to endpoints of one family, and return those that were there."""
+    """Delete the flows to endpoints of one family, and return the flows found."""
     tcp = protocol is Protocol.TCP
     began = time.monotonic()
     found: dict[Target, list[TrackedFlow]] = {}
@@ -105,7 +105,7 @@ def _delete_of(
                     break
     _trim(found)
     walks = max(WALKS_MIN, int(WALKS_S / (time.monotonic() - began)))
-    with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # The rest of the answers may stay in the other socket.
+    with Ctnetlink(timeout_s=timeout_s) as ctnetlink:  # A new socket, because the other one may still hold answers.
         by_name: list[TrackedFlow] = []
         for flows in found.values():
             if not (tcp and ctnetlink.delete_unanswered(flows, protocol, at_most=walks)):
@@ -115,7 +115,7 @@ def _delete_of(
 
 
 def _trim(found: dict[Target, list[TrackedFlow]]) -> None:
-    """Leave no more than `ALL_FLOWS_MAX` flows, by taking them from the endpoints that have most."""
+    """Reduce the flows to `ALL_FLOWS_MAX`, by dropping some of the endpoints that have the most."""
     left = ALL_FLOWS_MAX
     by_number = sorted(found.values(), key=len)
     for done, flows in enumerate(by_number):

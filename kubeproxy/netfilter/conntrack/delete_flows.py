@@ -1,4 +1,4 @@
-"""Deletes stale flows from the kernel's conntrack table by ctnetlink, in a thread."""
+"""Deletes stale flows from the kernel's conntrack table through ctnetlink, in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubeproxy.netfilter.ruleset import RuleSet
 log = structlog.get_logger(__name__)
 
 _BATCH = 64
-"""The number of deletions requested at once. Their answers fit in a socket's buffer, however small it is."""
+"""The number of deletions requested at once. The answers to them fit into the smallest socket buffer."""
 _BUFFER_BYTES = 1 << 17
 
 _ADVICE = {
@@ -39,7 +39,7 @@ _Choose = Callable[[Iterable[TrackedFlow], frozenset[Address]], list[TrackedFlow
 
 
 class KernelConntrack:
-    """The `Conntrack` of this network namespace. It needs CAP_NET_ADMIN."""
+    """The implementation of `Conntrack` for this network namespace. It needs CAP_NET_ADMIN."""
 
     def __init__(self, *, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
@@ -75,12 +75,11 @@ class KernelConntrack:
 
     async def forget_waiting(self) -> int:
         """Delete the unanswered TCP flows that were translated to this host's addresses, and return their number. Raise
-        KernelError when the kernel refuses.
+        KernelError if the kernel refuses.
 
-        These flows lead to ports of a process that has ended. After the deletion the client's next SYN meets the rules
-        that are in force by then. A flow of a client on the host itself is already confirmed when its packet is
-        dropped: the kernel confirms it on the packet's way out, before the packet comes in. Without the deletion the
-        client's retransmissions would follow that flow.
+        These flows lead to ports of a process that has ended. After the deletion, the client's next SYN meets the rules
+        in force. For clients on this host itself the deletion is necessary: the kernel confirms a flow on the packet's
+        way out, before a rule on its way in drops the packet, so retransmissions would follow the old flow.
         """
         return await asyncio.to_thread(
             self._delete, "waiting TCP flows", Protocol.TCP, frozenset(Family), _waiting, unanswered=True
@@ -95,8 +94,8 @@ class KernelConntrack:
         *,
         unanswered: bool = False,
     ) -> int:
-        """Delete the flows of a protocol and of these families that `choose` returns, and return the number deleted.
-        With `unanswered`, `choose` returns no answered ones."""
+        """Delete the flows of a protocol and of these families that `choose` returns, and return their number.
+        `unanswered` says that `choose` returns only unanswered flows."""
         if not families:
             return 0
         local = frozenset(it.address for it in local_addresses())
@@ -127,23 +126,24 @@ def _waiting(flows: Iterable[TrackedFlow], local: frozenset[Address]) -> list[Tr
 def _ended(
     landings: Landings, flows: Iterable[TrackedFlow], local: frozenset[Address], *, ours: bool
 ) -> list[TrackedFlow]:
-    """Return the TCP flows that lead to this node and have no socket. A flow whose handshake has not ended may still
-    get a socket of another process. A socket of ours no longer takes new flows when this is called."""
+    """Return the TCP flows to ports of this node that have no socket. A flow with an incomplete handshake may still get
+    a socket, but only of another process: ours no longer accept when this is called."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
     if not found:
         return []
     try:
-        # The sockets are read after the flows. A flow that has begun by then, and belongs to a process, has a socket.
+        # The sockets are read after the flows. A flow that belongs to a process and began before that has a socket by
+        # now.
         connections = tcp_connections()
-    except OSError as error:  # CONFIG_INET_DIAG may be missing, which is no reason to be degraded.
+    except OSError as error:  # CONFIG_INET_DIAG may be missing. That is no problem to report.
         log.info("keeping old TCP flows", count=len(found), reason=f"cannot list sockets: {error}")
         return []
     return [flow for flow in found if (flow.target_port, *wire.peer(flow)) not in connections]
 
 
 class Ctnetlink:
-    """A ctnetlink socket of this network namespace, for one thread. The constructor raises OSError when the kernel has
-    none."""
+    """A ctnetlink socket of this network namespace, for one thread. The constructor raises OSError if the kernel has no
+    ctnetlink."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._socket = open_netlink(NETLINK_NETFILTER)
@@ -157,8 +157,7 @@ class Ctnetlink:
         self._socket.close()
 
     def dump(self, family: Family, protocol: Protocol, *, unanswered: bool = False) -> Iterator[TrackedFlow]:
-        """Yield every flow of a family and protocol (see `wire.dump_request`). Raise OSError when the kernel
-        refuses."""
+        """Yield every flow of a family and protocol (see `wire.dump_request`). Raise OSError if the kernel refuses."""
         sequence = next(self._sequence)
         self._socket.send(wire.dump_request(family, sequence, protocol, unanswered=unanswered))
         for message in answers(self._socket, sequence, at_most=_BUFFER_BYTES):
@@ -167,14 +166,13 @@ class Ctnetlink:
                 yield flow
 
     def delete(self, flows: Sequence[TrackedFlow]) -> tuple[int, list[int]]:
-        """Delete these flows, and return the number deleted and the errors. A flow that is already gone counts as
-        neither."""
+        """Delete these flows. Return the number of deleted flows, and the errors. A flow that no longer exists counts
+        as neither."""
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
     def delete_unanswered(self, flows: Sequence[TrackedFlow], protocol: Protocol, *, at_most: int) -> bool:
-        """Delete those of these flows of one target that have not been answered. Return False if nothing is deleted,
-        because this kernel cannot do so, or because it would take more walks through the kernel's table than
-        allowed."""
+        """Delete those of these flows, which have one target, that are still unanswered. Return False, and delete
+        nothing, if the kernel cannot do this or would need more walks through its table than `at_most`."""
         requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
         if len(requests) > at_most:
             return False
@@ -200,6 +198,6 @@ class Ctnetlink:
 
 
 def explained(what: str, number: int | None, why: str) -> KernelError:
-    """Return an error of ctnetlink as a KernelError that says what to do about it."""
+    """Return an error of ctnetlink as a KernelError that says what to do."""
     advice = _ADVICE.get(number or 0)
     return KernelError(f"{what}: {why}{'; ' + advice if advice else ''}")

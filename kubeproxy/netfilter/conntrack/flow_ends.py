@@ -1,9 +1,9 @@
-"""A subscription to the ends of translated flows: conntrack's events of the group NFNLGRP_CONNTRACK_DESTROY.
+"""Subscribes to the ends of translated flows: conntrack's events of the group NFNLGRP_CONNTRACK_DESTROY.
 
-The kernel keeps events until they are read, as long as the socket's buffer has room, and does not wait for the reader.
-A filter in the kernel (BPF) leaves out flows without a translated destination, so a flood of those costs nothing here.
+The kernel queues events until they are read or the socket's buffer is full, and never waits for the reader. A filter in
+the kernel (BPF) drops events of flows without a translated destination, so a flood of those costs nothing here.
 
-From Linux 5.19 on a flow has events only if it began while some process had a subscription, unless
+From Linux 5.19 on, a flow has events only if it began while some process had a subscription, unless
 net.netfilter.nf_conntrack_events is 1.
 """
 
@@ -34,22 +34,23 @@ from kubeproxy.runtime.classic_bpf import (
 )
 
 BUFFER_BYTES: Final = 8 << 20
-"""The room that is asked for: some 10,000 events. The kernel grants twice as much, for its own needs."""
+"""The requested size of the receive buffer in bytes: some 10,000 events. The kernel doubles this for its own
+overhead."""
 _GROUP: Final = 3
-"""This is NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
+"""NFNLGRP_CONNTRACK_DESTROY (linux/netfilter/nfnetlink_compat.h)."""
 _SO_RCVBUFFORCE: Final = 33
-"""This is from asm-generic/socket.h."""
+"""asm-generic/socket.h."""
 
 
 class FlowEnds:
-    """The subscription, for one thread at a time. The constructor raises OSError when the kernel refuses it."""
+    """The subscription, for one thread at a time. The constructor raises OSError if the kernel refuses it."""
 
     def __init__(self) -> None:
         self.overflows = 0
-        """How often the kernel had no room for events since the last call of `take_overflows`."""
+        """How often the kernel's buffer has overflowed since the last call of `take_overflows`."""
         self._socket = subscribe(NETLINK_NETFILTER, _GROUP)
         try:
-            with contextlib.suppress(PermissionError):  # Without CAP_NET_ADMIN there is less room.
+            with contextlib.suppress(PermissionError):  # Without CAP_NET_ADMIN the buffer is smaller.
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER_BYTES)
             _attach(self._socket)
         except BaseException:
@@ -57,9 +58,9 @@ class FlowEnds:
             raise
 
     def take(self, *, cpu_s: float) -> Iterator[FlowRecord]:
-        """Yield the flows that have ended, as far as the kernel has reported them.
+        """Yield the ended flows that the kernel has reported.
 
-        After `cpu_s` of this thread's CPU time the rest stays in the kernel until the next call.
+        After `cpu_s` seconds of this thread's CPU time, the rest stays in the kernel until the next call.
         """
         ends_at = time.thread_time() + cpu_s
         for number, data in enumerate(received(self._socket)):
@@ -71,7 +72,8 @@ class FlowEnds:
                 return
 
     def take_overflows(self) -> int:
-        """Return how often the kernel had no room since the last call. Each time an unknown number of ends was lost."""
+        """Return how often the kernel's buffer has overflowed since the last call. Each time an unknown number of
+        events was lost."""
         found, self.overflows = self.overflows, 0
         return found
 
@@ -81,16 +83,16 @@ class FlowEnds:
 
 
 def _attach(sock: socket.socket) -> None:
-    """Have the kernel leave out events of flows without a translated destination."""
+    """Attach a filter that drops events of flows without a translated destination."""
     try:
         attach(sock, SO_ATTACH_FILTER, filter_program())
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOPROTOOPT):
-            raise  # A kernel without the extension sends all events, and `records` leaves the others out.
+            raise  # A kernel without this filter sends all events, and `records` skips the others.
 
 
 def filter_program() -> bytes:
-    """Return the filter. It passes events with DST_NAT in their status, and events without a status."""
+    """Return the filter. It passes events with the bit DST_NAT in their status, and events without a status."""
     next_attribute = 0xFFFFF000 + 12  # SKF_AD_OFF + SKF_AD_NLATTR: from A on, look for attribute X
     steps = [
         (LD_IMM, 0, 0, HEADER.size + NFGEN.size),

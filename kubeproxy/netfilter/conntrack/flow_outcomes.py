@@ -1,7 +1,7 @@
-"""Finds out how a flow of the kernel path has ended, and when.
+"""Finds out how and when a flow of the kernel path ended.
 
-The kernel forgets a connection some time after its end (nf_conntrack_tcp_timeout_time_wait, by default 120 s), and
-knows the times only with net.netfilter.nf_conntrack_timestamp=1.
+The kernel keeps the entry of a connection for some time after its end (nf_conntrack_tcp_timeout_time_wait, by default
+120 s), and records times only if net.netfilter.nf_conntrack_timestamp is 1.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def outcome(flow: FlowRecord) -> str:
 
 
 def lingering_s(timeouts: Mapping[str, int]) -> Mapping[int, int]:
-    """Return for how long the kernel remembers a connection after its last packet, by TCP state.
+    """Return how many seconds the kernel keeps a connection after its last packet, by TCP state.
 
-    `timeouts` has the timeouts by nft's names (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`).
+    `timeouts` has the timeouts in seconds by nft's names of states (`RuleSet.tcp_timeouts`, or `sysctls.tcp_timeouts`).
     """
     return {state: timeouts[name] for state, name in _LINGERING.items()}
 
 
 def span(flow: FlowRecord, lingering: Mapping[int, int]) -> tuple[float, float] | None:
-    """Return when a flow began and ended, in Unix seconds, or None if the kernel has no times.
+    """Return when a flow began and ended, in Unix seconds, or None if the kernel has not recorded times.
 
-    A connection has ended with its last packet, so the time for which the kernel remembers it afterwards is subtracted.
-    The kernel may have forgotten a connection earlier, for example because another one came from the same port; then
+    A connection ended with its last packet, so the time for which the kernel kept the entry afterwards is subtracted.
+    The kernel may have deleted the entry earlier, for example because a new connection came from the same port; then
     less is subtracted.
     """
     if flow.started_ns is None or flow.stopped_ns is None:

@@ -1,7 +1,7 @@
-"""Finds the frontend to which a translated flow belongs, if the flow is ours.
+"""Finds the frontend of a translated flow, if the flow is ours.
 
-A flow is on the kernel path if its original destination has a spread and if it leads to an endpoint of that spread. A
-flow to a proxy port of ours is on the userspace path. Any other translated flow belongs to another program.
+A flow is on the kernel path if its original destination has a spread and the flow leads to an endpoint of that spread.
+It is on the userspace path if it leads to a proxy port of ours. Any other translated flow belongs to another program.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from kubeproxy.netfilter.conntrack.flow_records import PROTOCOLS, FlowRecord, Ro
 from kubeproxy.netfilter.ruleset import RuleSet
 
 ROUTES_MAX: Final = 1 << 16
-"""The largest number of routes that are remembered. When there are more, all of them are forgotten and looked up
-again."""
+"""The largest number of routes whose frontends are cached. Beyond that the cache is cleared."""
 
 Holder = Callable[[Traffic], FrontendName | None]
-"""Returns the frontend that has traffic, or None if none has it."""
+"""A function that returns the frontend that gets certain traffic, or None if none does."""
 
 
 class _Owners(NamedTuple):
-    """The frontends of a route by the origin of its client. An origin without a frontend has None."""
+    """The frontends of a route, by the origin of the client. None means that there is no frontend for that origin."""
 
     anywhere: FrontendName | None
     node: FrontendName | None
@@ -35,24 +34,23 @@ _NONE: Final = _Owners(None, None)
 
 
 class FlowOwners:
-    """Finds the frontends of flows by the rules in use. An endpoint that has left its Service still counts for flows
-    that lead to it."""
+    """Finds the frontends of flows by the rules in use. Flows to an endpoint that has left its Service are still
+    found."""
 
     def __init__(self, holder: Holder, local: Callable[[], frozenset[Address]]) -> None:
-        """`local` lists the addresses of this node. It is called when an answer depends on them."""
+        """`local` returns the addresses of this node. It is called only if a result depends on them."""
         self._holder = holder
         self._list_local = local
         self._rules: RuleSet | None = None
         self._local: frozenset[Address] | None = None
-        """This node's addresses, or None if they were not listed since the last `use`."""
+        """This node's addresses, or None if they have not been read since the last `use`."""
         self._found: dict[Route, _Owners] = {}
-        """The frontends found by the rules in use."""
+        """The frontends found by the present rules."""
         self._before: dict[Route, _Owners] = {}
-        """The frontends found by earlier rules. They are kept because connections outlive their endpoint and their
-        Service."""
+        """The frontends found by earlier rules. They are kept because connections outlive endpoints and Services."""
 
     def use(self, rules: RuleSet) -> None:
-        """Use these rules from now on. This node's addresses are listed again when they are needed."""
+        """Use these rules from now on. This node's addresses are read again when they are needed."""
         self._local = None
         if rules is self._rules:
             return
@@ -63,12 +61,12 @@ class FlowOwners:
         self._found.clear()
 
     def forget_unused(self) -> None:
-        """Forget the routes of earlier rules that no flow has had since the present rules came into use. Call this
-        after a complete reading of the kernel's flows."""
+        """Forget the routes of earlier rules to which no flow belonged since the last `use`. Call this after a complete
+        reading of the kernel's flows."""
         self._before = {route: owners for route, owners in self._before.items() if route in self._found}
 
     def of(self, flow: FlowRecord) -> FrontendName | None:
-        """Return the frontend of a flow, or None if the flow is not one of the kernel path."""
+        """Return the frontend of a flow, or None if the flow is not on the kernel path."""
         owners = self._found.get(flow.route)
         if owners is None:
             if len(self._found) >= ROUTES_MAX:
@@ -107,5 +105,5 @@ class FlowOwners:
 
 @lru_cache(maxsize=8192)
 def text(packed: bytes) -> Address:
-    """Return an address of a record."""
+    """Return a binary address of a record as text."""
     return Address(str(ipaddress.ip_address(packed)))

@@ -1,9 +1,9 @@
 """Decodes translated flows as ctnetlink writes them, for counting and for the access log.
 
-A table may have hundreds of thousands of flows, each is read again and again, and at every end there is an event. A
-kernel writes the same attributes in the same order for most of them. So the first record of each kind is walked
-attribute by attribute, and its layout is kept. With the layout one call of `struct` reads all values of another record.
-Addresses and ports stay bytes until a text is needed.
+A table may have hundreds of thousands of flows, which are read again and again, and every ended flow has an event. A
+kernel writes the same attributes in the same order for most of them. So only the first record of each kind is parsed
+attribute by attribute. Its layout is cached, and with the layout a single call of `struct` reads all values of a
+further record. Addresses and ports stay bytes until they are needed as text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 NEW, GET, DELETE = 0x100, 0x101, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
-"""Kinds of messages (linux/netfilter/nfnetlink_conntrack.h); `DELETE` is the event of a flow's end, too."""
+"""Kinds of messages (linux/netfilter/nfnetlink_conntrack.h). `DELETE` is also the event of a flow's end."""
 NFGEN: Final = struct.Struct("=BBH")  # family, version, resource
 TUPLE_ORIG, TUPLE_REPLY, STATUS, PROTOINFO, TIMEOUT = 1, 2, 3, 4, 7  # CTA_*
 COUNTERS_ORIG, COUNTERS_REPLY, ID, TIMESTAMP, FILTER, STATUS_MASK = 9, 10, 12, 20, 25, 26
@@ -41,22 +41,22 @@ _BYTES, _START, _STOP = 2, 1, 2  # CTA_COUNTERS_BYTES, CTA_TIMESTAMP_*
 _TUPLE_IP, _TUPLE_PROTO, _PROTO_NUM, _SRC_PORT, _DST_PORT = 1, 2, 1, 2, 3
 _FILTER_REPLY, _IP_SOURCE = 2, 1 << 0  # CTA_FILTER_REPLY_FLAGS, CTA_FILTER_FLAG(CTA_IP_SRC)
 _IP: Final[Mapping[int, tuple[int, int, int]]] = {socket.AF_INET: (1, 2, 4), socket.AF_INET6: (3, 4, 16)}
-"""CTA_IP_*_SRC, CTA_IP_*_DST, and the bytes of an address."""
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and the length of an address in bytes, by address family."""
 _FAMILY: Final = {size: family for family, (_, _, size) in _IP.items()}
 
 PROTOCOLS: Final = {bytes([socket.IPPROTO_TCP]): Protocol.TCP, bytes([socket.IPPROTO_UDP]): Protocol.UDP}
-"""The protocols by the byte in a record. Flows of any other protocol are never ours."""
+"""The protocols by their number, as a byte. Flows of other protocols are never ours."""
 
 LAYOUTS: Final = 64
-"""The largest number of layouts that are kept. A record with any further layout is walked."""
+"""The largest number of cached layouts. Records with any other layout are parsed attribute by attribute."""
 
 _Tree = Mapping[int, Union["_Tree", tuple[str, str]]]
-"""The attributes to be read, by type: a tree for an attribute that holds others, or else the name of the value and its
-format."""
+"""The attributes to read, by type. The value is a tree for an attribute that contains attributes, or else the name of
+the value and its `struct` format."""
 
 Route = tuple[bytes, bytes, bytes, bytes, bytes]
-"""The values that decide to which Service a flow belongs, as bytes of the network: protocol, destination and its port,
-the endpoint that the flow was translated to and its port."""
+"""The values that decide to which Service a flow belongs, in network byte order: protocol, destination, its port,
+endpoint, its port."""
 
 
 class FlowRecord(NamedTuple):
@@ -66,34 +66,34 @@ class FlowRecord(NamedTuple):
     source: bytes
     source_port: bytes
     identity: bytes
-    """The kernel's number for the flow. Two flows may have the same number, but not from the same source at the same
-    time."""
+    """The kernel's number for the flow. Two flows may have the same number, but not at the same time with the same
+    source."""
     status: int
-    """The IPS_* bits."""
+    """The status as IPS_* bits."""
     tcp_state: int | None
-    """The state (TCP_CONNTRACK_*), or None if the flow is not TCP or the kernel does not tell."""
+    """The TCP state (TCP_CONNTRACK_*). It is None if the flow is not TCP, or if the record does not have it."""
     remaining_s: int
-    """The seconds until the kernel forgets the flow. It is 0 if the flow has expired or the kernel does not tell."""
+    """The seconds until the flow expires. It is 0 if the flow has expired, or if the record does not have it."""
     bytes_in: int | None
-    """The bytes of the client's packets with IP headers, or None if they are not counted
+    """The bytes of the client's packets, with IP headers, or None if they are not counted
     (net.netfilter.nf_conntrack_acct)."""
     bytes_out: int | None
     """The bytes of the endpoint's packets, counted in the same way."""
     started_ns: int | None
-    """The Unix time at which the flow began, or None if it is not known (net.netfilter.nf_conntrack_timestamp)."""
+    """When the flow began (Unix time), or None if unknown (net.netfilter.nf_conntrack_timestamp)."""
     stopped_ns: int | None
-    """The Unix time at which the flow expired or was deleted, or None if it is not known or the flow still lives."""
+    """When the flow expired or was deleted (Unix time), or None if unknown or if it still exists."""
 
     @property
     def key(self) -> bytes:
-        """Return what distinguishes this flow from all other flows that exist at the same time."""
+        """Return a key that no other flow has at the same time."""
         return self.identity + self.source + self.source_port
 
 
 def dump_request(sequence: int) -> bytes:
     """Return the request for all flows with a translated destination, of both families.
 
-    Kernels before 5.18 do not filter by status. They answer with all flows, and `records` leaves the others out."""
+    Kernels before 5.18 cannot filter by status. They answer with all flows, and `records` skips the others."""
     wanted = [(STATUS, struct.pack(">I", DST_NAT)), (STATUS_MASK, struct.pack(">I", DST_NAT))]
     return frame(GET, NFGEN.pack(socket.AF_UNSPEC, 0, 0) + encode(wanted), flags=NLM_F_DUMP, sequence=sequence)
 
@@ -104,9 +104,9 @@ def dump_all_request(sequence: int, family: int) -> bytes:
 
 
 def dump_to_request(sequence: int, address: bytes) -> bytes:
-    """Return the request for all flows that an IPv4 address answers, translated or not.
+    """Return the request for all flows whose replies come from an IPv4 address, translated or not.
 
-    Kernels before 5.8 do not filter by address. They answer with all IPv4 flows.
+    Kernels before 5.8 cannot filter by address. They answer with all IPv4 flows.
     """
     source, *_ = _IP[socket.AF_INET]
     answerer = encode([(_TUPLE_IP | NESTED, encode([(source, address)]))])
@@ -120,9 +120,9 @@ def dump_to_request(sequence: int, address: bytes) -> bytes:
 def records(
     data: bytes, kind: int, *, status: int = DST_NAT, among: re.Pattern[bytes] | None = None
 ) -> Iterator[FlowRecord]:
-    """Yield the TCP and UDP flows in one read from a socket. Yield only flows in messages of this kind that have all of
-    these IPS_* bits, by default those with a translated destination. With `among`, skip messages in which that is not
-    found (see `naming`)."""
+    """Yield the TCP and UDP flows in the result of one read from a socket: those in messages of this kind that have all
+    of the given IPS_* bits, by default those with a translated destination. With `among`, skip messages that do not
+    match this pattern (see `naming`)."""
     at, head = 0, HEADER.size + NFGEN.size
     spots = None if among is None else iter([match.start() for match in among.finditer(data)])
     spot = -1 if spots is None else next(spots, len(data))
@@ -144,15 +144,15 @@ def records(
 
 
 def naming(addresses: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Return a pattern that is found in every message about a flow that comes from one of these addresses or is
-    answered by one."""
+    """Return a pattern that matches every message about a flow from one of these addresses, or answered by one of
+    them."""
     attributes_of = sorted(ATTRIBUTE_HEADER.pack(4 + len(it), _IP[_FAMILY[len(it)]][0]) + it for it in addresses)
     return re.compile(b"|".join(map(re.escape, attributes_of)), re.DOTALL)
 
 
 def end_of_dump(data: bytes) -> int | None:
-    """Return the error number with which a dump ends in this read from a socket (0 without an error), or None if the
-    dump goes on."""
+    """Return the error number (0 for success) if a dump ends in the result of this read. Return None if the dump
+    continues."""
     at = 0
     while at + HEADER.size <= len(data):
         length, kind, *_ = HEADER.unpack_from(data, at)
@@ -165,7 +165,7 @@ def end_of_dump(data: bytes) -> int | None:
 
 
 def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
-    """Return the flow of the message with its attributes from `start` to `end`."""
+    """Return the flow in a message, whose attributes are from `start` to `end`."""
     key = data[start - NFGEN.size], end - start
     for known in _layouts.get(key, ()):
         if (known_flow := known.read(data, start)) is not None:
@@ -180,8 +180,8 @@ def _record(data: bytes, start: int, end: int) -> FlowRecord | None:
 
 
 def walked(body: bytes) -> FlowRecord | None:
-    """Return the flow in a message's body, whatever attributes it has. Return None if it is not TCP or UDP, or belongs
-    to a conntrack zone."""
+    """Return the flow in a message's body by parsing each attribute. Return None if the flow is not TCP or UDP, or
+    belongs to a conntrack zone."""
     if len(body) < NFGEN.size or body[0] not in _IP:
         return None
     found = inside(body[NFGEN.size :])
@@ -213,13 +213,13 @@ def _number(value: bytes | None) -> int | None:
 
 
 def inside(data: bytes) -> dict[int, bytes]:
-    """Return the attributes by type, without the flag that marks attributes with others inside."""
+    """Return the attributes by type. The flag that marks nested attributes is removed from the type."""
     return {kind & ~NESTED: value for kind, value in attributes(data)}
 
 
 def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
-    """Return protocol, source, destination, source port and destination port. Return None for another protocol, or for
-    a flow of a conntrack zone."""
+    """Return protocol, source, destination, source port and destination port. Return None for other protocols and for
+    flows in a conntrack zone."""
     found = inside(data)
     if found.keys() != {_TUPLE_IP, _TUPLE_PROTO}:
         return None
@@ -237,12 +237,11 @@ def _tuple(data: bytes, family: int) -> tuple[bytes, bytes, bytes, bytes, bytes]
     )
     if tuple(map(len, values)) != (1, size, size, 2, 2) or values[0] not in PROTOCOLS:
         return None
-    return values  # type: ignore[return-value]  # five, as their lengths show
+    return values  # type: ignore[return-value]  # Their lengths show that there are five.
 
 
 class _Layout:
-    """The layout of the attributes of a record. With it one call reads all values of a record that has the same
-    layout."""
+    """The layout of a record's attributes. With it, one call reads all values of any record of the same layout."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         form, fixed, expected, places, at = [">"], list[int](), list[bytes](), dict[str, int](), 0
@@ -261,12 +260,12 @@ class _Layout:
 
     @classmethod
     def of(cls, body: bytes) -> _Layout | None:
-        """Return the layout of a record that `walked` accepts, or None if its lengths contradict each other."""
+        """Return the layout of a record that `walked` accepts, or None if the record's lengths are inconsistent."""
         layout = cls(_joined(_parts(body[NFGEN.size :], _TREE[body[0]])))
         return layout if layout._struct.size == len(body) - NFGEN.size else None
 
     def read(self, data: bytes, at: int) -> FlowRecord | None:
-        """Return the flow whose attributes begin at `at`, or None if it has another layout."""
+        """Return the flow whose attributes begin at `at`, or None if its layout differs."""
         found = self._struct.unpack_from(data, at)
         if self._fixed(found) != self._expected:
             return None
@@ -290,10 +289,10 @@ class _Layout:
 
 
 class _Part(NamedTuple):
-    """A piece of a record: fixed bytes (headers of attributes), a value, or bytes that are ignored."""
+    """A piece of a record: fixed bytes (attribute headers), a value, or ignored bytes."""
 
     form: str
-    """The format in the notation of `struct`."""
+    """The piece's format for `struct`."""
     fixed: bytes = b""
     field: str = ""
 
@@ -319,7 +318,7 @@ def _parts(data: bytes, tree: _Tree) -> Iterator[_Part]:
 
 
 def _joined(parts: Iterable[_Part]) -> list[_Part]:
-    """Return the same pieces with neighbouring fixed bytes joined into one."""
+    """Return the same pieces, with adjacent fixed bytes joined."""
     found: list[_Part] = []
     for part in parts:
         if part.form == "0x":
@@ -358,4 +357,4 @@ _TREE: Final[dict[int, _Tree]] = {
     for family in _IP
 }
 _layouts: dict[tuple[int, int], tuple[_Layout, ...]] = {}
-"""The layouts met so far, by family and length of the record. Kernels write a handful of them."""
+"""The layouts found so far, by family and length of the record. Kernels write only a handful of them."""

@@ -1,4 +1,5 @@
-"""Reads flows of the kernel's conntrack table: all translated ones, or those to some addresses. Call it in a thread."""
+"""Reads flows from the kernel's conntrack table: all translated ones, or those to some addresses. Call it in a
+thread."""
 
 from __future__ import annotations
 
@@ -25,30 +26,32 @@ from kubeproxy.netfilter.conntrack.flow_records import (
 from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 
 TIMEOUT_S: Final = 10.0
-"""How long one read may take. If no flow is translated, the kernel looks through the whole table for it."""
+"""How many seconds one read may take. To find the next translated flow, the kernel may have to walk through the whole
+table."""
 _READ_BYTES: Final = 1 << 15
-"""The size of a read, which is as much as the kernel writes at once. Reads release the GIL, so the event loop runs
-meanwhile."""
+"""The size of a read in bytes, as much as the kernel writes at once. Reads release the interpreter lock, so the event
+loop can run."""
 
 
 FILTERED: Final = 8
-"""The largest number of addresses that are asked for one by one; for each the kernel walks through its table. For more
-addresses one reading of all flows costs less."""
+"""The largest number of addresses that are requested one by one, each with a walk of the kernel through its table. For
+more addresses, one reading of all flows is cheaper."""
 
 
 def translated_flows() -> Iterator[FlowRecord]:
-    """Return the TCP and UDP flows with a translated destination, of both families. Raise KernelError when the kernel
+    """Yield the TCP and UDP flows with a translated destination, of both families. Raise KernelError if the kernel
     refuses."""
     return _flows(dump_request(1), DST_NAT)
 
 
 def flows_to(addresses: Collection[Address]) -> Iterator[FlowRecord]:
-    """Yield the TCP and UDP flows that these addresses answer, translated or not. Raise KernelError when the kernel
-    refuses."""
+    """Yield the TCP and UDP flows whose replies come from these addresses, translated or not. Raise KernelError if the
+    kernel refuses."""
     parsed = [ipaddress.ip_address(each) for each in addresses]
     for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
         wanted = {each.packed for each in parsed if each.version == version}
-        # When asked for one IPv6 address, Linux 6.18 leaves out exactly the flows of that address.
+        # With a filter for an IPv6 address, Linux 6.18 omits just the flows of that address. So the filter is used for
+        # IPv4 only.
         if version == 4 and len(wanted) <= FILTERED:
             requests = [dump_to_request(1, address) for address in wanted]
         else:

@@ -1,8 +1,8 @@
-"""Makes requests to ctnetlink and reads the flows in its answers (linux/netfilter/nfnetlink_conntrack.h).
+"""Makes requests to ctnetlink and parses the flows in its answers (linux/netfilter/nfnetlink_conntrack.h).
 
-A dump has thousands of flows, and few of them are ever deleted. So a flow is read by one regular expression over the
-bytes that the kernel writes for its protocol. That takes half as long as decoding a whole `FlowRecord`, of which only
-six values would be used. Only the record of a flow that is to be deleted is decoded attribute by attribute.
+A dump has thousands of flows, few of which are ever deleted. So a flow is parsed by a single regular expression over
+the bytes that the kernel writes for its protocol. That takes half as long as decoding a whole `FlowRecord`, of which
+only six values would be used. Only the record of a flow to delete is decoded attribute by attribute.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from kubeproxy.netfilter.netlink.messages import (
 _FILTER = 25  # CTA_FILTER
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
 _SYN_SENT, _ESTABLISHED, _CLOSE = 1, 3, 8
-"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the state in which the server has not answered, the first state
-after the handshake, and the last state before the flow may begin again."""
+"""TCP_CONNTRACK_* (linux/netfilter/nf_conntrack_tcp.h): the state before the server's answer, the first state after the
+handshake, and the last state, after which the flow may be reused."""
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC_PORT, _PROTO_DST_PORT = 1, 2, 3
 _FILTER_ORIG_FLAGS, _FILTER_REPLY_FLAGS = 1, 2
 _BY_IP_SRC, _BY_IP_DST, _BY_PROTO_NUM, _BY_PROTO_SRC_PORT, _BY_PROTO_DST_PORT = (1 << bit for bit in (0, 1, 3, 4, 5))
-"""The parts of a tuple that a filter compares."""
+"""The parts of a tuple that a filter can compare."""
 
 _NUMBERS = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
-"""CTA_IP_*_SRC, CTA_IP_*_DST, and the bytes of an address."""
+"""CTA_IP_*_SRC, CTA_IP_*_DST, and the length of an address in bytes."""
 
 
 def dump_request(
     family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
 ) -> bytes:
-    """Return the request for all flows of a family and protocol, or for the unanswered ones. Kernels before 5.8 do not
-    filter by protocol and kernels before 5.18 do not filter by status, so they answer with other flows, too."""
+    """Return the request for all flows of a family and protocol, or only for unanswered ones. Kernels before 5.8 cannot
+    filter by protocol, and kernels before 5.18 cannot filter by status, so they answer with other flows, too."""
     flows = _nest(TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
     by_status = [(STATUS, 0), (STATUS_MASK, SEEN_REPLY)] if unanswered else []
@@ -74,14 +74,14 @@ def dump_request(
 def delete_request(flow: TrackedFlow, sequence: int) -> bytes:
     """Return the request to delete this flow, but no newer flow of the same client and destination.
 
-    A client may use its port again between the reading of a flow and its deletion. Then its tuple finds a new flow that
-    was never judged. The flow's identity does not help: the kernel makes it from the flow's address in memory and its
-    destination, and a flow that takes the place of a closed one mostly gets both (net/netfilter/nf_conntrack_core.c,
-    nf_ct_get_id). So the flow is named by the tuple of its replies. A new flow, which the present rules have
-    translated, has another one.
+    A client may reuse its port between the reading of a flow and its deletion. Then the flow's original tuple would
+    name a new flow that was never examined. The flow's identity does not prevent this: the kernel computes it from the
+    flow's memory address and its destination, and a flow that replaces a closed one mostly has both in common with it
+    (net/netfilter/nf_conntrack_core.c, nf_ct_get_id). So the request names the flow by the tuple of its replies. A new
+    flow, translated by the present rules, has a different reply tuple.
 
-    A flow of another conntrack zone than the default is not found, because the owner of the zone (a virtual switch)
-    translates its flows itself.
+    A flow outside the default conntrack zone is not found, because the owner of a zone (a virtual switch) translates
+    its flows itself.
     """
     found = inside(flow.record)
     family = Family.IPV6 if ":" in flow.address else Family.IPV4
@@ -93,16 +93,15 @@ def delete_request(flow: TrackedFlow, sequence: int) -> bytes:
 def delete_unanswered_requests(
     flows: Sequence[TrackedFlow], protocol: Protocol, sequences: Iterator[int]
 ) -> list[bytes]:
-    """Return the requests to delete those of these flows that have not been answered. All of them have one target and
+    """Return the requests to delete those of these flows that are still unanswered. All flows have the same target and
     family.
 
-    The kernel checks whether a flow has been answered when it deletes the flow, in a walk through all flows for each
-    request. Kernels that cannot filter deletions take the tuple for that of one flow, find it incomplete and answer
-    EINVAL.
+    For each request the kernel walks through all flows, and checks each flow when it deletes it. Kernels that cannot
+    filter deletions read the filter as the tuple of a single flow, find it incomplete, and answer EINVAL.
 
-    A filter of IPv4 names destination and target, and matches all of their flows. Linux 6.18 compares IPv6 addresses in
-    filters the wrong way round, so a filter of IPv6 names only the three ports of one client's flow. Another unanswered
-    flow with the same ports may be deleted with it; its client repeats the SYN after a second.
+    An IPv4 filter names destination and target, and matches all flows between them. Linux 6.18 compares IPv6 addresses
+    in filters with inverted logic, so an IPv6 filter names only the three ports of one client's flow. This may also
+    delete another unanswered flow with the same ports, whose client retransmits its SYN after a second.
     """
     filters = {
         (flow.address if family_of(flow.address) is Family.IPV4 else flow.source_port, flow.port): flow
@@ -142,8 +141,8 @@ def _delete_unanswered(flow: TrackedFlow, protocol: Protocol, sequence: int) -> 
 
 
 def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> TrackedFlow | None:
-    """Return the flow in an answer to `dump_request`. Return None if it has another protocol or belongs to a conntrack
-    zone."""
+    """Return the flow in an answer to `dump_request`, or None if the flow has another protocol or belongs to a
+    conntrack zone."""
     if message.kind != NEW:
         return None
     record = message.body[NFGEN.size :]
@@ -164,12 +163,12 @@ def parse_flow(message: Message, protocol: Protocol = Protocol.UDP) -> TrackedFl
 
 
 def has_begun(flow: TrackedFlow) -> bool:
-    """Return whether the kernel has seen the end of a TCP flow's handshake."""
+    """Return whether the handshake of a TCP flow is complete."""
     return _ESTABLISHED <= _tcp_state(flow) <= _CLOSE
 
 
 def is_unanswered(flow: TrackedFlow) -> bool:
-    """Return whether the client of a TCP flow has sent its SYN and received no answer."""
+    """Return whether a TCP flow has a SYN from its client but no answer."""
     return _tcp_state(flow) == _SYN_SENT
 
 
@@ -180,8 +179,8 @@ def _tcp_state(flow: TrackedFlow) -> int:
 
 
 def peer(flow: TrackedFlow) -> tuple[Address, int]:
-    """Return the destination of the flow's replies: the client, or the address that the client was translated to
-    (SNAT)."""
+    """Return the destination of the flow's replies: the client's address and port, or those to which the client was
+    translated (SNAT)."""
     reply = inside(inside(flow.record)[TUPLE_REPLY])
     _, destination, _ = _IP_SRC_DST[family_of(flow.address)]
     address = inside(reply[_TUPLE_IP])[destination]
@@ -206,9 +205,9 @@ def _nest(kind: int, value: bytes) -> bytes:
 
 
 def _shape(protocol: Protocol, family: Family) -> re.Pattern[bytes]:
-    """Return a pattern for records that begin with the two tuples of such a flow.
+    """Return a pattern that matches a record beginning with the two tuples of such a flow.
 
-    Its groups are source and destination, their ports, and the source of the replies with its port.
+    Its groups are the source, the destination, their ports, and the source of the replies with its port.
     """
     src, dst, size = _IP_SRC_DST[family]
     ip_length = 2 * (ATTRIBUTE_HEADER.size + size)

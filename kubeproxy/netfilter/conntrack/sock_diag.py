@@ -1,4 +1,4 @@
-"""Lists the TCP connections of this network namespace, and finds a socket's user, by sock_diag(7)."""
+"""Lists the TCP connections of this network namespace and finds the user of a socket, through sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 _QUESTION = struct.Struct("=BxxI48x")
-"""The fields of struct inet_diag_req_v2 that follow its family: protocol, no extensions, states, any socket."""
+"""The fields of struct inet_diag_req_v2 after the family: protocol, no extensions, states, any socket."""
 _SYN_RECEIVED, _LISTENING = 3, 10
-"""These are TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
+"""TCP_SYN_RECV and TCP_LISTEN (net/tcp_states.h)."""
 _ALL_STATES = 0xFFF
 """One bit for each state."""
 _NOT_LISTENING = _ALL_STATES & ~(1 << _LISTENING)
@@ -31,13 +31,12 @@ _ENDS = struct.Struct("!xB2x2H16s16s")
 """The beginning of struct inet_diag_msg: state, local port, peer's port, local address, peer's address."""
 
 _OWNER = struct.Struct("=64xII")
-"""idiag_uid and idiag_inode, the last fields of the struct. A socket that its process has closed has no inode, and may
-have user 0."""
+"""idiag_uid and idiag_inode, the last fields of the struct. A socket closed by its process has no inode, and may have
+user 0."""
 
 
 class Connection(NamedTuple):
-    """A TCP connection as its local socket shows it. The local address is left out, because translation may change
-    it."""
+    """A TCP connection as its local socket shows it. The local address is omitted, because NAT may change it."""
 
     port: int
     peer: Address
@@ -45,9 +44,10 @@ class Connection(NamedTuple):
 
 
 def tcp_connections() -> frozenset[Connection]:
-    """Return all TCP connections, including closing ones and those that are not accepted yet. Raise OSError when the
-    kernel refuses. The kernel remembers handshakes of listeners that have been closed. Those are left out, because a
-    client that continues with one gets a reset."""
+    """Return all TCP connections, including those that are closing or not accepted yet. Raise OSError if the kernel
+    refuses.
+
+    Incomplete handshakes of listeners that have been closed are omitted, because their clients get a reset."""
     found, shaking, listening = set[Connection](), set[Connection](), set[int]()
     for family in (socket.AF_INET, socket.AF_INET6):
         with open_netlink(NETLINK_SOCK_DIAG) as netlink:
@@ -63,8 +63,8 @@ def tcp_connections() -> frozenset[Connection]:
 
 
 def user_of(local: Target, peer: Target) -> int | None:
-    """Return the user of a TCP socket of this network namespace, by its two ends, or None if no process has it open.
-    Raise OSError when the kernel refuses."""
+    """Return the user of a TCP socket in this network namespace, found by its two ends, or None if no process has the
+    socket open. Raise OSError if the kernel refuses."""
     family = socket.AF_INET6 if ":" in local.address else socket.AF_INET
     addresses = [ipaddress.ip_address(end.address).packed.ljust(16, b"\0") for end in (local, peer)]
     ends = struct.pack("!2H16s16s", local.port, peer.port, *addresses) + bytes(4) + b"\xff" * 8  # Any cookie matches.

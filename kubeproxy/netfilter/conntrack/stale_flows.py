@@ -1,18 +1,19 @@
 """Finds conntrack flows that contradict the rules in force.
 
-Only a flow's first packet meets the redirects; the kernel keeps their result for as long as the client goes on sending.
-A TCP client gets a reset and reconnects, but a UDP client that keeps its socket gets no answer any more. So after a
-change of rules, the UDP flows that contradict them are deleted, and their next packets meet the present rules.
+Only the first packet of a flow passes through the redirects; the kernel keeps their result as long as packets follow.
+If the result is outdated, a TCP client gets a reset and reconnects, but a UDP client that keeps its socket no longer
+gets answers. So after a change of rules, the UDP flows that contradict them are deleted, and their next packets meet
+the new rules.
 
-A TCP client that sent its SYN when there was no rule yet repeats it, and for two minutes the kernel remembers that this
-flow is not translated. Such a flow is deleted when the rule is there, and the next SYN is redirected.
+A TCP client that sent its SYN before a rule existed retransmits it, and for two minutes the kernel remembers that this
+flow is not translated. Such a flow is deleted when the rule exists, so that the next SYN is redirected.
 
-Any other TCP flow that contradicts the rules is usually a running connection and is left alone. But its flow stays
-after the connection has ended: for 10 s after a reset, 2 minutes after an orderly end, and days if packets were still
-on their way and the kernel did not accept the end. A new connection from the same client port then follows this flow to
-the old proxy port, past all rules for new flows, and that port is closed or belongs to another Service by now. So flows
-without a socket that lead to another port than the rules do are deleted at start, and as long as an earlier process
-ends connections. A process that leaves deletes those to its own ports.
+Any other TCP flow that contradicts the rules is usually a running connection, and stays. But the kernel keeps the flow
+after the connection has ended: for 10 s after a reset, for 2 minutes after a normal close, and for days if it missed
+the end. A new connection from the same client port would follow this flow to the old proxy port, bypassing the rules,
+and that port may be closed or belong to another Service by now. So TCP flows that have no socket and lead to other
+ports than the rules are deleted at start, and as long as connections of an earlier process are ending. A process that
+leaves deletes the flows to its own ports.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 
 
 class Conntrack(typing.Protocol):
-    """The kernel's table of flows. Its methods are called one at a time."""
+    """The kernel's table of flows. Its methods are never called concurrently."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
-        """Delete the flows that contradict the rules `now` in force, and return the number deleted.
+        """Delete the flows that contradict the rules `now` in force, and return their number.
 
-        These are every UDP flow that contradicts the rules and every unanswered TCP flow to a new destination. If
-        `before` is None, they are also every TCP flow that contradicts the rules and has no socket. `before` has the
-        rules of the last reconciliation, or None if these are unknown (at start, or after another process had changed
-        our rules). If the two rule sets do not differ in anything that could leave a stale flow, the kernel is not
-        asked. Raise KernelError when the kernel refuses. Then flows may be left, so pass the same `before` to the next
-        call.
+        These are all UDP flows that contradict the rules, and all unanswered TCP flows to a new destination. If
+        `before` is None, they also include TCP flows without a socket that contradict the rules. `before` has the rules
+        at the last call, or None if these are unknown (at start, or after another process has changed our rules). If no
+        flow can have become stale between the two rule sets, the kernel is not asked. Raise KernelError if the kernel
+        refuses. Then stale flows may be left, so pass the same `before` to the next call.
         """
 
     async def forget_ended(self, rules: RuleSet, *, ours: bool) -> int:
-        """Delete TCP flows that have no socket, and return their number. Raise KernelError when the kernel refuses.
-        With `ours` they are the flows to the proxy ports of `rules`, unless the present rules lead there. Otherwise
-        they are flows of ended connections that lead to other ports of this node than those of the rules."""
+        """Delete TCP flows that have no socket, and return their number. Raise KernelError if the kernel refuses.
+
+        With `ours` these are flows to the proxy ports of `rules`, unless the present rules redirect there. Otherwise
+        they are flows of ended connections to other ports of this node than those of `rules`."""
 
 
 class NoConntrack:
-    """The implementation for ``--netfilter none``. It deletes nothing, because no redirects are ours."""
+    """The implementation for ``--netfilter none``, where no redirects are ours. It deletes nothing."""
 
     async def reconcile(self, before: RuleSet | None, now: RuleSet) -> int:
         """See `Conntrack.reconcile`."""
@@ -60,14 +61,14 @@ class NoConntrack:
 
 
 class TrackedFlow(NamedTuple):
-    """A tracked flow: its source, its destination, and the translated destination."""
+    """A tracked flow with its source, its original destination, and its translated destination."""
 
     source: Address
     source_port: int
     address: Address
     port: int
     target: Address
-    """The source of the replies: the destination itself, or the address it was translated to."""
+    """The source of the replies: the translated destination, or the original one without translation."""
     target_port: int
     record: bytes = b""
     """The kernel's record of the flow, which identifies it."""
@@ -79,7 +80,7 @@ class TrackedFlow(NamedTuple):
 
 
 Key = tuple[Address, int]
-"""A destination of a protocol that is known from the context."""
+"""An address and port, where the protocol is known from the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,10 @@ class _Rules:
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
     spreads: Mapping[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
-    """The destinations with the endpoints to which the kernel leads their clients, or led them before the endpoints
-    were ejected."""
+    """The endpoints of each destination on the kernel path, including ejected ones."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
-    """Proxy ports that cannot be reached without a redirect."""
+    """The proxy ports that can be reached only through a redirect."""
     closed: frozenset[int] = frozenset()
     """The proxy ports at which clients are refused or dropped."""
 
@@ -123,7 +123,7 @@ class _Rules:
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """Return everything that decides the target of a flow. It is empty if there are no redirects."""
+        """Return everything that decides where a flow leads. It is empty if there are no redirects."""
         if not self.redirects:
             return ()
         return (
@@ -159,7 +159,7 @@ class _Rules:
         return (key,)
 
     def destination(self, flow: TrackedFlow, local: frozenset[Address]) -> tuple[Key, int] | None:
-        """Return the redirect that a flow's first packet would meet, as its destination and proxy port."""
+        """Return the redirect that would apply to the first packet of a flow, as the destination and the proxy port."""
         for key in self._keys(flow):
             of_node, of_all = self.redirects.get((key, Origin.NODE)), self.redirects.get((key, Origin.ANYWHERE))
             if of_node is not None and self._is_own(flow.source, local):
@@ -171,8 +171,8 @@ class _Rules:
         return None
 
     def _may_be_of_another_node(self, source: Address, local: frozenset[Address]) -> bool:
-        """Return whether a client may be a pod of another node. A flow does not show the interface on which its packets
-        arrived."""
+        """Return whether a client may be a pod on another node. This is uncertain, because a flow does not show on
+        which interface its packets arrived."""
         return bool(self.uplinks) and source not in local and not is_loopback(source)
 
     def listens_on(self, address: Address, local: frozenset[Address]) -> bool:
@@ -194,7 +194,7 @@ class Transition:
         self._new_tcp = _Rules.of(now if before is None else _added(before, now), Protocol.TCP)
         known = (self._now,) if self._before is None else (self._now, self._before)
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
-        """Addresses to which the rules redirect or did, whether or not they still belong to this node."""
+        """All addresses to which the rules redirect or redirected, even if they no longer belong to this node."""
         self._proxy_ports = frozenset().union(*(rules.proxy_ports for rules in known))
 
     @property
@@ -202,18 +202,18 @@ class Transition:
         """Return the families in which UDP flows may be stale. Usually there are none."""
         now, before = self._now, self._before or _Rules()
         if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
-            return frozenset(Family)  # Clients of either family may have sent to that port.
+            return frozenset(Family)  # Clients of both families may have sent to that port.
         if now.steering == before.steering and now.closed <= before.closed:
             return frozenset()
         return now.families | before.families
 
     @property
     def new_tcp_families(self) -> frozenset[Family]:
-        """Return the IP families with new TCP destinations."""
+        """Return the IP families for which there are new TCP destinations."""
         return self._new_tcp.families
 
     def untranslated(self, flows: Iterable[TrackedFlow], *, local: frozenset[Address]) -> list[TrackedFlow]:
-        """Return the TCP flows that are not translated and have a new destination."""
+        """Return the TCP flows that are not translated although their destination is a new one of ours."""
         new = self._new_tcp
         return [flow for flow in flows if not flow.is_translated and new.destination(flow, local) is not None]
 
@@ -222,17 +222,19 @@ class Transition:
 
         A flow to a destination that is redirected now is stale
 
-        - if it is not translated: it began before the Service existed;
-        - if it leads to another port or address of this node than the rules: that of an earlier run or Service;
-        - if its client may not reach the destination, or the proxy port refuses or drops: only first packets meet that;
-        - if it leads to what was an endpoint of the destination, and is none any more;
-        - if it leads to another host, and the destination had no redirect of ours before. If it had, another program's
-          translation comes before ours, and would again.
+        - if it is not translated, because it began before the Service existed;
+        - if it leads to another port or address of this node than the rules do, because it is from an earlier run or
+          Service;
+        - if its client may not reach the destination, or the proxy port refuses or drops, because these rules apply
+          only to first packets;
+        - if it leads to a former endpoint of the destination;
+        - if it leads to another host, and we did not redirect the destination before. (If we did, another program's
+          translation took precedence over ours, and would do so again.)
 
-        A flow to an endpoint of its destination stays, whatever the present data path.
+        A flow to a present endpoint of its destination stays, whatever the data path is now.
 
         Any other flow is stale if it was translated to a proxy port or an endpoint of ours (its Service is gone), or
-        was sent there directly (it is older than the guard). All others stay.
+        was sent directly to a proxy port (it is older than the guard). All remaining flows stay.
         """
         home = self._home | local
         return [flow for flow in flows if self._is_stale(flow, local, home)]
@@ -263,7 +265,7 @@ class Transition:
 
 
 class Landings:
-    """The TCP flows of our destinations that lead to a port of this node."""
+    """Finds the TCP flows of our destinations that lead to a port of this node."""
 
     def __init__(self, rules: RuleSet) -> None:
         self._rules = _Rules.of(rules, Protocol.TCP)
@@ -275,7 +277,7 @@ class Landings:
         return self._rules.families
 
     def find(self, flows: Iterable[TrackedFlow], *, ours: bool, local: frozenset[Address]) -> list[TrackedFlow]:
-        """Return the flows that lead to the port that the rules have (`ours`), or those that lead to another port."""
+        """Return the flows to the port to which the rules redirect them (`ours`), or those to any other port."""
         home = self._home | local
         return [
             flow
@@ -294,7 +296,7 @@ _Value = TypeVar("_Value")
 
 
 def _added(before: RuleSet, now: RuleSet) -> RuleSet:
-    """Return the redirects that `before` does not have."""
+    """Return the redirects that are in `now` but not in `before`."""
     return RuleSet(
         redirects={traffic: now.redirects[traffic] for traffic in now.redirects.keys() - before.redirects.keys()},
         internal_sources=now.internal_sources,

@@ -1,6 +1,6 @@
 """Sets the size and timeouts of the kernel's connection tracking at start, as kube-proxy does.
 
-Every redirected connection has an entry in this table. The settings stay after the process has ended, as with
+Every redirected connection has an entry in the conntrack table. The settings stay when the process ends, as with
 kube-proxy. In a container /proc/sys is read-only, so a privileged init container sets them (`kubeproxy run
 --init-only`).
 """
@@ -22,37 +22,38 @@ from kubeproxy.netfilter.netlink.messages import NETLINK_NETFILTER, open_netlink
 log = structlog.get_logger(__name__)
 
 DIRECTORY = Path("/proc/sys/net/netfilter")
-"""The settings of this process's network namespace. They are missing until the kernel's module nf_conntrack is
+"""The settings of this process's network namespace. The files do not exist until the kernel module nf_conntrack is
 loaded."""
 
 _MAX, _BUCKETS = "nf_conntrack_max", "nf_conntrack_buckets"
 _ENTRIES_PER_BUCKET = 4
-"""The number of entries per bucket, as kube-proxy has it (cmd/kube-proxy/app/conntrack.go). Fewer buckets would make
-every look-up slower."""
+"""The number of entries per hash bucket, as in kube-proxy (cmd/kube-proxy/app/conntrack.go). With fewer buckets every
+look-up would be slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackLimits:
-    """The wanted settings of KubeProxyConfiguration. 0 leaves a setting as the host has it."""
+    """The wanted settings from KubeProxyConfiguration. With 0 a setting is not changed."""
 
     max_per_core: int = 0
     min: int = 0
-    """The smallest size of the table. It has no effect if `max_per_core` is 0."""
+    """The least size of the table. It has no effect if `max_per_core` is 0."""
     tcp_established_s: float = 0.0
     tcp_close_wait_s: float = 0.0
     udp_s: float = 0.0
-    """The timeout of UDP flows without an answer so far."""
+    """The timeout of UDP flows that have no answer yet."""
     udp_stream_s: float = 0.0
-    """The timeout of UDP flows with packets both ways."""
+    """The timeout of UDP flows with packets in both directions."""
     tcp_be_liberal: bool = False
-    """With True packets out of the window are valid. False leaves that setting as the host has it."""
+    """Whether packets outside the window are accepted as valid. False does not change the setting."""
 
     def table_size(self, cores: int) -> int:
-        """Return how many connections the table must hold at least, or 0 if the host's setting stays."""
+        """Return the least number of connections for which the table must have room, or 0 if the size is not to be
+        changed."""
         return max(self.min, self.max_per_core * cores) if self.max_per_core > 0 else 0
 
     def settings(self) -> Mapping[str, int]:
-        """Return the sysctls that are to have exactly these values."""
+        """Return the sysctls to set to exact values."""
         timeouts = {
             "nf_conntrack_tcp_timeout_established": self.tcp_established_s,
             "nf_conntrack_tcp_timeout_close_wait": self.tcp_close_wait_s,
@@ -74,15 +75,14 @@ TCP_TIMEOUTS: Mapping[str, tuple[str, int]] = {
     "retrans": ("nf_conntrack_tcp_timeout_max_retrans", 300),
     "unack": ("nf_conntrack_tcp_timeout_unacknowledged", 300),
 }
-"""The states of an answered connection, as nft names them, each with its setting and the default in seconds
-(net/netfilter/nf_conntrack_proto_tcp.c)."""
+"""The setting of the timeout for each state of an answered connection (by nft's name), and the kernel's default in
+seconds (net/netfilter/nf_conntrack_proto_tcp.c)."""
 
 
 def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path = DIRECTORY) -> dict[str, int]:
-    """Return for how long the kernel keeps a connection without a packet, by state, in seconds, once `limits` are
-    applied.
+    """Return how many seconds the kernel keeps an idle connection, by state, once `limits` are applied.
 
-    A setting that cannot be read has its default."""
+    For a setting that cannot be read, the kernel's default is returned."""
     wanted = limits.settings()
     return {
         state: wanted[name] if name in wanted else _read(directory / name, default)
@@ -91,8 +91,8 @@ def tcp_timeouts(limits: ConntrackLimits = ConntrackLimits(), *, directory: Path
 
 
 def udp_timeouts(*, directory: Path = DIRECTORY) -> tuple[int, int]:
-    """Return for how long the kernel keeps a UDP flow after its last packet, in seconds: first a flow without an
-    answer, then one with packets both ways."""
+    """Return how many seconds the kernel keeps a UDP flow after its last packet: first for flows without an answer,
+    then for flows with packets in both directions."""
     return _read(directory / "nf_conntrack_udp_timeout", 30), _read(directory / "nf_conntrack_udp_timeout_stream", 120)
 
 
@@ -104,14 +104,14 @@ def _read(path: Path, default: int) -> int:
 
 
 def require_module(*, directory: Path = DIRECTORY) -> None:
-    """Have the kernel load its module nf_conntrack, as the rules of a daemon would, unless it is loaded."""
+    """Load the kernel module nf_conntrack if it is missing. (Otherwise the first rules of a daemon would load it.)"""
     if not (directory / _MAX).exists():
         with suppress(OSError), open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.send(dump_request(1))
 
 
 def enforce(limits: ConntrackLimits) -> None:
-    """Apply the settings of this network namespace. What the kernel refuses is one line of the log."""
+    """Apply the settings to this network namespace. Each setting that the kernel refuses is logged."""
     if reasons := apply(limits):
         log.warning("cannot size connection tracking", reason="; ".join(reasons), remedy=_REMEDY)
 
@@ -120,10 +120,10 @@ _REMEDY = "in a container a privileged init container (--init-only); sysctl on t
 
 
 def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path = DIRECTORY) -> list[str]:
-    """Apply the settings, and return those that could not be set, one line each.
+    """Apply the settings. Return those that could not be set, one line each.
 
-    The table is only ever enlarged. Its size belongs to the first network namespace, so in any other it cannot be set,
-    and does not need to be. `cores` is the number of cores that this process may run on, unless given.
+    The table is never made smaller. Its size can be set only in the initial network namespace, so in any other it is
+    left alone. `cores` is by default the number of cores that this process may use.
     """
     failures = [_set(directory / name, value, at_least=False) for name, value in limits.settings().items()]
     if size := limits.table_size(cores or len(os.sched_getaffinity(0))):
@@ -133,7 +133,7 @@ def apply(limits: ConntrackLimits, *, cores: int | None = None, directory: Path 
 
 
 def _set(path: Path, wanted: int, *, at_least: bool) -> str:
-    """Write one sysctl if it is not as wanted. Return the reason if that failed, and otherwise an empty text."""
+    """Write a sysctl if its value is not as wanted. Return the reason if that fails, and otherwise an empty text."""
     found = "nothing"
     try:
         found = path.read_text().strip()

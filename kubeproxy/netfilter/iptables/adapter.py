@@ -1,9 +1,9 @@
 """The iptables adapter: kube-proxy's chains in the legacy tables, through python-iptables.
 
-Only python-iptables' binding of libiptc is used: one commit replaces a whole table. The rest of python-iptables takes
-no lock, loses changes when it commits by itself, is not thread-safe, and reads rules back through the process's
-standard output. So all calls are made in one thread, each transaction holds the lock of iptables(8), and rules are
-bytes (`kubeproxy.netfilter.iptables.entry`).
+Of python-iptables, only the binding of libiptc is used, with which one commit replaces a whole table. The rest takes no
+lock, may lose changes through its automatic commits, is not thread-safe, and reads rules through the process's standard
+output. So all calls are made in one thread, each transaction holds the lock of iptables(8), and rules are bytes
+(`kubeproxy.netfilter.iptables.entry`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Iptables:
-    """Keeps kube-proxy's chains equal to a rule set. It needs CAP_NET_ADMIN, CAP_NET_RAW, the lock file, and a kernel
+    """Keeps kube-proxy's chains equal to a rule set. This needs CAP_NET_ADMIN, CAP_NET_RAW, the lock file, and a kernel
     with the legacy tables."""
 
     name = "iptables"
@@ -63,18 +63,18 @@ class Iptables:
     def __init__(self, *, lock_wait_s: float = 10.0) -> None:
         self._lock_wait_s = lock_wait_s
         self._thread = ThreadPoolExecutor(1, "iptables")
-        # The rules believed to be in the kernel, by table. A table that is missing here is unknown. Only the thread
-        # uses this.
+        # The rules believed to be in the kernel, by table. The rules of a table without an entry are unknown. Used only
+        # in the thread.
         self._believed: dict[legacy_table.Key, Chains] = {}
         self._rule_factory = RuleFactory()
-        # The sizes of the tables after the last transaction or poll. Only the thread uses this, too.
+        # The sizes of the tables after the last transaction or poll. Used only in the thread.
         self._table_infos: dict[legacy_table.Key, bytes] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._polling: asyncio.Future[bool] | None = None
 
     async def probe(self, feature: Feature | None = None) -> None:
-        """Open the tables, and make and remove a chain without a jump to it for features that need one.
+        """Open the tables. For a feature that needs it, create a chain to which nothing jumps, and remove it again.
 
         Raise KernelError with the reason if that fails. (The kernel creates a table when it is opened.)
         """
@@ -89,12 +89,12 @@ class Iptables:
                 raise KernelError(_NO_SPREADS)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
-        """See `Netfilter.apply`. Each table changes as a whole or not at all. The tables change in such an order that
-        no client is ever redirected to a port without its guard."""
+        """See `Netfilter.apply`. Each table changes as a whole or not at all. The order of the tables ensures that
+        clients are never redirected to an unguarded port."""
         return await self._in_thread(self._apply, wanted, verify)
 
     async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`. This adapter cannot do it."""
+        """See `Netfilter.rebalance`. This adapter does not support it."""
         return False
 
     async def reach(self, ours: RuleSet) -> Reach:
@@ -128,7 +128,7 @@ class Iptables:
 
     def on_foreign_change(self, callback: Callable[[], None]) -> None:
         """See `Netfilter.on_foreign_change`. The kernel does not notify of changes to these tables, so their size is
-        read every second: a rule replaced by one of the same length is noticed by the next full sync only."""
+        polled every second. A rule replaced by one of the same length is noticed only by the next full sync."""
         self._on_foreign_change = callback
         self._poll_later()
 
@@ -154,8 +154,8 @@ class Iptables:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _in_thread(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        # This must not be the first call in the thread. Importing holds a lock that the event loop takes while it holds
-        # others, whenever it starts a program, so the two would deadlock.
+        # Import iptc before any other call in the thread. An import takes a lock that the event loop also takes, while
+        # holding others, whenever it starts a program; so importing later could deadlock.
         legacy_table.iptc()
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
 
@@ -225,7 +225,7 @@ class Iptables:
             self._believed.clear()
         changed, failures = False, []
         with xtables_lock(self._lock_wait_s), self._recording_table_infos():
-            # If one family fails, as IPv6 does in a kernel without its tables, the other is still served.
+            # If one family fails, as IPv6 does in a kernel without its tables, the other one is served nevertheless.
             for family in Family:
                 try:
                     changed |= self._apply_family(family, wanted)
@@ -246,7 +246,8 @@ class Iptables:
             )
         return any(
             [
-                # Guards and refusals are added before the redirects that need them, and removed after them.
+                # Guards and refusals are added before the redirects that need them, and are removed after those
+                # redirects.
                 self._move(family, FILTER, lambda have: union(have, want[FILTER]) if needed or have else {}),
                 self._move(family, NAT, lambda have: want[NAT] if needed or have else {}),
                 self._move(family, MANGLE, lambda have: want[MANGLE] if needed or have else {}),
@@ -255,8 +256,7 @@ class Iptables:
         )
 
     def _move(self, family: Family, name: str, goal: Callable[[Chains], Chains]) -> bool:
-        """Change a table from its present rules to those that `goal` returns for them. Return True if a commit was
-        needed."""
+        """Change a table to the rules that `goal` returns for its present rules. Return True if a commit was needed."""
         key = family, name
         for attempt in range(_ATTEMPTS):
             have = self._believed.pop(key, None)
@@ -279,7 +279,8 @@ class Iptables:
                     raise KernelError(
                         f"{family} table {name}: {legacy_table.error_text(error)}; nothing was changed in it"
                     ) from error
-                # A program that does not take the lock changed the table meanwhile, or the believed rules were wrong.
+                # The believed rules were wrong, or a program that does not take the lock has changed the table
+                # meanwhile.
                 log.warning(
                     "commit refused, reading the table again",
                     family=str(family),

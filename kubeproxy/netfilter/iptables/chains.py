@@ -1,7 +1,7 @@
 """Chains of the legacy tables as values, and their differences.
 
-At most one rule in a chain of ours matches a packet (except for one rule that comes first), so their order does not
-matter, and a chain is a set.
+In our chains at most one rule matches a packet (except for a rule that always comes first). So the order of rules does
+not matter, and a chain is a set.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     MANGLE: frozenset({PROXY_DIVERT, PROXY_PAUSE, PROXY_PAUSE_PORTS}),
 }
-"""Our chains in each table, and the other chains that kube-proxy's userspace mode leaves behind on purpose."""
+"""Our chains in each table, and other chains that kube-proxy's userspace mode leaves behind on purpose."""
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
     NAT: ("PREROUTING", "OUTPUT"),
     FILTER: ("INPUT", "FORWARD", "OUTPUT"),
     MANGLE: ("PREROUTING", "OUTPUT"),
 }
-"""The built-in chains with jumps to ours."""
+"""The built-in chains with jumps to our chains."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Rules = frozenset[Entry] | tuple[Entry, ...]
-"""The rules of a chain. Rules in our own chains have no order, but our jumps in built-in chains have one."""
+"""The rules of a chain: an unordered set in our own chains, and a sequence of our jumps in built-in chains."""
 
 Chains = Mapping[str, Rules]
-"""Our chains with their rules, and the built-in ones with our jumps."""
+"""Our chains with their rules, and the built-in chains with our jumps."""
 
 
 class RuleFactory:
-    """Makes the long chains. It keeps the last version of each chain and makes only the rules that differ, so that one
-    change among ten thousand Services does not cost ten thousand rules."""
+    """Makes the rules of the long chains. It caches the last version of each chain and makes only rules that differ, so
+    that a change of one among ten thousand Services does not make ten thousand rules."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Family, str], tuple[object, Mapping[Any, Any], frozenset[Entry]]] = {}
@@ -77,13 +77,13 @@ class RuleFactory:
     def make(
         self, family: Family, chain: str, items: Mapping[K, V], rules: Callable[[K, V], Iterable[Entry]], *, to: object
     ) -> frozenset[Entry]:
-        """Return the chain with the rules of each item.
+        """Return the chain with the rules for each item.
 
-        The rules depend on `to` as well, and different items have different rules."""
+        `to` is everything else on which the rules depend. Different items must have different rules."""
         before_to, before, made = self._kept.get((family, chain), (to, {}, frozenset()))
         if before_to != to:
             before, made = {}, frozenset()
-        # This does not use sets of the items, because hashing them takes ten times as long.
+        # Sets of the items are not used, because hashing them takes ten times as long.
         new = [(key, value) for key, value in items.items() if before.get(key) != value]
         gone = [(key, value) for key, value in before.items() if items.get(key) != value]
         if gone or new:
@@ -93,7 +93,7 @@ class RuleFactory:
 
 
 def union(have: Chains, wanted: Chains) -> Chains:
-    """Return the existing and the wanted rules together."""
+    """Return the existing and the wanted rules combined."""
     return {
         name: _merged(have.get(name, frozenset()), wanted.get(name, frozenset()))
         for name in have.keys() | wanted.keys()
@@ -110,13 +110,13 @@ def _merged(have: Rules, wanted: Rules) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The changes of a table, in the order in which they are made."""
+    """The changes of a table, in the order in which they must be made."""
 
     create: tuple[str, ...]
     flush: tuple[str, ...]
     delete: tuple[tuple[str, Entry], ...]
     add: tuple[tuple[str, Entry], ...]
-    """The rules to add. In a built-in chain their order counts."""
+    """The rules to add. In a built-in chain the order matters."""
     drop: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -124,7 +124,7 @@ class Difference:
 
 
 def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
-    """Return the changes that turn one into the other."""
+    """Return the changes that turn `have` into `wanted`."""
     own = OWN[table]
     drop = [name for name in have if name not in wanted and name in own]
     flush, add, delete = [], [], []
@@ -133,7 +133,7 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
         if name in drop:
             continue
         if name not in own:
-            # In a built-in chain the order counts, but there is only a handful of jumps.
+            # In a built-in chain the order matters. It has only a handful of our jumps, so replace all of them.
             if tuple(old) != tuple(new):
                 delete += [(name, entry) for entry in old]
                 add += [(name, entry) for entry in new]
@@ -141,7 +141,8 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
         if old is new:
             continue
         more, gone = frozenset(new) - frozenset(old), frozenset(old) - frozenset(new)
-        # Deleting a rule takes a search through its chain, so a chain that loses most rules is filled anew.
+        # To delete a rule the kernel's library searches its chain, so a chain that loses most of its rules is flushed
+        # and filled again.
         if len(gone) > len(new):
             flush.append(name)
             add += [(name, entry) for entry in new]
@@ -158,7 +159,7 @@ def difference(have: Chains, wanted: Chains, *, table: str) -> Difference:
 
 
 def comes_last(entry: Entry) -> bool:
-    """Return whether a jump belongs at the end of a built-in chain. Other jumps belong at its start."""
+    """Return whether a jump belongs at the end of a built-in chain. All other jumps belong at its start."""
     return entry.endswith(_LAST)
 
 

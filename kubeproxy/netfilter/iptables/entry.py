@@ -1,9 +1,8 @@
-"""Rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``).
+"""Encodes rules of the legacy tables as the kernel's own bytes (``struct ipt_entry``, ``struct ip6t_entry``).
 
-python-iptables can build these, too, but takes 0.7 ms for a rule, and reads rules back through the process's standard
-output. Their layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h
-and the headers named below). So building a rule here takes microseconds, and a rule that was read back is compared as
-bytes.
+python-iptables can also build rules, but takes 0.7 ms for each, and reads rules through the process's standard output.
+The layout is kernel ABI (linux/netfilter/x_tables.h, netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h, and the
+headers named below). Here, building a rule takes microseconds, and rules read from the kernel are compared as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from functools import lru_cache
 from kubeproxy.model import Address, Family, Protocol
 
 Entry = bytes
-"""A rule in canonical form: counters and the kernel's fields zeroed, names zero-padded, standard targets by name."""
+"""A rule in canonical form: counters and fields used by the kernel are zero, names are padded with zeros, and standard
+targets are given by name."""
 
 _PROTOCOL_NUMBER = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROTO_UDP}
 
@@ -27,10 +27,10 @@ _ENTRY4 = struct.Struct("=4s4s4s4s16s16x16s16xHBx I HH I 16x")
 _ENTRY6 = struct.Struct("=16s16s16s16s16s16x16s16xHxBx3x I HH I 4x 16x")
 _HEADER = struct.Struct("=H29sB")  # xt_entry_match, xt_entry_target: size, name, revision
 _NOTES = {Family.IPV4: (84, 96, 112), Family.IPV6: (136, 148, 168)}
-"""The positions where nfcache starts, where comefrom and the counters start, and where the entry ends."""
+"""The offsets of nfcache, of comefrom and the counters, and of the end of the entry."""
 
 NEW, INVALID, UNTRACKED, DNAT = 1 << 3, 1 << 0, 1 << 8, 1 << 7
-"""States of a packet (linux/netfilter/xt_conntrack.h)."""
+"""Connection states of a packet (linux/netfilter/xt_conntrack.h)."""
 
 
 def _element(name: str, data: bytes, revision: int = 0) -> bytes:
@@ -57,8 +57,8 @@ def match_comment(text: str) -> bytes:
 def match_transparent(*, wildcard: bool = False) -> bytes:
     """Return ``-m socket --transparent`` (xt_socket.h, xt_socket_mtinfo3).
 
-    It matches packets for a socket of this host that has IP_TRANSPARENT. With ``--nowildcard`` (as iptables calls it)
-    it also matches a socket that listens on every address.
+    It matches packets for a socket of this host that has IP_TRANSPARENT. With `wildcard` (the option ``--nowildcard``
+    of iptables) this includes sockets that listen on every address.
     """
     return _element("socket", b"\x03" if wildcard else b"\x01", revision=3)
 
@@ -71,25 +71,24 @@ def match_elsewhere() -> bytes:
 
 
 def match_until(time: int) -> bytes:
-    """Return ``-m time --datestop`` (xt_time.h, xt_time_info), which matches until this moment, in seconds since
-    1970."""
+    """Return ``-m time --datestop`` (xt_time.h, xt_time_info), which matches until `time`, in Unix seconds."""
     last_second, every_monthday, every_weekday = 24 * 60 * 60 - 1, 0xFFFFFFFE, 0xFE
     return _element("time", struct.pack("=IIIIIBB", 0, time, 0, last_second, every_monthday, every_weekday, 0))
 
 
 def match_unmarked(bit: int) -> bytes:
-    """Return ``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1), which matches packets without this bit in their
-    mark."""
+    """Return ``-m mark ! --mark`` (xt_mark.h, xt_mark_mtinfo1), which matches packets whose mark does not have this
+    bit."""
     return _element("mark", struct.pack("=IIB3x", bit, bit, 1), revision=1)
 
 
 def jump(chain: str) -> bytes:
-    """Return ``-j`` to a chain of this table, ``DROP`` or ``RETURN``."""
+    """Return ``-j`` to a chain of the same table, ``DROP`` or ``RETURN``."""
     return _element(chain, bytes(4))
 
 
 def redirect(family: Family, port: int) -> bytes:
-    """Return ``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, for IPv6 nf_nat_range)."""
+    """Return ``-j REDIRECT --to-ports`` (nf_nat.h: nf_nat_ipv4_multi_range_compat, or nf_nat_range for IPv6)."""
     big = port.to_bytes(2, "big") * 2
     if family is Family.IPV4:
         return _element("REDIRECT", struct.pack("=II8x4s", 1, _PORT_GIVEN, big))
@@ -97,7 +96,7 @@ def redirect(family: Family, port: int) -> bytes:
 
 
 def dnat(to: Address, port: int) -> bytes:
-    """Return ``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, either family)."""
+    """Return ``-j DNAT --to-destination`` (nf_nat.h: nf_nat_range2, for both families)."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in to else socket.AF_INET, to)
     big = port.to_bytes(2, "big") * 2
     return _element("DNAT", struct.pack("=I16s16s4s4x", _ADDRESS_GIVEN | _PORT_GIVEN, packed, packed, big), revision=2)
@@ -111,8 +110,8 @@ def mark(bit: int) -> bytes:
 def reject(family: Family) -> bytes:
     """Return ``-j REJECT`` with port unreachable (ipt_REJECT.h, ip6t_REJECT.h).
 
-    A reset would not do. For a client behind a port of a bridge the kernel sends it past NAT, with the address of the
-    redirect; and this target is for table filter, which comes after NAT.
+    A TCP reset would not work for a client behind a bridge port: the kernel sends the reset past NAT, with the address
+    of the redirect as its source. And this target works only in table filter, after NAT.
     """
     return _element("REJECT", struct.pack("=I", 3 if family is Family.IPV4 else 4))
 
@@ -130,15 +129,15 @@ def rule(
     source: str | None = None,
     interface: str = "",
 ) -> Entry:
-    """Return a rule of these matches and target.
+    """Return a rule with these matches and this target.
 
-    `source` is an address or a CIDR, and `interface` the one on which packets arrive.
+    `source` is an address or a CIDR, and `interface` is the interface on which packets arrive.
     """
-    # The name is given with its terminating zero, so that it does not match longer names.
+    # The terminating zero is part of the match, so that longer names do not match.
     name = interface.encode() + b"\0" if interface else b""
     source_address, source_mask = _packed(family, source)
     address, mask = _packed(family, destination)
-    # IPv6 rules have a flag that says that they name a protocol (IP6T_F_PROTO). IPv4 rules do not.
+    # In IPv6 a flag says that the rule names a protocol (IP6T_F_PROTO). IPv4 needs no flag.
     flags = int(protocol is not None and family is Family.IPV6)
     layout = _ENTRY4 if family is Family.IPV4 else _ENTRY6
     target_offset = layout.size + sum(map(len, matches))
@@ -170,13 +169,13 @@ def _packed(family: Family, cidr: str | None) -> tuple[bytes, bytes]:
 
 
 def target_of(family: Family, entry: Entry) -> str:
-    """Return the name of an entry's target."""
+    """Return the name of the entry's target."""
     name: bytes = _HEADER.unpack_from(entry, _target_offset(family, entry))[1]
     return name.partition(b"\0")[0].decode()
 
 
 def with_target(family: Family, entry: Entry, target: bytes) -> Entry:
-    """Return a copy of an entry with another target and without its source."""
+    """Return a copy of the entry with another target and without its match of a source."""
     at = _target_offset(family, entry)
     size = 4 if family is Family.IPV4 else 16
     notes = _NOTES[family][0]
@@ -192,19 +191,19 @@ def _target_offset(family: Family, entry: Entry) -> int:
 
 
 def size_of(family: Family, head: bytes) -> int:
-    """Return the length of a complete entry, read from its first `head_size` bytes."""
+    """Return the length of a complete entry, given at least its first `head_size` bytes."""
     return int.from_bytes(head[_NOTES[family][0] + 6 : _NOTES[family][0] + 8], sys.byteorder)
 
 
 def head_size(family: Family) -> int:
-    """Return the length of an entry without its matches and target."""
+    """Return the length of an entry's fixed part, without matches and target."""
     return _NOTES[family][2]
 
 
 def canonical(family: Family, raw: bytes, target: str) -> Entry:
     """Return an entry from the kernel in canonical form.
 
-    For entries with a standard target, `target` is the name of the chain or verdict that the entry jumps to.
+    For an entry with a standard target, `target` is the name of the chain or verdict.
     """
     notes, counters, end = _NOTES[family]
     entry = bytearray(raw)
@@ -216,7 +215,7 @@ def canonical(family: Family, raw: bytes, target: str) -> Entry:
         size, name, revision = _HEADER.unpack_from(entry, at)
         if at == target_offset and not name.partition(b"\0")[0]:
             return bytes(entry[:at]) + jump(target)
-        # The kernel leaves arbitrary bytes after a name.
+        # The kernel leaves arbitrary bytes after the end of a name.
         _HEADER.pack_into(entry, at, size, name.partition(b"\0")[0], revision)
         if size < _HEADER.size:
             break

@@ -1,4 +1,4 @@
-"""Opens, reads and changes the legacy tables through the binding of libiptc in python-iptables."""
+"""Opens, reads and changes the legacy tables through python-iptables' binding of libiptc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.table_info import info_of
 
 Key = tuple[Family, str]
-"""A family and the name of a table."""
+"""The family and the name of a table."""
 
 _NAMES = {Family.IPV4: Path("/proc/net/ip_tables_names"), Family.IPV6: Path("/proc/net/ip6_tables_names")}
 
@@ -39,10 +39,10 @@ def table_infos() -> dict[Key, bytes]:
 
 @cache
 def iptc() -> ModuleType:
-    """Import and return python-iptables. The import loads a kernel module and runs two programs, so this module does
-    not do it when it is imported itself.
+    """Import and return python-iptables. The import loads a kernel module and runs two programs, so it is done only
+    when needed.
 
-    The package is an optional extra of the distribution, because it comes as source only and needs a C compiler.
+    The package is an optional dependency, because it is distributed only as source and needs a C compiler.
     """
     try:
         return importlib.import_module("iptc")
@@ -51,30 +51,30 @@ def iptc() -> ModuleType:
             "python-iptables is not installed: pip install 'kubeproxy[iptables]' (it needs a C compiler), "
             "or use --netfilter nftables"
         ) from error
-    except Exception as error:  # It raises anything from OSError to errors of its own.
+    except Exception as error:  # The import raises many kinds of errors.
         raise KernelError(
             f"python-iptables cannot be loaded: {error}; install libxtables, libip4tc and libip6tc (iptables)"
         ) from error
 
 
 def error_text(error: Exception) -> str:
-    """Return an error's text without the marks of bytes literals that python-iptables leaves in it."""
+    """Return an error's text without the quotes of bytes literals that python-iptables puts into it."""
     return re.sub(r"b'([^']*)'", r"\1", str(error))
 
 
 def exists(family: Family, name: str) -> bool:
-    """Return whether the kernel has this table. Opening a table would create it, and tools would show it."""
+    """Return whether the kernel has this table. This does not open the table, because opening would create it."""
     try:
         return name in _NAMES[family].read_text().split()
     except FileNotFoundError:
         return False
-    except PermissionError:  # In a user namespace only opening the table would show it.
+    except PermissionError:  # In a user namespace only opening the table would tell.
         return True
 
 
 @contextlib.contextmanager
 def opened(family: Family, name: str) -> Iterator[Any]:
-    """Open a fresh snapshot of a table, and close it when the context ends."""
+    """Open a new snapshot of a table, and close it at the end of the context."""
     table = _open(family, name)
     try:
         yield table
@@ -99,7 +99,7 @@ def _open(family: Family, name: str) -> Any:
 
 
 def read(table: Any, family: Family, name: str) -> tuple[Chains, list[tuple[str, Entry]]]:
-    """Return our chains and the jumps to them in built-in chains, and the rules that a chain has more than once."""
+    """Return our chains with the jumps to them, and the rules that appear more than once in their chain."""
     chains: dict[str, Rules] = {}
     surplus: list[tuple[str, Entry]] = []
     for chain in (*BUILTIN[name], *filter(table.is_chain, OWN[name])):
@@ -125,7 +125,7 @@ def _bytes(family: Family, rule: Any, target: str) -> Entry:
 
 
 def carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entry]]) -> None:
-    """Make these changes in a snapshot, and remove the rules that a chain has more than once. The caller commits the
+    """Make these changes in a snapshot of the table, and remove surplus copies of rules. The caller commits the
     snapshot."""
     for chain in difference.create:
         table.create_chain(chain)
@@ -138,7 +138,7 @@ def carry_out(table: Any, difference: Difference, surplus: list[tuple[str, Entry
     position: dict[str, int] = {}
     for chain, entry in difference.add:
         rule = ctypes.create_string_buffer(entry, len(entry))
-        # Our first jumps come before the NAT rules or the firewall of other programs.
+        # Our jumps come first, before NAT rules or firewalls of other programs.
         if table.builtin_chain(chain) and not comes_last(entry):
             table.insert_entry(chain, rule, position.get(chain, 0))
             position[chain] = position.get(chain, 0) + 1

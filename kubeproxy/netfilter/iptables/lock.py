@@ -1,4 +1,4 @@
-"""The lock against concurrent changes of the legacy tables by several programs (iptables(8), ``-w``)."""
+"""Takes the lock by which programs avoid concurrent changes of the legacy tables (iptables(8), ``-w``)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _POLL_S = 0.02
 
 @contextlib.contextmanager
 def xtables_lock(wait_s: float) -> Iterator[None]:
-    """Hold the lock. Block the calling thread for at most `wait_s`, and then raise KernelError with the holder of the
-    lock."""
+    """Hold the lock during the context. Wait for it up to `wait_s` seconds, blocking the thread, and then raise
+    KernelError with the name of the process that holds it."""
     path = os.environ.get("XTABLES_LOCKFILE", "/run/xtables.lock")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,7 +53,7 @@ def _holder(fd: int) -> str:
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # A line looks like this: 1: FLOCK  ADVISORY  WRITE 412 00:19:1030 0 EOF
+            # Example of a line: 1: FLOCK ADVISORY WRITE 412 00:19:1030 0 EOF
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
                 with contextlib.suppress(OSError):

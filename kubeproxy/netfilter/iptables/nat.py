@@ -1,8 +1,8 @@
-"""The redirects of a rule set in table nat.
+"""Makes the chains of table nat, which redirect.
 
-Each chain redirects the packets of some clients to some destinations. Chains with CONTAINER in their name are for other
-hosts, those with HOST and HOOKS for this node itself, and those with INTERNAL for its pods. PORTALS are single
-addresses, and PORTS are node ports, to which NODEPORT leads.
+Each chain redirects the packets of some clients to some destinations. Chains with CONTAINER in their name are for
+clients on other hosts, those with HOST and HOOKS for this node itself, and those with INTERNAL for its pods. PORTALS
+chains have single addresses, and PORTS chains have node ports, to which NODEPORT chains jump.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
     exact, on_node = _by_kind(wanted.redirects, family, Origin.ANYWHERE)
     own_exact, own_on_node = _by_kind(wanted.redirects, family, Origin.NODE)
     addresses = of_family(wanted.node_addresses, family)
-    # Packets from outside to a loopback address are not redirected: the kernel drops them as martians.
+    # Packets from outside to a loopback address are not redirected, because the kernel drops them as martians.
     outside = [address for address in addresses if not is_loopback(address)]
     internal = disjoint(wanted.internal_sources, family)
     redirects = _Redirects(family, rule_factory, wanted.admitted)
     pods = _Pods(family, internal, sorted(wanted.uplinks))
-    # This jump comes first of all: a dial of the proxy that came back to the proxy would be dialed again.
+    # This jump comes first: if a dial by the proxy is itself redirected to the proxy, it would be dialed again.
     not_ours = iptables_entry.match_unmarked(MARK)
     prerouting = _jumps(family, PORTALS_CONTAINER, _PORTALS_COMMENT)
     output = _jumps(family, PORTALS_HOST, _PORTALS_COMMENT, not_ours)
@@ -82,7 +82,7 @@ def nat(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chains:
 
 
 def _by_kind(redirects: Mapping[Traffic, int], family: Family, origin: Origin) -> tuple[dict[Destination, int], ...]:
-    """Return the redirects of one family and origin: first those of single addresses, then those of node ports."""
+    """Return the redirects of one family and origin: those of single addresses, and those of node ports."""
     exact: dict[Destination, int] = {}
     on_node: dict[Destination, int] = {}
     for (key, its_origin), port in redirects.items():
@@ -93,16 +93,16 @@ def _by_kind(redirects: Mapping[Traffic, int], family: Family, origin: Origin) -
 
 @dataclass(frozen=True, slots=True)
 class _Redirects:
-    """Makes the chains that redirect."""
+    """Makes the chains with redirects."""
 
     family: Family
     rule_factory: RuleFactory
     admitted: Mapping[Destination, tuple[str, ...]]
-    """`RuleSet.admitted`. Other clients are not redirected, and table filter drops them, because table nat must not
-    drop."""
+    """The value of `RuleSet.admitted`. Other clients are not redirected; table filter drops them, because table nat
+    cannot drop."""
 
     def rules(self, chain: str, redirects: Mapping[Destination, int], to: Address | None) -> Rules:
-        """Return the redirects to proxy ports at an address, or at the address of the incoming interface if it is
+        """Return the redirects to proxy ports at the address `to`, or at the address of the incoming interface if it is
         None."""
         items = {key: (port, self.admitted.get(key, _ANY_SOURCE)) for key, port in redirects.items()}
 
@@ -125,15 +125,14 @@ class _Redirects:
 
 @dataclass(frozen=True, slots=True)
 class _Pods:
-    """Makes the jumps for packets of this node's pods. Packets of pods of other nodes take the same way as those of all
-    clients."""
+    """Makes the jumps for packets from this node's pods. Pods on other nodes count as clients on other hosts."""
 
     family: Family
     internal: Iterable[str]
     uplinks: Iterable[str]
 
     def jumps(self, chain: str, others: str | None) -> list[Entry]:
-        """Return the jumps to the chain for pods. `others` is the chain for all clients, if there is one."""
+        """Return the jumps to the chain for pods. `others` is the chain for all other clients, if there is one."""
         return [
             *(
                 _jumps(self.family, others, _INTERNAL_COMMENT, sources=self.internal, interfaces=self.uplinks)
@@ -167,7 +166,7 @@ def _to_addresses(family: Family, addresses: Iterable[Address], chain: str) -> R
 
 
 def reach(have: Chains, ours: RuleSet, family: Family) -> Reach:
-    """Return how many of table nat's redirects belong to a rule set, and how many do not."""
+    """Return how many redirects in table nat belong to a rule set, and how many do not."""
     wanted = nat(ours, family, RuleFactory())
     mine = others = 0
     for name in (PORTALS_CONTAINER, PORTALS_HOST, PORTALS_INTERNAL, PORTS_CONTAINER, PORTS_HOST, PORTS_INTERNAL):

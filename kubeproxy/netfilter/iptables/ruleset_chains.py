@@ -1,7 +1,7 @@
-"""A rule set as the chains of the legacy tables.
+"""Turns a rule set into chains of the legacy tables.
 
-Names and comments are those of kube-proxy's userspace mode, so that each takes over the rules that the other left.
-``docs/netfilter.md`` shows them.
+Names and comments are those of kube-proxy's userspace mode, so that either proxy replaces the rules that the other one
+has left. ``docs/netfilter.md`` shows the rules.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _PORTS_COMMENT = "guard proxy ports, refuse clients of services without endpoint
 
 
 def chains_of(wanted: RuleSet, family: Family, rule_factory: RuleFactory | None = None) -> dict[str, Chains]:
-    """Return the chains of a rule set in each table of a family. Chains and jumps exist even if they are empty, because
-    with the last rule that needs connection tracking the kernel would end tracking, and with it every running
-    connection. (Chains for node ports and for pods exist only if they have rules.)"""
+    """Return the chains of a rule set in each table of a family. Chains and jumps exist even if they are empty.
+    Otherwise the kernel would stop tracking connections with the last rule that needs it, which would break every
+    running connection. (Chains for node ports and for pods exist only if they have rules.)"""
     rule_factory = rule_factory or RuleFactory()
     mangle = divert(family) if wanted.transparent else {}
     return {NAT: nat(wanted, family, rule_factory), FILTER: _filter(wanted, family, rule_factory), MANGLE: mangle}
@@ -81,7 +81,7 @@ def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chain
     )
     first_packets = iptables_entry.match_state(iptables_entry.NEW | iptables_entry.INVALID | iptables_entry.UNTRACKED)
     ports = jump(PROXY_PORTS, first_packets, iptables_entry.match_comment(_PORTS_COMMENT))
-    # Packets for another program's socket, or for no socket, meet the same rules as packets sent directly to the port.
+    # Redirected packets that no socket of ours would get are treated like packets sent directly to the port.
     sockets = {jump(PROXY_SOCKETS, iptables_entry.match_state(iptables_entry.DNAT))} if wanted.guard_sockets else set()
     chains: dict[str, Rules] = {
         "INPUT": (ports,),
@@ -113,14 +113,14 @@ def _filter(wanted: RuleSet, family: Family, rule_factory: RuleFactory) -> Chain
 
 
 def divert(family: Family) -> Chains:
-    """Return the chains of table mangle that mark packets of transparent rule sets."""
+    """Return the chains of table mangle that mark packets for transparent rule sets."""
     comment = iptables_entry.match_comment(_DIVERT_COMMENT)
     return {
         "PREROUTING": (iptables_entry.rule(family, iptables_entry.jump(PROXY_DIVERT), comment),),
         PROXY_DIVERT: frozenset(
             {
-                # Packets to this host are excluded: accepted sockets are transparent like their listeners, and packets
-                # of their clients are to be routed as usual.
+                # Packets addressed to this host are excluded: accepted sockets are transparent like their listeners,
+                # but their clients' packets need no special routing.
                 iptables_entry.rule(
                     family,
                     iptables_entry.mark(MARK),
@@ -133,8 +133,8 @@ def divert(family: Family) -> Chains:
 
 
 def guarding_sockets(family: Family) -> Chains:
-    """Return the chain of table filter that treats a redirected packet as a direct one unless it is for a transparent
-    socket, which our listeners have."""
+    """Return the chain of table filter that treats a redirected packet like a direct one, unless its socket is
+    transparent, as our listeners are."""
     return {
         PROXY_SOCKETS: frozenset(
             {own_socket_rule(family), iptables_entry.rule(family, iptables_entry.jump(PROXY_DIRECT))}
@@ -148,10 +148,10 @@ def own_socket_rule(family: Family) -> Entry:
 
 
 def pause(have: Chains, family: Family, *, until: int) -> Chains:
-    """Return the chains of table mangle that drop first packets instead of table nat's redirects.
+    """Return the chains of table mangle for a pause. They drop first packets to the destinations that `have` redirects.
 
-    They drop packets from any source, until the Unix time `until`; afterwards the two jumps to these chains do not
-    match any more. Return nothing if there are no redirects.
+    The jumps to these chains match packets from any source, until the Unix time `until`. Return nothing if there are no
+    redirects.
     """
 
     def drops(*chains: str) -> frozenset[Entry]:
@@ -191,10 +191,10 @@ def without_pause(mangle: Chains, family: Family) -> Chains:
 
 
 def is_needed(wanted: RuleSet, family: Family) -> bool:
-    """Return whether a family's tables are needed even if they have no rules of ours.
+    """Return whether a family's tables have to be opened even if they have no rules of ours.
 
-    Opening tables loads them into the kernel, so IPv6's are opened only for IPv6 addresses. The proxy port of an IPv4
-    listener cannot be reached by IPv6 anyway.
+    Opening a table loads it into the kernel, so IPv6 tables are opened only if there are IPv6 addresses. The proxy port
+    of an IPv4 listener cannot be reached over IPv6 anyway.
     """
     destinations = chain((destination for destination, _ in wanted.redirects), wanted.allowed_sources, wanted.hooks)
     return family is Family.IPV4 or any(":" in destination.address for destination in destinations)

@@ -1,4 +1,4 @@
-"""Reads the size of a legacy table. Most changes show in the size, and reading it takes microseconds."""
+"""Reads the size of a legacy table. Most changes alter the size, and reading it takes microseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kubeproxy.model import Family
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _GET_INFO = 64  # IPT_SO_GET_INFO, IP6T_SO_GET_INFO: netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h
-# struct ipt_getinfo, struct ip6t_getinfo: name, valid hooks, entry and underflow of each hook, number of entries, bytes
+# struct ipt_getinfo and struct ip6t_getinfo: name, valid hooks, entry and underflow of each hook, number of entries,
+# size in bytes
 _NAME_BYTES, _INFO_BYTES = 32, 32 + 4 + 2 * 5 * 4 + 4 + 4
 _KINDS = {
     Family.IPV4: (socket.AF_INET, socket.IPPROTO_IP),
@@ -20,8 +21,8 @@ _KINDS = {
 
 
 def info_of(family: Family, table: str) -> bytes:
-    """Return the positions of a table's built-in chains, its number of rules and their length, as the kernel's bytes,
-    to be compared.
+    """Return the kernel's bytes with the positions of the built-in chains, the number of rules and their total size.
+    They are used only for comparison.
 
     Raise OSError without CAP_NET_RAW and CAP_NET_ADMIN. The kernel creates a table that does not exist.
     """

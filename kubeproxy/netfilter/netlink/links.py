@@ -1,4 +1,4 @@
-"""Interfaces of this network namespace, by rtnetlink(7)."""
+"""Removes interfaces of this network namespace, through rtnetlink(7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RTM_DELLINK = 17
 
 
 def remove_link(netlink: socket.socket, name: str) -> None:
-    """Remove an interface, if it is there. Raise OSError when the kernel refuses."""
+    """Remove an interface, if it exists. Raise OSError if the kernel refuses."""
     header = LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     try:
         request(netlink, _RTM_DELLINK, header + encode([(IFLA_IFNAME, name.encode() + b"\0")]))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12
-"""Constants of linux/netlink.h for which Python has no names."""
+"""Constants of linux/netlink.h that Python's socket module does not have."""
 SOCK_DIAG_BY_FAMILY = 20
 """linux/sock_diag.h"""
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
@@ -30,17 +30,17 @@ class Message(NamedTuple):
     kind: int
     sequence: int
     body: bytes
-    """The bytes that follow the netlink header."""
+    """The bytes after the netlink header."""
     flags: int = 0
 
     @property
     def error(self) -> int:
-        """Return the errno in an answer of kind NLMSG_ERROR or NLMSG_DONE, which is 0 for success."""
+        """Return the errno in an NLMSG_ERROR or NLMSG_DONE message. 0 means success."""
         return -int.from_bytes(self.body[:4], sys.byteorder, signed=True)
 
 
 def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
-    """Return a socket for requests to this network namespace, by default about routing. Raise OSError when the kernel
+    """Return a netlink socket of this network namespace, by default for routing. Raise OSError if the kernel
     refuses."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
@@ -48,14 +48,14 @@ def open_netlink(protocol: int = socket.NETLINK_ROUTE) -> socket.socket:
 def dump(
     netlink: socket.socket, kind: int, family: int = socket.AF_UNSPEC, *, rest: bytes = bytes(3)
 ) -> Iterator[bytes]:
-    """Yield the payloads that answer a dump request. Raise OSError when the kernel refuses it. `rest` is the part of
-    the request that follows the family."""
+    """Yield the payloads of the answers to a dump request. Raise OSError if the kernel refuses it. `rest` is whatever
+    follows the family byte in the request."""
     netlink.send(frame(kind, bytes([family]) + rest, flags=NLM_F_DUMP, sequence=kind))
     return (message.body for message in answers(netlink, kind))
 
 
 def request(netlink: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> None:
-    """Have the kernel make or remove an object. Raise OSError when the kernel refuses."""
+    """Send a request and wait until the kernel has carried it out. Raise OSError if the kernel refuses."""
     netlink.send(frame(kind, payload, flags=NLM_F_ACK | flags, sequence=kind))
     for _ in answers(netlink, kind):
         pass
@@ -67,19 +67,19 @@ def frame(kind: int, payload: bytes, *, flags: int, sequence: int) -> bytes:
 
 
 class Readable(Protocol):
-    """An object from which answers are read: a socket, or one with a time limit of its own."""
+    """An object to read answers from: a socket, or a wrapper with a time limit."""
 
     def recv(self, at_most: int, /) -> bytes:
-        """Read once from the kernel."""
+        """Return the result of one read from the kernel."""
 
 
 def answers(
     netlink: Readable, sequence: int, *, at_most: int = _ANSWER_BYTES, unchanged: bool = False
 ) -> Iterator[Message]:
-    """Yield the answers to a request until the one that ends them. Raise OSError if that one is an error.
+    """Yield the answers to a request, up to the one that ends them. Raise OSError if that is an error.
 
-    A read takes `at_most` bytes. With `unchanged`, raise InterruptedError at the end if the kernel says that the listed
-    objects have changed meanwhile, so that some may be missing.
+    Each read takes up to `at_most` bytes. With `unchanged`, raise InterruptedError at the end if the kernel says that
+    the listed objects changed meanwhile, so that some may be missing.
     """
     changed = False
     while True:
@@ -97,7 +97,7 @@ def answers(
 
 
 def parse(data: bytes) -> Iterator[Message]:
-    """Yield the messages of one read from a socket."""
+    """Yield the messages in the result of one read."""
     at = 0
     while at + HEADER.size <= len(data):
         length, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
@@ -108,13 +108,13 @@ def parse(data: bytes) -> Iterator[Message]:
 
 
 def kind_of(data: bytes) -> int:
-    """Return the kind of the first message in one read."""
+    """Return the kind of the first message in the result of one read."""
     kind: int = HEADER.unpack_from(data)[1]
     return kind
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the type and value of each attribute that follows a payload's header."""
+    """Yield the type and value of each attribute in a sequence of attributes."""
     at = 0
     while at + ATTRIBUTE_HEADER.size <= len(data):
         length, kind = ATTRIBUTE_HEADER.unpack_from(data, at)
@@ -125,7 +125,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return attributes as bytes, as `attributes` reads them."""
+    """Return attributes as bytes, the inverse of `attributes`."""
     parts = [ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(value), kind) + value for kind, value in values]
     return b"".join(part.ljust(_align(len(part)), b"\0") for part in parts)
 

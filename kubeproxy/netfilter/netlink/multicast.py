@@ -1,4 +1,4 @@
-"""Subscriptions to the kernel's netlink(7) notifications, read without waiting."""
+"""Subscribes to the kernel's netlink(7) notifications, and reads them without blocking."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MESSAGE_BYTES = 1 << 16
 
 
 def subscribe(protocol: int, *groups: int) -> socket.socket:
-    """Return a non-blocking subscription. Raise OSError when the kernel has no such groups, or refuses them
-    (CAP_NET_ADMIN)."""
+    """Return a non-blocking socket that is subscribed to these groups. Raise OSError if the kernel does not have them,
+    or refuses the subscription (CAP_NET_ADMIN)."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
         sock.bind((0, sum(1 << (group - 1) for group in groups)))
@@ -22,8 +22,8 @@ def subscribe(protocol: int, *groups: int) -> socket.socket:
 
 
 def received(sock: socket.socket) -> Iterator[bytes | None]:
-    """Yield the waiting reads, each of which has one or more messages. Yield None where messages were lost for want of
-    room."""
+    """Yield the results of all reads that do not block, each with one or more messages. Yield None where messages were
+    lost because the buffer was full."""
     while True:
         try:
             yield sock.recv(_MESSAGE_BYTES)

@@ -29,20 +29,20 @@ from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance
 log = structlog.get_logger(__name__)
 
 _APART = 5_000
-"""The number of slots from which on the slots are not given to the program nft. It would need 280 MB for those of
-10,000 Services."""
+"""From this number of slots on, slots are sent by netlink and not through the program nft, which would need 280 MB for
+those of 10,000 Services."""
 _AT_ONCE = 2_000
-"""The number of slots in one transaction. It is some ms of work, and fits in the socket of an unprivileged user
+"""The number of slots in one transaction. It takes some milliseconds, and fits into the socket of an unprivileged user
 namespace."""
 _RESIZING_S = 0.2
 """How long the kernel may take to resize a map."""
 _ATTEMPTS = 3
-"""The number of attempts: one from the believed rules, one from those in the kernel, and one more if another process
-changes the rules in between."""
+"""The number of attempts: one based on the believed rules, one based on those in the kernel, and another one in case
+another process changes the rules in between."""
 
 
 class Nftables:
-    """Keeps table ``inet kubeproxy`` equal to a rule set. It needs ``nft`` and CAP_NET_ADMIN."""
+    """Keeps table ``inet kubeproxy`` equal to a rule set. This needs the program nft and CAP_NET_ADMIN."""
 
     name = "nftables"
 
@@ -50,23 +50,22 @@ class Nftables:
         self._commands = NftCommands(nft=nft, timeout_s=timeout_s)
         # The table believed to be in the kernel, or None if it is unknown.
         self._believed: Table | None = None
-        # The rule set from which the table was made. The two are rebalanced together.
+        # The rule set from which the believed table was made. Both are updated together by `rebalance`.
         self._applied: RuleSet | None = None
-        # The number of changes by other processes so far. If one comes while the table is read, what was read is
-        # invalid.
+        # The number of changes by other processes so far. If it grows while the table is read, the result is invalid.
         self._foreign_changes = 0
-        # The subscription to notifications, from the first transaction on, or None if the kernel does not notify.
+        # The subscription to notifications, made with the first transaction, or None if the kernel does not notify.
         self._watch: TableWatch | None = None
         self._watching = False
-        # Whether the kernel accepts every feature of our table.
+        # Whether the kernel accepts all features of our table.
         self._takes_all = False
         self._takes_spreads = False
-        # By map of clients: the endpoint addresses that its clients may have, as this process last read or left them.
+        # For each map of clients, the addresses of endpoints that it may contain, as this process last read or left it.
         self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 
     async def probe(self, feature: Feature | None = None) -> None:
-        """Have the kernel check our table, with this feature, without creating it.
+        """Let the kernel check our table with this feature, without creating it.
 
         Raise KernelError with the kernel's reason if it refuses.
         """
@@ -80,7 +79,7 @@ class Nftables:
                 if not self._takes_all:
                     await self._check(replace(_REDIRECTING, guard_sockets=True))
             case Feature.SPREADS:
-                # Spreads of both families and protocols, with affinity and masquerading.
+                # Check spreads of both families and protocols, with affinity and masquerading.
                 if not self._takes_spreads:
                     await self._check(_SPREADING)
                     self._takes_spreads = True
@@ -88,8 +87,8 @@ class Nftables:
                 await self._check(replace(_SPREADING, rescue=1))
 
     async def _probe_redirects(self) -> None:
-        # All features are tried at once, because each check starts a program and clients may be waiting. If that fails,
-        # they are tried one by one.
+        # Check all features at once, because each check starts a program and clients may be waiting. If that fails,
+        # check them one by one.
         try:
             await self._check(replace(_REDIRECTING, transparent=True, guard_sockets=True))
         except KernelError:
@@ -105,7 +104,8 @@ class Nftables:
         """See `Netfilter.apply`."""
         self._start_watching()
         self._notice()
-        # The kernel notifies of every foreign change, so the believed table is true, and reading it takes long.
+        # If the kernel notifies of every foreign change, the believed table is right, and reading it again would take
+        # long.
         have = None if verify and self._watch is None else self._believed
         if have is not None and wanted is self._applied:
             return False
@@ -160,7 +160,8 @@ class Nftables:
         return True
 
     async def _forget_clients(self, wanted: Mapping[str, frozenset[Address]]) -> None:
-        """Delete the clients in these maps that have another endpoint address than these, so that they choose again.
+        """Delete the clients whose endpoint in these maps is not among the given addresses, so that they choose again.
+
         Only the kernel adds clients, and only with addresses that have slots."""
         for name, addresses in wanted.items():
             kept = self._kept.get(name, frozenset())
@@ -228,7 +229,7 @@ class Nftables:
             log.info("no notifications of nftables changes", reason=error.strerror)
 
     def _notice(self) -> None:
-        """Read notifications. A change by another process makes the believed table invalid."""
+        """Read notifications. After a change by another process the believed table is invalid."""
         if self._watch is None or not self._watch.look():
             return
         self._believed = None
@@ -249,15 +250,15 @@ class Nftables:
             return None
         try:
             return await self._commands.read(lambda reader: table_of(reader.read()))
-        except NotFoundError:  # The table has gone meanwhile.
+        except NotFoundError:  # The table was deleted meanwhile.
             return None
 
     async def _commit(self, steps: Sequence[str]) -> None:
         try:
             await self._transact("".join(steps))
         except TransactionTooLongError:
-            # An unprivileged user namespace cannot enlarge the netlink buffer, as thousands of elements at once would
-            # need.
+            # Send the steps in small parts, because an unprivileged user namespace cannot enlarge the netlink buffer
+            # for thousands of elements at once.
             rest = iter(steps)
             while batch := list(islice(rest, 2)):
                 await self._transact("".join(batch))
@@ -268,7 +269,8 @@ class Nftables:
 
     @asynccontextmanager
     async def _own_transaction(self) -> AsyncIterator[None]:
-        """Make the changes of this context one transaction of ours, or fail."""
+        """Make the changes of this context one transaction, with errors as KernelError and notifications counted as
+        ours."""
         if self._watch is None:
             yield
             return
@@ -293,7 +295,7 @@ _SPREADS = dict(
     for address in addresses
 )
 _REDIRECTING = RuleSet(redirects={Traffic(destination, Origin.NODE): 1 for destination in _SPREADS})
-"""Rules of every shape that redirects can have, for the trial."""
+"""A rule set for checking the kernel, with rules of every form that redirects can have."""
 _SPREADING = replace(
     _REDIRECTING,
     spreads={
@@ -305,4 +307,4 @@ _SPREADING = replace(
     hairpins={Address("192.0.2.2"), Address("2001:db8::2")},
     direct_links=frozenset({DirectLink(1, "lo", "192.0.2.0/24"), DirectLink(1, "lo", "2001:db8::/64")}),
 )
-"""Rules of every shape that spreads can have, for the trial."""
+"""A rule set for checking the kernel, with rules of every form that spreads can have."""

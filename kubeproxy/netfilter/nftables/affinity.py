@@ -1,7 +1,7 @@
-"""Session affinity in our nftables table: maps of clients and their endpoints, and the chains that use and fill them.
+"""Makes the rules of session affinity: maps from clients to their endpoints, and the chains that use and fill the maps.
 
-A service port has a map for each port of its endpoints, in each family and scope. Rules add the clients, and the kernel
-removes clients that have not sent a first packet within the timeout.
+A service port has a map for each port of its endpoints, in each family and scope. Rules add clients to the maps. The
+kernel removes a client that has not begun a connection within the timeout.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from kubeproxy.netfilter.ruleset import Spread
 
 
 def affinity_name(spread: Spread, family: Family) -> str:
-    """Return the common part of the names of a service port's chains and maps of clients, in one scope."""
+    """Return the common part of the names of a service port's affinity chains and client maps, for one family and
+    scope."""
     name = spread.service_port.replace(":", "/")
     if UNUSUAL.search(name) or len(name) > LONGEST:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         name = f"{UNUSUAL.sub('_', name)[:LONGEST]}_{digest}"
-    # No name of a Service or of a port has a dot.
+    # A dot cannot be confused with the names, because no name of a Service or of a port has one.
     scope = "" if spread.scope is Scope.CLUSTER else f".{spread.scope}"
     return f"{family.value}-{name}{scope}"
 
@@ -36,16 +37,16 @@ def affinity_chains(
 ) -> dict[str, tuple[Rule, ...]]:
     """Return the chains of all service ports with session affinity.
 
-    Each service port has a chain that leads a known client to its endpoint, and one that stores the endpoint of a
-    client or prolongs it. With `rescued`, failed connections are reported.
+    Each service port has a chain that sends a known client to its endpoint, and one that stores the endpoint of a
+    client or renews its timeout. With `rescued`, failed connections are reported.
     """
     chains: dict[str, tuple[Rule, ...]] = {}
     found = {it.name: it for it in affinities(spreads)}
-    # A chain is made after the one to which it may jump, which has the shorter name.
+    # Sort by name: a chain may jump only to one that exists already, and that one has the shorter name.
     for name, family, ports, timeout_s, internal in sorted(found.values()):
         ip = IP[family]
         chains[f"sticky{name}"] = (
-            # The SYN of a client without an endpoint is copied by the chain that it comes to next.
+            # This copies the SYN of a known client. For other clients, the next chain copies it.
             *((Rule(*rescue.copying(family)),) if rescued else ()),
             *(
                 Rule(
@@ -55,7 +56,7 @@ def affinity_chains(
                 for port in ports
             ),
         )
-        # The kernel only renews the expiry of an element that exists.
+        # For an existing element, `update` only renews the timeout.
         chains[f"learn{name}"] = (
             *(_own_clients(family, f"learn{internal}", uplinks) if internal in found else ()),
             *(
@@ -71,10 +72,10 @@ def affinity_chains(
 
 
 def _own_clients(family: Family, chain: str, uplinks: frozenset[str]) -> Iterator[Rule]:
-    """Yield the rules that lead this node's pods and this host to a chain of their own.
+    """Yield the rules that send clients on this node (its pods and the host itself) to a chain of their own.
 
-    Under externalTrafficPolicy Local they may use the endpoints of all nodes, and other clients only those of this
-    node.
+    Under externalTrafficPolicy Local, clients on this node may use the endpoints of all nodes, and other clients only
+    those of this node.
     """
     ip = IP[family]
     own = from_own_pods(f"ct original {ip} saddr", family, uplinks)
@@ -88,10 +89,10 @@ class Affinity(NamedTuple):
     name: str
     family: Family
     ports: tuple[int, ...]
-    """The ports that its endpoints have."""
+    """The ports of its endpoints."""
     timeout_s: int
     internal: str | None
-    """The name used for pods and this host, if they have other endpoints than other clients of the same
+    """The name used for clients on this node, if they have other endpoints than other clients of the same
     destinations."""
 
 
@@ -117,15 +118,15 @@ def affinities(spreads: Mapping[Traffic, Spread]) -> Iterator[Affinity]:
 
 
 def clients_map(name: str, port: int) -> str:
-    """Return the name of the map from a client to its endpoint. A service port has one map for each port that its
-    endpoints use."""
+    """Return the name of the map from clients to endpoints. A service port has one such map for each port of its
+    endpoints."""
     return f"clients{name}-{port}"
 
 
 def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Destination], str]:
-    """Return the jumps for session affinity: the chain of each map and destination.
+    """Return the jumps for session affinity: the chain for each map and destination.
 
-    Traffic without a target has no jump, so its clients come to the redirect.
+    Traffic without a target has no jump, so its clients reach the redirect.
     """
     sticky = [
         (traffic, affinity_name(spread, family_of(traffic.destination.address)))
@@ -133,8 +134,8 @@ def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Dest
         if spread.affinity_timeout_s is not None and spread.targets
     ]
     verdicts: dict[tuple[str, Destination], str] = {}
-    # The map `learned` has one jump for both origins: that of clients from anywhere. Its chain leads clients on this
-    # node to the chain of their own.
+    # The map `learned` has one jump for both origins, to the chain for clients from anywhere. That chain sends clients
+    # on this node to their own chain.
     for (destination, origin), name in sorted(sticky, key=by_origin):
         verdicts[place(destination, "affinities", origin), destination] = f"sticky{name}"
         verdicts[place(destination, "learned"), destination] = f"learn{name}"
@@ -142,12 +143,12 @@ def affinity_verdicts(spreads: Mapping[Traffic, Spread]) -> dict[tuple[str, Dest
 
 
 def clients_in(spreads: Mapping[Traffic, Spread]) -> frozenset[str]:
-    """Return the maps of clients that these spreads need."""
+    """Return the names of the client maps that these spreads need."""
     return frozenset(clients_map(it.name, port) for it in affinities(spreads) for port in it.ports)
 
 
 def clients_of(spreads: Mapping[Traffic, Spread]) -> dict[str, frozenset[Address]]:
-    """Return the maps of clients, each with the addresses of the endpoints that its clients may have."""
+    """Return the client maps, each with the addresses of endpoints that it may contain."""
     found: dict[str, set[Address]] = {
         clients_map(it.name, port): set() for it in affinities(spreads) for port in it.ports
     }

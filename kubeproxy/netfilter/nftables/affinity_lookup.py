@@ -1,4 +1,4 @@
-"""Looks up the endpoint that session affinity has for a client of the kernel path, by one request to the kernel."""
+"""Looks up the endpoint to which session affinity binds a client of the kernel path, with one request to the kernel."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from kubeproxy.netfilter.ruleset import Spread
 
 
 class Bond(NamedTuple):
-    """The endpoint of a client, and how long the client keeps it without a new connection."""
+    """A client's endpoint, and how long the binding lasts without a new connection."""
 
     endpoint: Target
     expires: str
-    """The remaining time as nft prints it: ``9m59s996ms``."""
+    """The remaining time as nft prints it, such as ``9m59s996ms``."""
 
 
 async def bond_of(client: Address, spread: Spread) -> Bond | None:
-    """Return the endpoint that the kernel keeps for a client, or None if there is none and the client gets any
-    endpoint. Raise KernelError when nft fails. The map of a port may name an endpoint that has just left; that does not
-    count."""
+    """Return the endpoint to which the kernel binds a client, or None if the client has no binding. Raise KernelError
+    if nft fails. The map may name an endpoint that has just left the spread; that counts as no binding."""
     if spread.affinity_timeout_s is None:
         return None
     commands = NftCommands(timeout_s=5.0)
     name = affinity_name(spread, family_of(client))
     for port in sorted({target.port for target in spread.endpoints}):
         try:
-            # `get element` prints no JSON (nft 1.0.6).
+            # `get element` has no JSON output (nft 1.0.6).
             printed = await commands.run("get", "element", *TABLE.split(), clients_map(name, port), f"{{ {client} }}")
         except NotFoundError:
             continue

@@ -1,4 +1,5 @@
-"""The chains of our nftables table that come and go with the Services: their names, and rules that choose a slot."""
+"""The chains of our nftables table that come and go with the Services: their names, and the rules that choose a
+slot."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kubeproxy.netfilter.ruleset import ClientHash, Spread
 
 
 def spread_chain(traffic: Traffic, slots: int, client_hash: ClientHash | None = None) -> str:
-    """Return the name of the chain that chooses one of so many slots, at random or by a hash of the client."""
+    """Return the name of the chain that chooses one of `slots` slots, at random or by a hash of the client."""
     destination, origin = traffic
     chosen_by = ""
     if client_hash is not None:
@@ -21,7 +22,8 @@ def spread_chain(traffic: Traffic, slots: int, client_hash: ClientHash | None = 
 
 
 def choice_of(chain: str) -> tuple[int, ClientHash | None]:
-    """Return the number of slots, and the hash that chooses one, from a name that `spread_chain` has returned."""
+    """Return the number of slots and the hash (None for a random choice) that a name made by `spread_chain` stands
+    for."""
     match = _SPREAD.fullmatch(chain)
     if match is None:
         raise ValueError(chain)
@@ -33,7 +35,8 @@ _SPREAD = re.compile(r"((?:own_)?(?:node_port_)?(?:tcp|udp)_spread[46])(?:_(port
 
 
 def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
-    """Return the rules of a chain that `spread_chain` names. With `rescued` its failed connections are reported."""
+    """Return the rules of a chain with a name made by `spread_chain`. With `rescued`, its failed connections are
+    reported."""
     slots, client_hash = choice_of(chain)
     name = "_".join(chain.split("_")[: -1 if client_hash is None else -2])
     family = Family(int(name[-1]))
@@ -55,13 +58,13 @@ def spread_rules(chain: str, *, rescued: bool) -> tuple[Rule, ...]:
 
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9./:-]")
-"""The characters that a comment or the name of an object must not have."""
+"""Matches the characters that must not occur in a comment or in the name of an object."""
 LONGEST = 120
-"""The largest number of characters of a name in a comment (nft's limit is 128) and in an object's name."""
+"""The largest length of a name, both in a comment (nft's limit is 128) and as an object's name."""
 
 
 def comment_of(spread: Spread) -> str:
-    """Return the name of a service port, in the form that a comment can have."""
+    """Return the name of a service port in a form that is allowed in a comment."""
     return UNUSUAL.sub("?", spread.service_port)[:LONGEST]
 
 
@@ -69,10 +72,10 @@ _DYNAMIC = re.compile(rf"{_SPREAD.pattern}|(?:sticky|learn)[46]-.+")
 
 
 def is_dynamic(chain: str) -> bool:
-    """Return whether a chain is one of those that come and go with the Services."""
+    """Return whether a chain is one of those that come and go with Services."""
     return _DYNAMIC.fullmatch(chain) is not None
 
 
 def draws_slots(chain: str) -> bool:
-    """Return whether a chain is one of those that choose a slot for each connection."""
+    """Return whether a chain chooses a slot for each connection."""
     return is_dynamic(chain) and not chain.startswith(("sticky", "learn"))

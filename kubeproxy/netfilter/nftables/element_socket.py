@@ -37,31 +37,31 @@ INET: Final = 1  # NFPROTO_INET
 TABLE_NAME: Final = b"kubeproxy\0"
 _SNDBUFFORCE: Final = 32  # asm-generic/socket.h
 _ROOM_BYTES: Final = 16 << 20
-"""The size of the send buffer: room for ten times one endpoint of each of ten thousand Services, at two elements of 100
-bytes each. It is used only while a transaction is sent."""
+"""The size of the send buffer in bytes: ten times what a change of one endpoint in each of ten thousand Services takes,
+at two elements of 100 bytes each. Memory is used only while a transaction is being sent."""
 _ELEMENTS_BYTES: Final = 60_000
-"""The largest size of the elements in one message, because the length of an attribute has 16 bits."""
+"""The largest size of the elements in one message, because the length of an attribute is a 16-bit number."""
 _ANSWER_BYTES: Final = 1 << 16
 _TIMEOUT_S: Final = 10.0
-"""How long to wait for the kernel's answer, which comes while the transaction is sent."""
+"""How many seconds to wait for the kernel's answer. The kernel answers while the transaction is being sent."""
 
 
 class ElementSocket:
-    """A netlink socket for transactions. Any thread may use it, one at a time."""
+    """A netlink socket for transactions. Any thread may use it, but only one at a time."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no nf_tables."""
+        """Open the socket. Raise OSError if the kernel has no nf_tables."""
         self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
         self._lock = threading.Lock()
-        # In a user namespace the size stays as it is, and a change of thousands of elements is too long.
+        # In a user namespace the buffer keeps its size, which is too small for thousands of elements at once.
         with contextlib.suppress(PermissionError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM_BYTES)
 
     def transact(self, batches: Iterable[Batch]) -> None:
-        """Make these changes as one transaction, in this order. Raise OSError when the kernel refuses any of them. This
-        waits while another program's transaction is in progress, so call it in a thread."""
+        """Make these changes as one transaction, in the given order. Raise OSError if the kernel refuses any of them.
+        The call blocks while a transaction of another program is in progress, so call it in a thread."""
         with self._lock:
             first = self._sequence + 1
             messages = list(self._messages(batches))
@@ -74,26 +74,28 @@ class ElementSocket:
             self._await_answer(first, last)
 
     def close(self) -> None:
-        """Close the socket, after a transaction in progress has ended."""
+        """Close the socket. If a transaction is in progress, wait for its end first."""
         with self._lock:
             self._socket.close()
 
     def _messages(self, batches: Iterable[Batch]) -> Iterator[bytes]:
-        self._next()  # The error is about the message that begins the transaction.
+        self._next()  # An error of the whole transaction is reported for the message that begins it.
         bodies = [(batch, part) for batch in batches for part in _parts(batch.elements)]
         for number, (batch, part) in enumerate(bodies, 1):
             kind, flags = (NEW, _CREATE) if batch.adds else (_DELETE, 0)
             name = (LIST_SET, batch.name.encode() + b"\0")
             body = encode([(LIST_TABLE, TABLE_NAME), name, (LIST_ELEMENTS | NESTED, part)])
-            # The kernel answers refused messages in any case, and in order.
+            # Ask for an acknowledgement of the last message only. The kernel always reports refused messages, and in
+            # order.
             flags |= NLM_F_ACK if number == len(bodies) else 0
             yield frame(kind, nfgen(INET) + body, flags=flags, sequence=self._next())
 
     def _await_answer(self, first: int, last: int) -> None:
-        """Read the answers to the messages with these numbers. Raise OSError with the first refusal."""
+        """Read the answers to the messages with the sequence numbers from `first` to `last`. Raise OSError for the
+        first refused one."""
         while True:
             for message in parse(self._socket.recv(_ANSWER_BYTES)):
-                # Some answers to an earlier, refused transaction may be left.
+                # Answers to an earlier, refused transaction may still be in the socket.
                 if message.kind == NLMSG_ERROR and message.sequence >= first:
                     if message.error:
                         raise OSError(message.error, os.strerror(message.error))
@@ -106,7 +108,7 @@ class ElementSocket:
 
 
 def _parts(elements: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the attributes of elements, in parts that fit in a message."""
+    """Yield the attributes of elements in parts that fit into a message."""
     part: list[bytes] = []
     size = 0
     for element in elements:
@@ -121,5 +123,5 @@ def _parts(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def nfgen(family: int, resource: int = 0) -> bytes:
-    """Return the header of a message of this subsystem."""
+    """Return the header that follows the netlink header in nf_tables messages."""
     return struct.pack(">BBH", family, 0, resource)

@@ -1,7 +1,7 @@
-"""Elements of our table's maps and sets as values, in the syntax of nft and in that of nf_tables.
+"""Elements of our table's maps and sets as values, in nft's syntax, and in the kernel's format.
 
-The program nft carries out everything that concerns rules, and takes nft's syntax. The kernel's own syntax
-(linux/netfilter/nf_tables.h) is for changes of elements alone, which `element_socket` sends without a program.
+Everything that concerns rules goes through the program nft, in its syntax. Changes of elements alone are sent by
+`element_socket` in the kernel's format (linux/netfilter/nf_tables.h), without a program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Element = tuple[str | int, ...]
-"""The fields of a key: addresses, ranges and protocols are text, and ports are numbers. A `ProxyPort` is a key, too."""
+"""The fields of a key. Addresses, ranges and protocols are text, and ports are numbers. A `ProxyPort` can be used as a
+key."""
 
 
 class Entry(NamedTuple):
@@ -39,8 +40,8 @@ class Entry(NamedTuple):
 
     @property
     def text_to_delete(self) -> str:
-        """Return the element in nft's syntax for its deletion, by its key and value. nft 1.0.6 ignores the value, and
-        newer versions require it to be equal."""
+        """Return the element in nft's syntax for deleting it, with its key and value. nft 1.0.6 ignores the value, but
+        newer versions compare it."""
         return f"{key_text(self.key)}{self._value_text}"
 
     @property
@@ -57,7 +58,8 @@ class Entry(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """An element of a map or set before a change (None if there is none) and after it. Both have the same key."""
+    """An element of a map or set before and after a change. Both have the same key. None means that the element does
+    not exist."""
 
     name: str
     old: Entry | None
@@ -65,13 +67,14 @@ class Replacement(NamedTuple):
 
 
 def replacement(name: str, destination: Destination, old: int | str | None, new: int | str | None) -> Replacement:
-    """Return the replacement of a destination's value in a map. The value is a proxy port or a chain."""
+    """Return the replacement of a destination's value in a map. The value is a proxy port or the name of a chain."""
     key = destination_key(destination)
     return Replacement(name, Entry(key, old) if old is not None else None, Entry(key, new) if new is not None else None)
 
 
 def changed(have: Mapping[K, V], wanted: Mapping[K, V], missing: V) -> Iterator[tuple[K, V, V]]:
-    """Yield the keys whose value has changed, with both values. `missing` stands for a key that is not there."""
+    """Yield each key whose value has changed, with the old and the new value. `missing` is the value of a key that does
+    not exist."""
     if have is wanted:
         return
     for key, new in wanted.items():
@@ -84,12 +87,13 @@ def changed(have: Mapping[K, V], wanted: Mapping[K, V], missing: V) -> Iterator[
 
 
 def by_origin(item: tuple[Traffic, *tuple[object, ...]]) -> Origin:
-    """Return the origin of something whose first field is traffic, to sort by it in the order of the rules."""
+    """Return the origin of an item whose first field is `Traffic`, as the key to sort items in the order of the
+    rules."""
     return item[0].origin
 
 
 def destination_key(destination: Destination) -> Element:
-    """Return the key of a destination, without its address if it stands for a node port."""
+    """Return the key of a destination. The key of a node port has no address."""
     return destination[1:] if destination.address in _ANY_ADDRESS else destination
 
 
@@ -98,11 +102,11 @@ _ANY_ADDRESS: Final = frozenset(NODE_PORTS.values())
 
 def key_text(key: Element) -> str:
     """Return a key in nft's syntax."""
-    # Protocols are the only text with capital letters.
+    # Only protocols have capital letters.
     return " . ".join(map(str, key)).lower()
 
 
-# The kernel's syntax.
+# The kernel's format.
 
 _KEY, _DATA, _USER_DATA = 1, 2, 6  # NFTA_SET_ELEM_*
 _VALUE, _VERDICT = 1, 2  # NFTA_DATA_*
@@ -114,7 +118,7 @@ _NUMBERS: Final = {Protocol.TCP: socket.IPPROTO_TCP, Protocol.UDP: socket.IPPROT
 
 
 def encoded(kind: Kind, entry: Entry) -> bytes:
-    """Return an element that is to be added."""
+    """Return an element in the kernel's format, to add it."""
     key, value, comment = entry
     data = encoded_key(kind, key)
     if isinstance(value, Target):
@@ -131,13 +135,13 @@ def encoded(kind: Kind, entry: Entry) -> bytes:
 
 
 def encoded_key(kind: Kind, key: Element) -> bytes:
-    """Return an element that is to be deleted. The kernel finds it by its key."""
+    """Return an element in the kernel's format, to delete it. The kernel finds it by its key."""
     return _of_value(_KEY, b"".join([_PACKED[name](field) for name, field in zip(kind.key, key, strict=True)]))
 
 
 def _of_value(attribute: int, value: bytes) -> bytes:
-    """Return an attribute with a value of whole words. (`encode` would be too slow, because there are a hundred
-    thousand of them.)"""
+    """Return an attribute whose value is a multiple of four bytes. (`encode` would be too slow for a hundred thousand
+    of them.)"""
     return _TWO_HEADERS.pack(len(value) + 8, attribute | _NESTED, len(value) + 4, _VALUE) + value
 
 
@@ -151,15 +155,15 @@ _PORT: Final = struct.Struct(">Hxx")
 _PACKED: Final[Mapping[str, Callable[[Any], bytes]]] = {
     "inet_service": _PORT.pack,
     "inet_proto": lambda protocol: bytes((_NUMBERS[protocol], 0, 0, 0)),
-    "integer": struct.Struct("=I").pack,  # A slot's number is in the byte order of this host, as the rules draw it.
+    "integer": struct.Struct("=I").pack,  # Slot numbers are in host byte order, because the rules generate them so.
     "ipv4_addr": _packed_address,
     "ipv6_addr": _packed_address,
 }
-"""The fields of a key; each of them begins at a multiple of four bytes."""
+"""Encoders of a key's fields. Each field is padded to a multiple of four bytes."""
 
 
 class Batch(NamedTuple):
-    """Elements of one map or set that are to be deleted, or added."""
+    """Elements to delete from, or to add to, one map or set."""
 
     name: str
     adds: bool
@@ -167,7 +171,7 @@ class Batch(NamedTuple):
 
 
 def batches(kinds: Mapping[str, Kind], replacements: Iterable[Replacement]) -> list[Batch]:
-    """Return replacements in the kernel's syntax, grouped by map and set, with deletions first."""
+    """Return replacements in the kernel's format, grouped by map and set, deletions first."""
     deleted: dict[str, list[bytes]] = {}
     added: dict[str, list[bytes]] = {}
     for name, old, new in replacements:

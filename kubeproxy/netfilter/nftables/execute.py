@@ -1,4 +1,5 @@
-"""Carries out changes of our table. Changes of elements alone go by netlink, and all others through the program nft."""
+"""Carries out changes of our table. Changes of elements alone go through netlink, and all others through the program
+nft."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ R = TypeVar("R")
 
 
 class NotFoundError(KernelError):
-    """The table or an element does not exist."""
+    """Raised if the table or an element does not exist."""
 
 
 class TransactionTooLongError(KernelError):
-    """The transaction does not fit in the socket's buffer."""
+    """Raised if the transaction does not fit into the socket's buffer."""
 
 
 class NftCommands:
@@ -34,18 +35,18 @@ class NftCommands:
         self._nft = nft
         self._timeout_s = timeout_s
         self._socket: ElementSocket | None = None
-        """The socket, which is opened at the first use."""
+        """The socket, opened when it is first used."""
 
     async def run(self, *arguments: str, commands: str = "") -> bytes:
-        """Run the program, and return what it prints."""
+        """Run the program nft, and return its output."""
         try:
             return await run(self._nft, *arguments, commands=commands, timeout_s=self._timeout_s)
         except CommandFailedError as error:
             raise _explained(error) from error
 
     async def read(self, read: Callable[[TableReader], R]) -> R:
-        """Call `read` with a netlink socket in a thread, and return its result. The end of the process does not wait
-        for this thread."""
+        """Call `read` with a netlink socket in a thread, and return its result. When the process exits, it does not
+        wait for this thread."""
 
         def work() -> R:
             with contextlib.closing(reader):
@@ -63,14 +64,14 @@ class NftCommands:
             raise KernelError(f"the table has sets of another form than ours ({error!r})") from error
 
     async def change_elements(self, changes: Sequence[Batch]) -> None:
-        """Carry out these changes as one transaction, without the program."""
+        """Make these changes as one transaction, without the program nft."""
         try:
             if self._socket is None:
                 self._socket = ElementSocket()
             await asyncio.to_thread(self._socket.transact, changes)
         except OSError as error:
             raise refused(error, "these elements") from error
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # No thread can be started.
             raise KernelError(f"cannot change the rules: {error}; raise the limit on processes") from error
 
     async def close(self) -> None:
@@ -80,7 +81,7 @@ class NftCommands:
 
 
 def refused(error: OSError, what: str) -> KernelError:
-    """Return the error for something that the kernel has refused by netlink."""
+    """Return a KernelError for a refusal by netlink. `what` names what was refused."""
     text = f"nf_tables refuses {what}: {error.strerror or error}"
     if error.errno == errno.EPERM:
         return KernelError(f"{text}; it needs CAP_NET_ADMIN (root, or the capability)")
@@ -100,6 +101,6 @@ def _explained(error: CommandFailedError) -> KernelError:
 
 
 def _shorten(error: CommandFailedError) -> str:
-    """Return the error without the command, which nft repeats and which may have thousands of elements."""
+    """Return the error without the repeated command, which may have thousands of elements."""
     lines = [line for line in error.stderr.splitlines() if "Error" in line]
     return f"{error.command_line}: {'; '.join(lines[:3])}" if lines else str(error)

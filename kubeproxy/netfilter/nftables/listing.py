@@ -1,4 +1,4 @@
-"""Makes our nftables table from what the kernel lists. It is pure; `reading` does the listing."""
+"""Turns a listing of our nftables table into a `Table` (pure). `reading` makes the listing."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from kubeproxy.netfilter.nftables.transaction import EMPTY, Table
 
 
 class Listed(NamedTuple):
-    """A map or set."""
+    """A listed map or set."""
 
     declared: tuple[object, ...]
-    """The declaration, as in `Kind.listed`."""
+    """The declaration, in the form of `Kind.listed`."""
     entries: Iterable[Entry]
-    """The elements, decoded as they are read. An element that is not like ours raises ValueError, KeyError or
+    """The elements, decoded during iteration. An element of a foreign form raises ValueError, KeyError or
     struct.error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The contents of the table."""
+    """The listed contents of the table."""
 
     sets: Mapping[str, Listed]
     chains: Mapping[str, tuple[str, str, int, str] | None]
@@ -52,12 +52,12 @@ class Listing:
 
 
 def table_of(found: Listing) -> Table:
-    """Return the table. If its declarations are not those of this version, it is not sound."""
+    """Return the table. If its declarations are not those of this version, `sound` is false."""
     sets = found.sets
     clients = {name: kind for name, kind in sets.items() if name.startswith("clients")}
     table = EMPTY
     try:
-        # Redirects are read from tables of other versions, too, because their clients are paused like our own.
+        # Redirects are read even from tables of other versions, because a pause has to cover their clients, too.
         redirects = _redirects(sets)
         table = replace(EMPTY, redirects=redirects)
         elements: dict[str, Set[Element]] = {
@@ -95,12 +95,12 @@ def table_of(found: Listing) -> Table:
             and all(kind.declared in _CLIENTS for kind in clients.values()),
         )
     except (KeyError, TypeError, ValueError, struct.error):
-        # We never add elements in any other form.
+        # An element of a foreign form is not ours, so the table is not sound.
         return table
 
 
 def _has_rescue(found: Listing) -> bool:
-    """Return whether the chains and sets for failed connections are those of this version."""
+    """Return whether the table has the chains and sets of the rescue, as in this version."""
     return {name: hook for name, hook in found.chains.items() if name in rescue.HOOKS} == rescue.HOOKS and {
         name: kind.declared for name, kind in found.sets.items() if name in rescue.SETS
     } == rescue.SETS
@@ -118,7 +118,8 @@ def _redirects(sets: Mapping[str, Listed]) -> dict[Traffic, int]:
 
 
 def _slots(sets: Mapping[str, Listed]) -> dict[Traffic, Slots]:
-    """Return the slots of the traffic that jumps to a chain. Raise ValueError if a slot is missing or surplus."""
+    """Return the slots of traffic that jumps to a chain of slots. Raise ValueError if a slot is missing or
+    superfluous."""
     numbered: dict[tuple[str, Element], dict[object, Target]] = {}
     for name in SLOTS:
         of_map: defaultdict[Element, dict[object, Target]] = defaultdict(dict)
@@ -145,14 +146,14 @@ def _slots(sets: Mapping[str, Listed]) -> dict[Traffic, Slots]:
 
 
 def traffic_of(kind: Kind, key: Element) -> Traffic:
-    """Return the traffic of an element in a map of this kind."""
+    """Return the traffic for an element's key in a map of this kind."""
     *address, protocol, port = key
     where = Address(str(address[0])) if address else NODE_PORTS[kind.family]
     return Traffic(Destination(where, Protocol(str(protocol)), _number(port)), kind.origin)
 
 
 def clients_in(found: Listed) -> dict[Address, Address]:
-    """Return the clients in a map of clients, with the addresses of their endpoints."""
+    """Return the clients in a client map, each with the address of its endpoint."""
     return {Address(str(entry.key[0])): Address(str(entry.value)) for entry in found.entries}
 
 

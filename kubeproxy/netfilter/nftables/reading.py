@@ -1,12 +1,13 @@
-"""Lists our table by netlink, without the program nft.
+"""Lists our table through netlink, without the program nft.
 
-For 125,000 slots `nft -j list map` took 4.6 s of CPU time and 346 MiB. The messages are those of nf_tables
+(For 125,000 slots `nft -j list map` took 4.6 s of CPU time and 346 MiB.) The messages are those of nf_tables
 (linux/netfilter/nf_tables.h).
 
-The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) if anything in any table has changed meanwhile, as the rescue's
-sets do each second. It continues a dump of chains, rules and sets by counting over the tables of all programs, so one
-of ours may then be missing, and these dumps are made again. Elements are counted within their own set, and their mark
-is ignored: the large sets have one writer, which waits for the dump.
+The kernel marks a dump as interrupted (NLM_F_DUMP_INTR) if anything in any table has changed during it, and the
+rescue's sets change every second. In a dump of chains, rules or sets the kernel keeps its position as a count over the
+tables of all programs. So after an interruption some of ours may be missing, and the dump is repeated. In a dump of
+elements the position is a count within one set, and the mark is ignored: the large sets have only one writer, which
+waits for the dump.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ _COMMENT: Final = 0  # The comment of a rule or an element: type, length and tex
 _INTERVAL_END: Final = 1  # NFT_SET_ELEM_INTERVAL_END
 _ANONYMOUS: Final = 1  # NFT_SET_ANONYMOUS: the set is part of a rule
 _FLAG_NAMES: Final = {2: "constant", 4: "interval", 16: "timeout"}
-"""The flags by which declarations are compared. `Kind.listed` leaves out the flag of sets that rules fill."""
+"""The flags that are compared in declarations. The flag for sets that rules fill is not included, as in
+`Kind.listed`."""
 _HOOKS: Final = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 _POLICIES: Final = {0: "drop", 1: "accept"}
 _TYPES: Final = {4: "integer", 7: "ipv4_addr", 8: "ipv6_addr", 12: "inet_proto", 13: "inet_service"}
-"""nft's numbers of types. In a key of several fields each has six bits."""
+"""The names of nft's type numbers. In the number of a concatenated key, each field has six bits."""
 _TYPE_BITS: Final = 6
 _VERDICT_TYPE: Final = 0xFFFFFF00  # NFT_DATA_VERDICT
 _PROTOCOLS: Final = {
@@ -74,21 +76,21 @@ _PROTOCOLS: Final = {
 }
 _TIMEOUT_S: Final = 10.0
 _DUMPS: Final = 3
-"""The largest number of attempts to get a list. The last answer is taken as it is."""
+"""How often a dump is attempted. The last result is used even if it was interrupted."""
 
 
 class TableReader:
-    """A netlink socket for one reading of our table. It belongs to the network namespace where it was made; any thread
-    may read."""
+    """A netlink socket for one reading of our table. It belongs to the network namespace in which it was created. Any
+    thread may use it."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no nf_tables."""
+        """Open the socket. Raise OSError if the kernel has no nf_tables."""
         self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
 
     def read(self) -> Listing:
-        """Return the table as the kernel has it. Raise OSError when the kernel refuses, for example because there is no
+        """Return the table as it is in the kernel. Raise OSError if the kernel refuses, for example because there is no
         table."""
         sets = {}
         for name, declared in dict(self._declarations()).items():
@@ -101,13 +103,13 @@ class TableReader:
         return Listing(sets, dict(self._chains()), {name: tuple(texts) for name, texts in comments.items()})
 
     def map(self, name: str) -> Listed:
-        """Return one map or set, which is empty if it does not exist. Raise OSError when the kernel refuses."""
+        """Return one map or set. It is empty if it does not exist. Raise OSError if the kernel refuses."""
         declared = dict(self._declarations()).get(name)
         return self._listed(name, declared) if declared is not None else Listed((), ())
 
     def counts(self, name: str) -> Iterator[tuple[Element, int]]:
-        """Yield the keys of a map whose elements count, each with the number of packets. Raise OSError as `map`
-        does."""
+        """Yield the keys of a map with counters, each with the number of packets. Raise OSError if the kernel
+        refuses."""
         if (declared := dict(self._declarations()).get(name)) is None:
             return
         fields = _fields(_names(declared[0]))
@@ -122,7 +124,7 @@ class TableReader:
         self._socket.close()
 
     def _dump(self, kind: int, filtered: Iterable[tuple[int, bytes]]) -> list[bytes]:
-        """Return the attributes of all objects of a kind, one by one."""
+        """Return the attributes of each object of a kind."""
         body = nfgen(INET) + encode(filtered)
         left = 1 if kind == _GET_ELEMENT else _DUMPS
         while True:
@@ -134,7 +136,7 @@ class TableReader:
                 return [message.body[4:] for message in found]
 
     def _declarations(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the maps and sets, each with its type, values and flags as `Kind.listed` has them."""
+        """Yield the name of each map and set with its types, value and flags, in the form of `Kind.listed`."""
         for body in self._dump(_GET_SET, [(_SET_TABLE, TABLE_NAME)]):
             found = {kind & ~NESTED: value for kind, value in attributes(body)}
             flags = _big(found.get(_SET_FLAGS, b""))
@@ -166,7 +168,7 @@ class TableReader:
         return Listed(declared, entries(declared, self._parts(name)))
 
     def _parts(self, name: str) -> list[bytes]:
-        """Return the elements of a map or set, as many of them together as the kernel has put into a message."""
+        """Return the elements of a map or set in parts, one for each message of the kernel."""
         filtered = [(LIST_TABLE, TABLE_NAME), (LIST_SET, name.encode() + b"\0")]
         return [
             value
@@ -177,7 +179,7 @@ class TableReader:
 
 
 def _type_names(number: int) -> list[str]:
-    """Return nft's names of the types in a number. A type that we do not use has its number as its name."""
+    """Return nft's names of the types in a type number. A type that we do not use is returned as its number."""
     names: list[str] = []
     while number:
         of_one = number & (1 << _TYPE_BITS) - 1
@@ -191,7 +193,7 @@ def _names(types: object) -> list[str]:
 
 
 def entries(declared: tuple[object, ...], parts: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield the decoded elements. Raise ValueError, KeyError or struct.error at one that is not like ours."""
+    """Yield the decoded elements. Raise ValueError, KeyError or struct.error for an element of a foreign form."""
     types, values, flags = declared
     fields = _fields(_names(types))
     if isinstance(flags, list) and "interval" in flags:
@@ -220,13 +222,14 @@ def _elements(part: bytes) -> Iterator[dict[int, bytes]]:
 
 
 def _key(element: dict[int, bytes], which: int) -> bytes:
-    return element[which][ATTRIBUTE_HEADER.size :]  # The value is in one attribute, NFTA_DATA_VALUE.
+    return element[which][ATTRIBUTE_HEADER.size :]  # Skip the header of the nested attribute NFTA_DATA_VALUE.
 
 
 def _alike(part: bytes, key: list[str], value: list[str]) -> Iterator[Entry] | None:
-    """Return elements that have nothing but keys and values and are all of the same lengths, or None if they are not.
+    """Return an iterator over elements that consist of only a key and a value and have equal lengths, or None if the
+    elements are not of this form.
 
-    Slots are like that, and there may be a quarter of a million. So no step is made for each of them in Python.
+    Slots have this form, and there may be a quarter of a million. They are decoded without a step in Python for each.
     """
     length = int.from_bytes(part[:2], sys.byteorder)
     if length <= _BEFORE or length % 4 or len(part) % length:
@@ -253,16 +256,16 @@ def _alike(part: bytes, key: list[str], value: list[str]) -> Iterator[Entry] | N
 
 
 _BEFORE: Final = 3 * ATTRIBUTE_HEADER.size
-"""The bytes of an element before its key."""
+"""The number of bytes before the key in an element."""
 
 
 def _layout(names: list[str]) -> str:
-    """Return the format of fields, each of which begins at a multiple of four bytes."""
+    """Return the `struct` format of fields that are padded to a multiple of four bytes."""
     return "".join([_FIELDS[name][0] for name in names])
 
 
 def _fields(names: list[str]) -> Callable[[bytes], Element]:
-    """Return the decoder of keys with these fields."""
+    """Return a function that decodes keys with these fields."""
     layout, decoders = struct.Struct(f">{_layout(names)}"), [_FIELDS[name][1] for name in names]
 
     def fields(key: bytes) -> Element:
@@ -273,13 +276,13 @@ def _fields(names: list[str]) -> Callable[[bytes], Element]:
 
 
 def _value_names(values: object) -> list[str]:
-    """Return the fields of a map's values. A map of verdicts has none, and a set has none."""
+    """Return the fields of a map's values. There are none for a map of verdicts or for a set."""
     names = str(values).split(" . ")
     return names if set(names) <= _FIELDS.keys() else []
 
 
 def _value(values: object) -> Callable[[bytes], Target | int | str]:
-    """Return the decoder of a map's values."""
+    """Return a function that decodes a map's values."""
     fields = _fields(_value_names(values))
 
     def value(data: bytes) -> Target | int | str:
@@ -294,12 +297,12 @@ def _value(values: object) -> Callable[[bytes], Target | int | str]:
 
 
 def _ranges(fields: Callable[[bytes], Element], parts: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield the elements of a set with ranges of addresses in the last field of its key, as prefixes."""
+    """Yield the elements of a set whose key ends with an address range. The ranges are returned as prefixes."""
     ends: list[tuple[bytes, bool]] = []
     for part in parts:
         for element in _elements(part):
             first = _key(element, _KEY)
-            if _KEY_END in element:  # a key of several fields has its end beside it
+            if _KEY_END in element:  # In a concatenated key, the end of the range is in the same element.
                 *others, low = fields(first)
                 *same, high = fields(_key(element, _KEY_END))
                 if others != same:
@@ -309,7 +312,7 @@ def _ranges(fields: Callable[[bytes], Element], parts: Iterable[bytes]) -> Itera
                 ends.append((first, not _big(element.get(_FLAGS, b"")) & _INTERVAL_END))
     begins: bytes | None = None
     last = b"\xff" * len(ends[0][0]) if ends else b""
-    for key, is_begin in sorted(ends):  # where one range ends and the next begins, the end comes first
+    for key, is_begin in sorted(ends):  # If a range ends where the next one begins, the end is sorted first.
         if begins == key:
             raise ValueError(key)
         if begins is not None:
@@ -321,7 +324,7 @@ def _ranges(fields: Callable[[bytes], Element], parts: Iterable[bytes]) -> Itera
 
 
 def _prefix(low: str, high: str) -> str:
-    """Return a range as commands write it: a prefix, or a single address. Raise ValueError if it is neither."""
+    """Return a range in nft's syntax: a prefix or a single address. Raise ValueError if it is neither."""
     first, last = ipaddress.ip_address(low), ipaddress.ip_address(high)
     if first == last:
         return low
@@ -330,7 +333,8 @@ def _prefix(low: str, high: str) -> str:
 
 
 def _address(packed: bytes) -> str:
-    """Return an address as the model writes it. libc writes the last part of some IPv6 addresses as an IPv4 address."""
+    """Return an address in the model's canonical form. (libc writes the last part of some IPv6 addresses like an IPv4
+    address.)"""
     if len(packed) == 4:
         return socket.inet_ntop(socket.AF_INET, packed)
     found = socket.inet_ntop(socket.AF_INET6, packed)
@@ -344,11 +348,11 @@ def _big(packed: bytes) -> int:
 _FIELDS: Final[dict[str, tuple[str, Callable[[Any], str | int]]]] = {
     "inet_service": ("H2x", int),
     "inet_proto": ("B3x", _PROTOCOLS.__getitem__),
-    "integer": ("4s", partial(int.from_bytes, byteorder=sys.byteorder)),  # a slot, as the rules draw it
+    "integer": ("4s", partial(int.from_bytes, byteorder=sys.byteorder)),  # a slot number, in host byte order
     "ipv4_addr": ("4s", partial(socket.inet_ntop, socket.AF_INET)),
     "ipv6_addr": ("16s", _address),
 }
-"""The fields of keys and values: their format, and the decoder of what that unpacks."""
+"""For each type, the `struct` format of a field in a key or value, and the function that decodes the unpacked value."""
 
 
 def _text(value: bytes) -> str:
@@ -356,5 +360,5 @@ def _text(value: bytes) -> str:
 
 
 def _comment(user_data: bytes) -> str:
-    """Return the comment of a rule or element. nft adds nothing else to ours."""
+    """Return the comment of a rule or element. The user data of ours contain nothing else."""
     return _text(user_data[2:]) if user_data[:1] == bytes([_COMMENT]) else ""

@@ -1,7 +1,7 @@
-"""Changes the spreads of some destinations in our nftables table.
+"""Computes changes of the spreads of some destinations in our nftables table.
 
-Other endpoints of a Service are other elements. Finding these, and entering them in the table, takes no longer among
-ten thousand Services than among ten.
+If a Service gets other endpoints, only elements change. The time to compute and to record such a change does not depend
+on the number of Services.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from kubeproxy.netfilter.ruleset import Rebalance, Spread
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference between two tables that differ only in some spreads.
+    """The difference between two tables whose spreads differ for some destinations.
 
-    Its size, and the time to find and to enter it, do not depend on the size of the table.
+    Its size, and the time to compute and record it, do not depend on the size of the table.
     """
 
     chains: Mapping[str, tuple[Rule, ...]]
     """The chains that must exist before the elements are changed."""
     elements: Sequence[Replacement]
     spreads: Mapping[Traffic, Spread]
-    """The spreads of the same destinations that have targets after the change, for clients of every origin."""
+    """The spreads of these destinations that have targets after the change, for clients of every origin."""
     slots: Mapping[Traffic, Slots]
-    """The changed slots, as they are after the change. Traffic that has no slots any more has `NO_SLOTS`."""
+    """The changed slots after the change. Traffic that no longer has slots has `NO_SLOTS`."""
     verdicts: Mapping[tuple[str, Destination], str | None]
-    """The changed jumps, as they are after the change, with None for one that is gone."""
+    """The changed jumps after the change. A jump that is removed has None."""
 
     @property
     def chain_commands(self) -> str:
-        """Return the commands that create the chains, as one transaction. It is empty if the chains exist."""
+        """Return the commands that create the chains in one transaction, or an empty text if the chains exist."""
         return "".join(chain_steps({}, self.chains))
 
     def enter(self, table: Table) -> None:
-        """Make the change in the table that it was made for."""
+        """Record the change in the table for which it was computed."""
         table.chains.update((name, comments_of(rules)) for name, rules in self.chains.items())
         for traffic, slots in self.slots.items():
             if slots.targets:
@@ -68,7 +68,7 @@ class Change:
             if name in SETS:
                 keys = table.sets[name]
                 if not isinstance(keys, set):
-                    keys = table.sets[name] = set(keys)  # These slots were read from the kernel.
+                    keys = table.sets[name] = set(keys)  # A table read from the kernel has a frozenset.
                 if gone is not None:
                     keys.discard(gone.key)
                 if added is not None:
@@ -76,10 +76,10 @@ class Change:
 
 
 def rebalancing(have: Table, change: Rebalance) -> Change | None:
-    """Return the change, or None if it takes more than elements and chains of slots.
+    """Return the change, or None if it needs more than elements and chains of slots.
 
-    Redirects, masquerading and affinity timeouts stay as they are. So do chains that are not needed any more, and rules
-    of affinity for ports that no endpoint has any more: `table.difference` removes them.
+    Redirects, masquerading and affinity timeouts do not change. Chains that are no longer needed stay, and so do rules
+    of affinity for ports that no endpoint has any more; `table.difference` removes them.
     """
     if not clients_in({traffic: spread for traffic, spread in change.spreads.items() if spread}) <= have.clients:
         return None
@@ -107,7 +107,7 @@ def rebalancing(have: Table, change: Rebalance) -> Change | None:
             now = slots.get(traffic) or have.slots.get(traffic, NO_SLOTS)
             if now.targets and now.spread is not None:
                 present[traffic] = now.spread
-            # A spread may stay without a target, because answers to earlier packets still come.
+            # A spread may remain without a target, because answers to earlier packets still arrive.
             stays = stays or bool(now.targets or change.spreads.get(traffic))
         if stays is not (entry.key in have.sets[name]):
             translated.append(Replacement(name, None, entry) if stays else Replacement(name, entry, None))

@@ -1,21 +1,21 @@
 """The rules that catch failed connections of the kernel path, as static chains of our table.
 
-They see packets of connections with an *original* destination in the sets ``translated*``, and no others: other
-programs translate addresses, too, and set the same status bits. First packets come to them from the chains that lead
-to endpoints, by the rule of `copying`.
+They handle only connections whose *original* destination is in the sets ``translated*``, because other programs also
+translate addresses and set the same status bits. The chains that send first packets to endpoints pass them on by the
+rule of `copying`.
 
-- The first SYN of a client is copied to the rescue process (`kubeproxy.rescue`), which can send it once more. The flow
-  gets a timeout of a second until it is answered, so that a client's own retransmission is balanced anew. This and the
-  first of the two sets below are for the chains of type nat, which the kernel calls for the first packet of a flow
-  only. So a packet of a running connection meets one rule here, in one chain.
+- The first SYN of a client is copied to the rescue process (`kubeproxy.rescue`), which can send it again. Until the
+  flow is answered, its timeout is one second, so that a client's own retransmission is balanced again. This rule, and
+  the one that stamps the first of the two sets below, are in chains of type nat, which the kernel calls only for the
+  first packet of a flow. So a packet of a running connection passes only one of our rules, in one chain.
 - A reset that answers a SYN is reported and dropped. The kernel has just deleted its flow (``dying``); RFC 9293
   requires RST and ACK with the sequence number 0.
-- An ICMP error about a connection without an answer, or about a datagram, is reported and dropped.
-- Two sets have the time of the last SYN to each endpoint, and of its last answer.
+- An ICMP error about an unanswered connection, or about a datagram, is reported and dropped.
+- Two sets have the times of the last SYN to each endpoint and of its last answer.
 
-Only while ``alive`` has the protocol anything is dropped or reported. The control process renews that element as long
-as it and the rescue process work; otherwise it expires, and the node behaves as with kube-proxy. Reports and copies
-have a limited rate; drops have none.
+Packets are dropped or reported only while ``alive`` contains the protocol. The control process renews this element as
+long as it and the rescue process work. Otherwise the element expires, and the node behaves as with kube-proxy. The
+rates of reports and copies are limited; the rate of drops is not.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ from typing import NamedTuple
 from kubeproxy.model import Family
 
 REPORT_PREFIX = "kubeproxy rescue"
-"""The text with which NFLOG marks reports. Copies have none."""
+"""The NFLOG prefix of reports. Copies have no prefix."""
 ALIVE = "alive"
 ALIVE_S = 3.0
-"""For how long the rules work after the last renewal of `ALIVE`."""
+"""For how many seconds the rules work after the last renewal of `ALIVE`."""
 BRIDGE_S = 10.0
-"""How long the rules work while the control process executes its next program. The rescue process outlives the control
-process for that long; afterwards nothing is reported any more."""
+"""For how many seconds the rules work while the control process replaces its program. The rescue process lives on for
+the same time; after it nothing is reported any more."""
 STAMP_S = 5
-"""How long ``asked*`` and ``answered*`` remember an endpoint."""
+"""For how many seconds ``asked*`` and ``answered*`` remember an endpoint."""
 STAMPS_MAX = 65_536
 """The largest number of endpoints in each of these sets."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
-"""The rate at which SYNs are copied. Beyond it a client of a failed endpoint waits a second for its own
-retransmission."""
+"""The rate at which SYNs are copied. A client whose SYN is not copied, and whose endpoint fails, waits a second for its
+own retransmission."""
 REPORTS_PER_S, REPORTS_BURST = 1_000, 500
-"""The rate at which failures are reported. Beyond it clients wait in the same way."""
+"""The rate at which failures are reported. Clients of other failures wait for their own retransmission."""
 PACKET_BYTES = 1600
-"""The largest part of a packet that is copied. A SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232
-bytes."""
+"""How many bytes of a packet are copied. A SYN may carry data (RFC 7413), and an ICMPv6 error quotes 1,232 bytes."""
 COPIES_PER_MESSAGE = 256
-"""The number of copies that the kernel collects, for 50 ms at most, before it sends them. A report is sent at once,
-together with the copies that are waiting, so a copy never comes after its report."""
+"""How many copies the kernel collects, for 50 ms at most, before it sends them. A report is sent at once, together with
+the waiting copies, so a copy never arrives after its report."""
 
 _FIRST = "tcp flags & (fin | syn | rst | ack) == syn"
 _MANGLE = -150
 
 Base = tuple[str, str, int, str]
 Rules = tuple[tuple[str, str], ...]
-"""The rules of a chain, each with its reason."""
+"""The rules of a chain, each as its text and the reason for it."""
 
 HOOKS: Mapping[str, Base | None] = {
-    # Before the address translation an answer has the address of the endpoint.
+    # These hooks are before the translation back, so an answer still has the endpoint's address.
     "rescue_prerouting": ("filter", "prerouting", _MANGLE, "accept"),
     "rescue_output": ("filter", "output", _MANGLE, "accept"),
     "rescue_copy4": None,
@@ -69,11 +68,11 @@ HOOKS: Mapping[str, Base | None] = {
     "rescue_error": None,
     "rescue_unreachable": None,
 }
-"""The chains, with None for one without a hook."""
+"""The chains with their hooks. A chain without a hook has None."""
 
 
 class Timed(NamedTuple):
-    """The declaration of a set to which rules add elements that expire."""
+    """The declaration of a set to which rules add expiring elements."""
 
     name: str
     key: tuple[str, str]
@@ -90,23 +89,23 @@ TIMED = tuple(
     for name in ("asked", "answered")
     for family in Family
 )
-"""The sets with the last SYN to each endpoint, and with its last answer."""
+"""The sets with the times of the last SYN to each endpoint and of its last answer."""
 SETS: Mapping[str, tuple[object, ...]] = {
     ALIVE: ("inet_proto", None, ["timeout"]),
     **{it.name: (list(it.key), None, ["timeout"]) for it in TIMED},
 }
-"""The sets with their type, values and flags, as `nft -j` lists them."""
+"""The sets with their types, value and flags, in the form of `nft -j`."""
 SET_TIMEOUTS = ("rescue_copy4", "rescue_copy6")
-"""The chains that set timeouts."""
+"""The chains with rules that set timeouts."""
 _TIMEOUTS = {Family.IPV4: ("rescue4", "ip"), Family.IPV6: ("rescue6", "ip6")}
 
 
 def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """Return the commands that create the sets, timeouts and chains. They succeed if these exist already.
+    """Return the commands that create the sets, timeouts and chains. The commands succeed if these exist already.
 
-    The rules work from the first packet on, because a process reads the NFLOG group before the rules name it.
+    The rules work at once, because a process reads the NFLOG group before the rules name the group.
 
-    `tcp_timeouts` has the time for which an answered connection is kept, in seconds, by state.
+    `tcp_timeouts` has the conntrack timeouts of answered connections in seconds, by state.
     """
     lines = [f"add set {table} {ALIVE} {{ type inet_proto; flags timeout; }}"]
     lines += [f"add set {table} {it.name} {it.text}" for it in TIMED]
@@ -118,9 +117,9 @@ def creation(table: str, tcp_timeouts: Mapping[str, int]) -> str:
 
 
 def revival(table: str) -> str:
-    """Return the commands after which the rules work as long as after a renewal.
+    """Return the commands that enable the rules for as long as a renewal does.
 
-    The element is deleted first, because the kernel does not prolong the expiry of an existing element.
+    The element is deleted before it is added, because adding an existing element does not renew its timeout.
     """
     alive = ", ".join(f"{protocol} timeout {ALIVE_S:.0f}s" for protocol in ("tcp", "udp"))
     return f"flush set {table} {ALIVE}\nadd element {table} {ALIVE} {{ {alive} }}\n"
@@ -135,15 +134,15 @@ def _timeouts(table: str, tcp_timeouts: Mapping[str, int]) -> list[str]:
 
 
 def replacement(table: str, tcp_timeouts: Mapping[str, int]) -> str:
-    """Return the commands that replace the timeouts, which the kernel cannot change. Their chains are empty when the
-    commands run."""
+    """Return the commands that replace the timeout objects, which the kernel cannot change. The chains that use them
+    must be empty before."""
     lines = [f"flush chain {table} {chain}" for chain in SET_TIMEOUTS]
     lines += [f"delete ct timeout {table} {name}" for name, _ in _TIMEOUTS.values()]
     return "\n".join([*lines, *_timeouts(table, tcp_timeouts)]) + "\n"
 
 
 def deletion(table: str) -> str:
-    """Return the commands that delete everything that the rescue has in the table."""
+    """Return the commands that delete all objects of the rescue from the table."""
     lines = [f"flush chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete chain {table} {chain}" for chain in HOOKS]
     lines += [f"delete set {table} {name}" for name in sorted(SETS)]
@@ -152,7 +151,7 @@ def deletion(table: str) -> str:
 
 
 def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
-    """Return the rules of each chain, as text and reason. Reports and copies go to an NFLOG group."""
+    """Return the rules of each chain, as text and reason. Reports and copies are sent to an NFLOG group."""
     log = f"group {group} snaplen {PACKET_BYTES} queue-threshold"
     report = f'limit rate {REPORTS_PER_S}/second burst {REPORTS_BURST} packets log prefix "{REPORT_PREFIX}" {log} 1'
     first = _first_packets(log, tcp_timeouts)
@@ -160,7 +159,7 @@ def rules(group: int, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
 
 
 def _hooks() -> dict[str, Rules]:
-    """Return the chains that see all packets. Most packets leave these chains after one test."""
+    """Return the chains that all packets pass through. Most packets leave them after one test."""
     data = (
         ("tcp flags & (syn | rst) == 0 accept", "neither begins a connection nor refuses one"),
         ("ct direction original accept", "no answer, and no error about one's own packet"),
@@ -173,7 +172,7 @@ def _hooks() -> dict[str, Rules]:
         "rescue_prerouting": (*data, ("iif lo accept", "was in the output hook"), *answers),
         "rescue_output": (
             *data,
-            # A listener of ours that refuses is not an endpoint.
+            # A reset from a listener of ours is not an endpoint's.
             ("meta l4proto . th sport @guarded accept", "sent by the proxy"),
             *answers,
         ),
@@ -182,7 +181,7 @@ def _hooks() -> dict[str, Rules]:
 
 def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules]:
     """Return the chains for a client's first SYN, which set a timeout for its flow and copy it."""
-    # The rule is recognized by its comment, so the comment says what the rule sets.
+    # A rule is recognized by its comment, so the comment has to include the timeouts.
     kept = (
         "; other states: " + "/".join(f"{seconds}" for seconds in tcp_timeouts.values()) + " s" if tcp_timeouts else ""
     )
@@ -200,7 +199,7 @@ def _first_packets(log: str, tcp_timeouts: Mapping[str, int]) -> dict[str, Rules
 
 
 def _questions() -> dict[str, Rules]:
-    """Return the chain that records when an endpoint was asked."""
+    """Return the chain that records when a SYN was sent to an endpoint."""
     return {
         "rescue_asked": tuple(
             (
@@ -238,9 +237,9 @@ def _answers(report: str) -> dict[str, Rules]:
                 for family, ip in _IP.items()
             ),
             (report, "the endpoint refuses"),
-            # The rescue only sends the first packet of this very connection again, because another packet that begins
-            # alike may be one that this node has dropped. So the reset is rewritten to name the client, and the
-            # destination that the client has chosen.
+            # The rescue process may send only the first packet of this very connection again. Another packet that looks
+            # alike may be one that this node has dropped. So the addresses of the reset are changed to those of the
+            # client and of the destination that the client chose.
             *(
                 (f"{ip} saddr set ct original {ip} daddr {ip} daddr set ct original {ip} saddr", f"{family} {_CLIENT}")
                 for family, ip in _IP.items()
@@ -261,9 +260,9 @@ def _errors(report: str) -> dict[str, Rules]:
     return {
         "rescue_error": (
             ("ct original protocol tcp ct status & seen-reply == seen-reply accept", "has been answered"),
-            # This node's own policies have refused it. If it were sent again, it would bypass them.
+            # This node's own policies have refused the packet. A packet sent again would bypass them.
             ("ct status & confirmed == 0 accept", "has not left this node"),
-            # These come from the rules that refuse clients in place of a listener of ours, not from an endpoint.
+            # These errors are from the rules that refuse clients in place of a listener, not from an endpoint.
             *(
                 (
                     f"oif lo {kind} ct original protocol . ct reply proto-src @guarded accept",
@@ -285,26 +284,27 @@ def _errors(report: str) -> dict[str, Rules]:
 
 
 def copying(family: Family) -> tuple[str, str]:
-    """Return the rule that copies a client's first SYN, for a chain that leads first packets to an endpoint."""
+    """Return the rule that copies a client's first SYN, for a chain that sends first packets to an endpoint."""
     return f"{_FIRST} jump rescue_copy{family.value}", "may be a client's first SYN"
 
 
 def asking() -> tuple[str, str]:
-    """Return the rule that remembers the endpoint, for a chain of first packets after their translation."""
+    """Return the rule that records the time of a SYN to an endpoint, for a chain of first packets after their
+    translation."""
     return f"{_FIRST} jump rescue_asked", "an endpoint may be asked"
 
 
 _CLIENT = "the connection as its client began it"
 _IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 _UNREACHABLE = {
-    # The other code is for path MTU discovery.
+    # The code frag-needed is for path MTU discovery, which must work.
     Family.IPV4: "icmp type destination-unreachable icmp code != frag-needed",
     Family.IPV6: "icmpv6 type destination-unreachable",
 }
 
 
 def _checked(condition: str, protocol: str, chain: str) -> Rules:
-    """Return the rules that lead packets of translated connections to a chain."""
+    """Return the rules that jump to a chain for packets of translated connections."""
     return tuple(
         (f"{condition} {original} goto {chain}", f"{family} {why}")
         for family in Family
@@ -315,7 +315,7 @@ def _checked(condition: str, protocol: str, chain: str) -> Rules:
 def originals(family: Family, protocol: str) -> Iterator[tuple[str, str]]:
     """Yield the conditions for packets of connections that were translated.
 
-    nft 1.0.6 takes ``proto-dst`` in a concatenation only after a match of the packet's own protocol."""
+    nft 1.0.6 accepts ``proto-dst`` in a concatenation only after a match of the packet's own protocol."""
     ip, number = _IP[family], family.value
     key = f"{protocol} . ct original proto-dst"
     yield f"ct original {ip} daddr . {key} @translated{number}", "service address"

@@ -1,7 +1,7 @@
-"""Reads and changes elements of our table's sets by netlink, for work that is done every second and for which starting
-`nft` costs too much.
+"""Reads and changes elements of our table's sets through netlink, for work that is done every second, for which
+starting the program nft would cost too much.
 
-The messages are those of nf_tables (linux/netfilter/nf_tables.h). Each change is a transaction of its own.
+The messages are those of nf_tables (linux/netfilter/nf_tables.h). Each change is a separate transaction.
 """
 
 from __future__ import annotations
@@ -49,26 +49,27 @@ _ADDRESS_BYTES: Final = {Family.IPV4: 4, Family.IPV6: 16}
 
 
 class Stamps(NamedTuple):
-    """The endpoints of both sets of one family, each with the monotonic time of its last stamp."""
+    """The contents of both sets of one family: endpoints, each with the monotonic time of its last stamp."""
 
     asked: dict[Target, float]
     answered: dict[Target, float]
     blur_s: float
-    """The longest time in which the kernel has made one part of the listing. A stamp may be younger by this much."""
+    """The inexactness of the times in seconds. A stamp may be later than the given time by up to this much."""
 
 
 class _TimedSocket:
-    """A netlink socket that knows when the kernel made the part of a listing that was read last.
+    """A netlink socket that records when the kernel computed the part of a listing that was read last.
 
-    The kernel makes the first part in `send`, and each further part in the `recv` of the part before.
+    The kernel computes the first part during `send`, and each further part during the `recv` that returns the part
+    before.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.counted_at = 0.0
-        """The earliest monotonic time at which the part may have been made."""
+        """The earliest monotonic time at which the kernel can have computed the part."""
         self.blur_s = 0.0
-        """How much later than `counted_at` a part may have been made."""
+        """By how many seconds later than `counted_at` the kernel may have computed a part."""
         self._next = (0.0, 0.0)
 
     def send(self, data: bytes) -> None:
@@ -86,11 +87,11 @@ class _TimedSocket:
 
 
 class RescueSets:
-    """A netlink socket for our table's sets. Each call takes some tens of microseconds. Two threads must not use it at
-    once."""
+    """Netlink sockets for our table's sets. Each call takes some tens of microseconds. Only one thread may use it at a
+    time."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no nf_tables."""
+        """Open the sockets. Raise OSError if the kernel has no nf_tables."""
         self._socket = open_netlink(NETLINK_NETFILTER)
         self._socket.settimeout(_TIMEOUT_S)
         self._elements = ElementSocket()
@@ -98,24 +99,24 @@ class RescueSets:
         self._targets: dict[bytes, Target] = {}
 
     def renew_alive(self, for_s: float = ALIVE_S) -> None:
-        """Keep the rescue rules working for `for_s`. Raise OSError when the kernel refuses, for example if there is no
-        table.
+        """Keep the rescue rules working for `for_s` seconds. Raise OSError if the kernel refuses, for example because
+        there is no table.
 
-        The kernel does not prolong an element, so it is deleted and added again in one transaction. It is also added
-        before the deletion, in case it does not exist. Nothing is changed if the rules already work for longer, as
-        during a re-exec.
+        Adding an existing element does not renew its timeout, so one transaction deletes the element and adds it again.
+        The transaction first adds it, because deleting a missing element would fail. Nothing is changed if the rules
+        already work for longer, as during a re-exec.
         """
         if self._alive_for() <= for_s:
             self._elements.transact([*_removal(for_s), _addition(for_s)])
 
     def remove_alive(self) -> None:
-        """Make the rescue rules inert at once. Raise OSError when the kernel refuses."""
+        """Make the rescue rules inert at once. Raise OSError if the kernel refuses."""
         self._elements.transact(_removal(ALIVE_S))
 
     def stamps(self, family: Family) -> Stamps:
-        """Return when endpoints were asked and when they answered. Raise OSError when the kernel refuses, for
-        example if there are no sets."""
-        # The sets of SYNs are read first. So an answer between the two readings counts, and a SYN does not.
+        """Return when a SYN was last sent to each endpoint, and when each last answered. Raise OSError if the kernel
+        refuses, for example because the sets do not exist."""
+        # The set of SYNs is read first. So an answer between the two readings counts, but a SYN does not.
         asked, asked_blur_s = self._times(f"asked{family.value}", family)
         answered, answered_blur_s = self._times(f"answered{family.value}", family)
         return Stamps(asked, answered, max(asked_blur_s, answered_blur_s))
@@ -126,7 +127,7 @@ class RescueSets:
         self._elements.close()
 
     def _alive_for(self) -> float:
-        """Return for how many seconds the rescue rules work without a renewal."""
+        """Return for how many more seconds the rescue rules work without a renewal."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, ALIVE.encode() + b"\0")])
         self._socket.send(frame(_GET, body, flags=NLM_F_DUMP, sequence=self._sequence))
@@ -134,7 +135,7 @@ class RescueSets:
         return min((s for it in found if it.kind == NEW for _, s in _elements(it.body)), default=0.0)
 
     def _times(self, name: str, family: Family) -> tuple[dict[Target, float], float]:
-        """Return the endpoints of a set with their stamps, and by how much these may be younger."""
+        """Return the endpoints in a set with their times, and the inexactness of the times in seconds."""
         self._sequence += 1
         body = nfgen(INET) + encode([(LIST_TABLE, TABLE_NAME), (LIST_SET, name.encode() + b"\0")])
         timed = _TimedSocket(self._socket)
@@ -163,8 +164,7 @@ def _addition(for_s: float) -> Batch:
 
 
 def _removal(for_s: float) -> list[Batch]:
-    """Return the batches that remove the elements. The elements are first added, because a missing element cannot be
-    deleted."""
+    """Return the batches that delete the element. It is added first, because deleting a missing element would fail."""
     return [_addition(for_s), Batch(ALIVE, False, [_element(bytes([number])) for number in _NUMBERS.values()])]
 
 
@@ -187,7 +187,7 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
             key, expires_ms = b"", 0
             for part, data in attributes(element):
                 if part & ~NESTED == _KEY:
-                    key = data[4:]  # The value is in one attribute, NFTA_DATA_VALUE.
+                    key = data[4:]  # Skip the header of the nested attribute NFTA_DATA_VALUE.
                 elif part == _EXPIRATION:
                     expires_ms = int.from_bytes(data, "big")
             if key:
@@ -195,10 +195,10 @@ def _elements(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
-    """Return the same as `_elements` for elements with keys of one length, an expiry time, and nothing else, or None if
-    the elements are not all like that.
+    """Return the result of `_elements`, computed faster, for elements that consist only of a key and an expiry time,
+    with keys of one length. Return None for other elements.
 
-    Rules add such elements, and there may be tens of thousands.
+    Elements that rules add have this form, and there may be tens of thousands.
     """
     shape = _SHAPES.get(int.from_bytes(elements[:2], sys.byteorder))
     if shape is None or len(elements) % shape[0].size:
@@ -213,7 +213,7 @@ def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
 
 
 def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
-    """Return the layout of an element with such a key, and its bytes before and after the key."""
+    """Return the layout of an element with a key of this length, and the bytes before and after the key."""
     header = ATTRIBUTE_HEADER
     value, expiration = header.size + key_bytes, header.size + 8
     before = header.pack(2 * header.size + value + expiration, 1) + header.pack(header.size + value, _KEY)
@@ -225,4 +225,4 @@ def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
 
 
 _SHAPES: Final = {shape[0].size: shape for shape in map(_shape, (8, 20))}
-"""The layouts by the length of an element: those with an IPv4 or IPv6 address and a port, in words of four bytes."""
+"""The layouts by the length of an element. Keys are an IPv4 or IPv6 address with a port, padded to four bytes."""

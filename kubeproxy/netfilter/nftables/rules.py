@@ -24,28 +24,28 @@ class Rule:
 
     @property
     def comment(self) -> str:
-        """Return the rule's reason and a digest of its text. Rules are compared by this comment, because versions of
+        """Return the rule's reason with a digest of its text. Rules are compared by this comment, because versions of
         nft print them differently."""
         return f"{self.why} #{hashlib.sha256(self.text.encode()).hexdigest()[:8]}"
 
 
 class Content(NamedTuple):
-    """The properties of a rule set that decide which rules there are."""
+    """The properties of a rule set that decide which rules exist."""
 
     spreads: bool
     """Whether there are any spreads."""
     sticky: bool
-    """Whether a spread has session affinity."""
+    """Whether any spread has session affinity."""
     rescued: bool
     """Whether failed connections of the spreads are reported."""
     filled: frozenset[str]
-    """Those of the maps with redirects of own clients and with masquerading that have a destination. They change only
-    with Services, and by whole rule sets. The rule for source ranges always exists: if a transaction is sent in parts,
-    it must neither come after a redirect nor go before it."""
+    """The maps, among those with redirects of own clients and with masquerading, that have a destination. They change
+    only with Services, and only by whole rule sets. (The rule for source ranges always exists. If a transaction is sent
+    in parts, this rule must not come after a redirect or be removed before one.)"""
     uplinks: frozenset[str]
-    """`RuleSet.uplinks`."""
+    """The value of `RuleSet.uplinks`."""
     hook_port: int
-    """`RuleSet.hook_port`, or 0 without hooks."""
+    """The value of `RuleSet.hook_port`, or 0 without hooks."""
 
 
 def _content_of(wanted: RuleSet) -> Content:
@@ -64,8 +64,8 @@ def _content_of(wanted: RuleSet) -> Content:
 def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
     """Return the rules of each static chain.
 
-    They depend only on the landing and bind addresses and the direct links of a rule set, on whether it is transparent
-    and guards sockets, and on its `Content`."""
+    The rules depend only on the landing addresses, the bind addresses, the direct links, `transparent` and
+    `guard_sockets` of the rule set, and on its `Content`."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
     content = _content_of(wanted)
     return {
@@ -80,8 +80,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             for family in Family
             for rule in _FirstPackets(content, family, wanted.bind.get(family), from_this_host=True).rules()
         ),
-        # This is the only rule that packets of running connections meet, because its first match ends the chain for
-        # them.
+        # Packets of running connections pass only this rule, because they match it and leave the chain.
         "input": (
             Rule(
                 "ct state new,invalid,untracked meta l4proto . th dport @guarded goto guard",
@@ -89,7 +88,7 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             ),
         ),
         "guard": (
-            # An untracked packet has no ct status, so the next rule would not match it.
+            # The next rule would not match an untracked packet, because it has no ct status.
             Rule("ct state invalid,untracked drop", "belongs to no connection"),
             Rule("ct status & dnat == 0 meta l4proto . th dport != @unguarded drop", "came to a proxy port directly"),
             Rule("meta l4proto . th dport @dropped drop", "no local endpoint"),
@@ -97,8 +96,8 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
             *(
                 (
                     Rule("socket transparent 1 return", "a listener of ours"),
-                    # The socket belongs to another program, or there is none: the next instance answers the client's
-                    # next attempt.
+                    # The packet's socket belongs to another program, or there is none. It is dropped, so that the next
+                    # instance can answer the client's next attempt.
                     Rule("meta l4proto . th dport != @unguarded drop", "no listener of ours"),
                 )
                 if wanted.guard_sockets
@@ -117,14 +116,14 @@ def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 
 
 def _diverting() -> dict[str, tuple[Rule, ...]]:
-    """Return the chain that finds answers to connections from clients' addresses.
+    """Return the chain that recognizes answers to connections that we began from clients' addresses.
 
-    Looking for the socket takes time for each packet, so the chain exists only while it is needed. An ICMP packet, such
+    Looking up the socket takes time for each packet, so the chain exists only while it is needed. An ICMP packet, such
     as an endpoint's refusal, belongs to the socket of the packet that it quotes.
     """
     rule = Rule(
-        # Packets to this host are excluded: accepted sockets are transparent like their listeners, and packets of their
-        # clients are to be routed as usual.
+        # Packets addressed to this host are excluded: accepted sockets are transparent like their listeners, but their
+        # clients' packets need no special routing.
         "meta l4proto { tcp, udp, icmp, icmpv6 } socket transparent 1 socket wildcard 0 "
         f"fib daddr type != local meta mark set meta mark | {MARK:#x}",
         "answers to connections from clients' addresses",
@@ -141,10 +140,10 @@ def _rescuing(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPackets:
-    """Makes the rules for first packets of one family in a hook.
+    """Makes the rules for first packets of one family in one hook.
 
-    They drop packets that are not admitted, then lead the others by the first map that has the destination, to an
-    endpoint or to a proxy port.
+    The rules drop packets from sources that are not admitted. They send other packets to an endpoint or to a proxy
+    port, by the first map that contains the destination.
     """
 
     content: Content
@@ -154,16 +153,18 @@ class _FirstPackets:
     from_this_host: bool
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules in their order."""
+        """Yield the rules in order."""
         number, ip = self.family.value, IP[self.family]
         address = f"{ip} daddr . meta l4proto . th dport"
         yield Rule(
-            # A chain of type nat can drop, and it gets first packets only, so running connections cost nothing.
+            # A chain of type nat may drop packets. It sees only first packets, so this costs nothing for running
+            # connections.
             f"{address} @restricted{number} {address} . {ip} saddr != @admitted{number} drop",
             f"{self._clients}, from ranges that are not admitted",
         )
         if self.from_this_host:
-            # This comes before the maps: a dial of the proxy that came back to the proxy would be dialed again.
+            # This comes before the maps: if a dial by the proxy is itself redirected to the proxy, it would be dialed
+            # again.
             yield Rule(
                 f"meta nfproto ipv{number} meta mark & {MARK:#x} == {MARK:#x} return",
                 f"{self.family} dials of the proxy",
@@ -186,19 +187,20 @@ class _FirstPackets:
         if not self.content.spreads:
             return
         if self.from_this_host:
-            # A packet from or to a loopback address cannot leave this host, and the redirect keeps it here.
+            # Packets from or to a loopback address cannot leave this host. For them only the redirect below applies,
+            # which keeps them here.
             ip, loopback = IP[self.family], _LOOPBACK[self.family]
             condition = f"{ip} saddr != {loopback} {ip} daddr != {loopback} {condition}"
         for what, of_kind in (("affinities", "known to an endpoint"), ("spreads", "straight to an endpoint")):
             if what == "spreads" or self.content.sticky:
-                # This is a jump, so that the redirect below applies if no slot is found.
+                # A jump, and no goto, so that the redirect below applies if no slot is found.
                 vmap = f"{prefix}{what}{self.family.value}"
                 yield Rule(f"{condition}{key} vmap @{vmap}", f"{self._clients}{why}, {of_kind}")
 
     def _refusal(self, prefix: str, key: str, condition: str, why: str) -> Iterator[Rule]:
-        # To a client behind a port of a bridge the kernel sends a reset past NAT, so the reset has to come from the
-        # address that the client has asked. This host's own clients are refused after the redirect (chain guard),
-        # because a verdict here would be an error for the sender.
+        # For a client behind a bridge port the kernel sends a reset past NAT, so the reset has to come from the address
+        # that the client dialed. Clients on this host are refused after the redirect (chain guard), because a verdict
+        # here would be an error in the sender's system call.
         if not self.from_this_host:
             refusals = f"{prefix}refusals{self.family.value}"
             yield Rule(f"{condition}{key} @{refusals} goto refuse", f"{self._clients}{why}, no endpoint")
@@ -210,13 +212,13 @@ class _FirstPackets:
         return Rule(f"{matches} {action}", f"{self._clients}{why}")
 
     def _condition(self, origin: Origin, *, at_node: bool) -> str:
-        """Return the matches for packets of an origin. Packets for a node port must have an address of the node."""
+        """Return the matches for packets of an origin. Packets for a node port must be addressed to the node."""
         ip, of_pods = IP[self.family], origin is Origin.NODE and not self.from_this_host
         condition = from_own_pods(f"{ip} saddr", self.family, self.content.uplinks) if of_pods else ""
         if at_node:
             condition += f"{ip} daddr @node_addresses{self.family.value} "
             if not self.from_this_host:
-                # Without a redirect the kernel drops such a packet as a martian.
+                # Without a redirect the kernel drops such packets as martians.
                 condition += f"{ip} daddr != {_LOOPBACK[self.family]} "
         return condition
 
@@ -232,18 +234,20 @@ class _FirstPackets:
 
 
 def from_own_pods(source: str, family: Family, uplinks: Iterable[str]) -> str:
-    """Return the condition for packets of this node's pods. `source` is the expression for the client's address."""
+    """Return the condition for packets from this node's pods. `source` is the expression for the client's address."""
     elsewhere = "".join(f'iifname != "{name}" ' for name in sorted(uplinks))
     return f"{source} @internal_sources{family.value} {elsewhere}"
 
 
 def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
-    """Yield the rules for first packets that leave this host for an endpoint, or that have reached one by loopback."""
+    """Yield the rules for first packets to an endpoint that leave this host, or that reach the endpoint through
+    loopback."""
     if not content.spreads:
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
     if content.sticky or content.rescued:
-        # This is for this host's own proxy ports only, because an endpoint may have the same port number.
+        # The match on lo restricts this to this host's own proxy ports, because an endpoint may have the same port
+        # number.
         yield Rule("oif lo meta l4proto . th dport @guarded return", "redirected to a proxy port")
     if content.rescued:
         yield Rule(*rescue.asking())
@@ -264,7 +268,7 @@ def _leaving(content: Content, links: frozenset[DirectLink]) -> Iterator[Rule]:
 
 
 def _arriving(content: Content) -> Iterator[Rule]:
-    """Yield the rules for first packets that have reached an endpoint on this very host."""
+    """Yield the rules for first packets that arrive at an endpoint on this host itself."""
     if not (content.spreads and (content.sticky or content.rescued)):
         return
     yield Rule("ct status & dnat == 0 return", "not translated")
@@ -276,8 +280,8 @@ def _arriving(content: Content) -> Iterator[Rule]:
 
 
 def _by_original_destination(name: str, why: str) -> Iterator[tuple[str, Rule]]:
-    """Yield the jumps of each map by the destination that the client has chosen. nft knows the type of the
-    destination's port for one protocol at a time."""
+    """Yield the jumps of each map by the destination that the client chose. There is one per protocol, because nft can
+    give the port's type for only one protocol at a time."""
     for family in Family:
         number, ip = family.value, IP[family]
         for protocol in ("tcp", "udp"):
@@ -317,7 +321,7 @@ def _masquerading(content: Content, links: frozenset[DirectLink]) -> dict[str, t
             Rule(f"{IP[it.family]} saddr {it.cidr} goto masquerade_link{it.family.value}", f"{it.family} clients there")
             for it in sorted(links)
         ),
-        # Other programs translate on such links, too.
+        # Only our own destinations are masqueraded, because other programs also translate packets on such links.
         **{
             f"masquerade_link{family.value}": tuple(
                 Rule(f"meta l4proto {protocol} {original} {action}", f"{family} {protocol} {why}, answers pass by")
@@ -338,6 +342,6 @@ MASQUERADE_CHAINS = (
 
 
 def masquerade_chain(masquerade: Masquerade, family: Family) -> str:
-    """Return the chain that masquerades these clients."""
+    """Return the name of the chain that masquerades these clients."""
     suffix = str(family.value) if masquerade is Masquerade.OUTSIDE else ""
     return f"masquerade_{masquerade}{suffix}"

@@ -1,8 +1,8 @@
-"""Reads how many new connections the kernel has led straight to endpoints, from the counters of our maps.
+"""Reads how many new connections the kernel has sent straight to endpoints, from the counters in our maps.
 
-Each lookup of a destination in a map of spreads counts, and nat chains see first packets only. With session affinity
-the map of known clients is looked up first, and this lookup counts every connection. The lookup in the spread then
-counts the connections of new clients a second time.
+Each element of a map of spreads counts its lookups, and nat chains see only first packets, so it counts connections.
+With session affinity, the affinity map is looked up first, and its counter has every connection. The counter of the
+spread then counts connections of new clients a second time, and is ignored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from kubeproxy.netfilter.nftables.reading import TableReader
 
 
 async def new_connections(asked: Collection[Traffic] | None = None) -> Mapping[Traffic, int]:
-    """Return the counters of this traffic that exist, or all that exist. Raise KernelError when the kernel refuses.
+    """Return the existing counters of the given traffic, or all if `asked` is None. Raise KernelError if the kernel
+    refuses.
 
-    A counter begins again when the number of endpoints changes, because its element is replaced.
+    A counter restarts when the number of endpoints changes, because its element is replaced.
     """
-    names = [name for name, kind in KINDS.items() if kind.counted]  # The maps of spreads come before those of affinity.
+    # Affinity maps come last, so that their counters replace those of spreads.
+    names = [name for name, kind in KINDS.items() if kind.counted]
     if asked is not None:
         needed = {place(it.destination, kind, it.origin) for kind in ("spreads", "affinities") for it in asked}
         names = [name for name in names if name in needed]

@@ -1,9 +1,10 @@
 """Spreads in our nftables table: endpoints in numbered slots, one of which the rules choose.
 
-A destination with N targets has the slots 0 to N - 1, and jumps to the chain that draws one of N. So each target has
-exactly the same share. A target with a larger share has several slots. When a target leaves, a new target takes its
-slot; if there is no new one, the target of the last slot does. Further new targets come at the end. So a change of one
-endpoint costs the same among thousands. If a hash of the client chooses, each slot has the target that the spread says.
+A destination with N targets has the slots 0 to N - 1, and jumps to the chain that draws one of N slots at random. So
+each target has exactly the same share. A target with a larger share has several slots. When a target leaves, a new
+target takes its slot; if there is none, the target in the last slot moves there. Further new targets are added at the
+end. So the cost of changing one endpoint does not depend on their number. If a hash of the client chooses the slot, the
+order of slots is that of the spread.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from kubeproxy.netfilter.ruleset import ClientHash, Spread
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The slots for the traffic to one destination, in the kernel or wanted there."""
+    """The slots for the traffic to one destination, in the kernel or as wanted."""
 
     targets: tuple[Target, ...]
     comment: str
     client_hash: ClientHash | None = None
-    """The hash that gives a client its slot, or None if the slot is drawn at random."""
+    """The hash that selects a client's slot, or None if the slot is random."""
     spread: Spread | None = field(default=None, compare=False)
-    """The spread from which they were made, or None if they were read from the kernel."""
+    """The spread from which the slots were made, or None if they were read from the kernel."""
 
 
 NO_SLOTS = Slots((), "")
 
 
 def arranged(have: Slots, wanted: Spread | None) -> Slots:
-    """Return the slots for a spread, with as few changes as possible."""
+    """Return the slots for a spread, changing as few of the slots in `have` as possible."""
     if wanted is None or not wanted.targets:
         return NO_SLOTS
     if have.spread is wanted:
@@ -48,7 +49,7 @@ def arranged(have: Slots, wanted: Spread | None) -> Slots:
 
 
 def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Return the wanted targets in an order in which as many as possible stay in their slots."""
+    """Return the wanted targets, ordered so that as many as possible keep their slots."""
     if have == wanted:
         return have
     missing, surplus = Counter(wanted), list[int]()
@@ -70,17 +71,18 @@ def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target,
 
 
 def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> dict[Traffic, Slots]:
-    """Return the wanted slots by traffic, with as few changes to `have` as possible. Traffic without targets is left
-    out."""
+    """Return the wanted slots by traffic, with as few changes of `have` as possible. Traffic without targets is
+    omitted."""
     slots = ((traffic, arranged(have.get(traffic, NO_SLOTS), spread)) for traffic, spread in wanted.items())
     return {traffic: some for traffic, some in slots if some.targets}
 
 
 def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
-    """Return the chains that choose from the present numbers of slots, and those for one slot more and one less.
+    """Return the names of the chains that choose among the present numbers of slots, and of those for one slot more and
+    one less.
 
-    So a rolling change of endpoints finds its chains; only the program nft can make them. A hash has as many slots
-    before as after most changes.
+    These chains exist in advance, because only the program nft can create chains, and a rolling change of endpoints
+    then needs only elements. (With a hash the number of slots mostly stays the same.)
     """
     shapes: dict[tuple[str, int, ClientHash | None], tuple[Traffic, Slots]] = {}
     for traffic, some in slots.items():
@@ -90,18 +92,18 @@ def chains_of(slots: Mapping[Traffic, Slots]) -> set[str]:
 
 
 def chains_for(traffic: Traffic, slots: Slots) -> list[str]:
-    """Return the same chains for the slots of one destination's traffic."""
+    """Return the names of these chains for one destination's traffic."""
     count = len(slots.targets)
     counts = (count, count + 1, count - 1) if slots.client_hash is None else (count,)
     return [spread_chain(traffic, number, slots.client_hash) for number in counts if number > 0]
 
 
 SlotChange = tuple[Traffic, Slots, Slots]
-"""Traffic, its slots before, and its slots after."""
+"""Traffic, its slots before the change, and its slots after it."""
 
 
 def slot_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
-    """Yield the slots that differ."""
+    """Yield the slots that change."""
     for (destination, origin), old, new in changes:
         name = place(destination, f"{destination.protocol.lower()}_slots", origin)
         *address, _, port = destination_key(destination)
@@ -116,7 +118,7 @@ def slot_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
 
 
 def spread_elements(changes: Iterable[SlotChange]) -> Iterator[Replacement]:
-    """Yield a replacement for each jump that a change of slots alters."""
+    """Yield the jumps that a change of the number of slots alters."""
     for traffic, old, new in changes:
         before, now = (_spread_entry(traffic, slots) for slots in (old, new))
         if before != now:

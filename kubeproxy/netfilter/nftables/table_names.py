@@ -1,7 +1,7 @@
-"""Lists the names of the nftables tables of this network namespace by netlink.
+"""Lists the names of the nftables tables in this network namespace through netlink.
 
-`nft list tables` (1.0.6) first has the kernel list every element of every set. With 10,000 Services on the kernel path
-that is 210 MB and seconds of CPU time, and it begins again whenever another transaction comes in between.
+`nft list tables` (1.0.6) makes the kernel list every element of every set first. With 10,000 Services on the kernel
+path that takes 210 MB and seconds of CPU time, and starts again whenever another transaction interferes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 def tables() -> list[str]:
-    """Return each table by family and name, as nft writes it: ``inet kubeproxy``. Raise OSError when the kernel
+    """Return the family and name of each table in nft's form, such as ``inet kubeproxy``. Raise OSError if the kernel
     refuses."""
     with open_netlink(NETLINK_NETFILTER) as sock:
         sock.settimeout(_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Our nftables table as a value: the wanted one, the one in the kernel, and the transaction between them.
+"""Our nftables table as a value, wanted or in the kernel, and the transaction that turns one into the other.
 
 Changes in the cluster change only elements, so the cost of a packet and of a change does not grow with the number of
 Services. ``docs/netfilter.md`` shows the table.
@@ -62,12 +62,12 @@ from kubeproxy.netfilter.nftables.transaction_steps import (
 from kubeproxy.netfilter.ruleset import Reach, RuleSet
 
 Verdicts = Mapping[tuple[str, Destination], str]
-"""The maps and destinations, with the chains to which these jump."""
+"""The chain to which each destination jumps in each map of verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The contents of the table, wanted or in the kernel. Only `Change.enter` changes one."""
+    """The contents of the table, wanted or in the kernel. Only `Change.enter` modifies a table."""
 
     chains: dict[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
@@ -76,21 +76,21 @@ class Table:
     slots: dict[Traffic, Slots] = field(default_factory=dict)
     verdicts: dict[tuple[str, Destination], str] = field(default_factory=dict)
     clients: frozenset[str] = frozenset()
-    """The maps of clients. The kernel owns their elements."""
+    """The names of the client maps. Their elements are managed by the kernel."""
     kept: Mapping[str, frozenset[Address]] = field(default_factory=dict, compare=False)
-    """The endpoint addresses that these maps had when they were read."""
+    """The addresses of endpoints that each client map contained when it was read."""
     transparent: bool = False
-    """Whether the chain for answers to clients' addresses exists."""
+    """Whether the chain for answers to preserved client addresses exists."""
     rescue: bool = False
-    """Whether the chains and sets for failed connections exist."""
+    """Whether the chains and sets of the rescue exist."""
     paused: bool = False
-    """Whether there is a pause, even one that is over."""
+    """Whether a pause is in the table, even if its time is over."""
     sound: bool = True
-    """Whether maps, sets and chains are declared as in this version. Otherwise the table is made anew."""
+    """Whether maps, sets and chains are declared as in this version. Otherwise the table is created again."""
 
     @classmethod
     def of(cls, wanted: RuleSet, *, after: Table | None = None) -> Table:
-        """Return the table of a rule set. Slots that the table `after` already has stay where they are."""
+        """Return the table for a rule set. Slots that exist in the table `after` keep their places."""
         return _made_of(wanted, after if after is not None and after.sound else EMPTY)[0]
 
 
@@ -98,7 +98,7 @@ EMPTY = Table(chains={}, redirects={}, sets=dict.fromkeys(SETS, frozenset()), so
 
 
 def _made_of(wanted: RuleSet, have: Table) -> tuple[Table, dict[str, tuple[Rule, ...]]]:
-    """Return the table of a rule set, and the rules of its chains."""
+    """Return the table for a rule set, and the rules of its chains."""
     slots = arrange(have.slots, wanted.spreads)
     rules = _chains_of(wanted, slots)
     table = Table(
@@ -149,7 +149,7 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
         sets[f"hooks{number}"] = frozenset(it for it in wanted.hooks if family_of(it.address) is family)
         sets[f"hairpins{number}"] = {(it, it) for it in of_family(wanted.hairpins, family)}
     by_name: dict[str, set[Element]] = {}
-    # This includes destinations whose endpoints are all ejected, because answers to earlier packets still come.
+    # Destinations whose endpoints are all ejected are included, because answers to earlier packets still arrive.
     for destination, _ in wanted.spreads:
         by_name.setdefault(place(destination, "translated"), set()).add(destination_key(destination))
     for (destination, origin), port in wanted.redirects.items() if wanted.refused else ():
@@ -159,29 +159,29 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
 
 
 class Transition(NamedTuple):
-    """The difference between two tables: the steps of a transaction, and the table after it."""
+    """The difference between two tables: the steps of a transaction, and the resulting table."""
 
     steps: list[str]
     after: Table
     creation: str = ""
-    """The commands that come before the slots, or empty if there are none."""
+    """The commands to run before the slots are added, or empty if there are none."""
     slots: Iterable[Replacement] = ()
-    """The slots that are to be added before the steps. No packet comes to them until then."""
+    """The slots to add before the steps. No packet uses these slots before the steps are in force."""
 
 
 def difference(have: Table | None, wanted: RuleSet) -> list[str]:
-    """Return the steps of `transition`."""
+    """Return only the steps of `transition`."""
     return transition(have, wanted).steps
 
 
 def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None) -> Transition:
-    """Return the transaction from one table to the other. It has no steps if they are equal.
+    """Return the transaction from one table to the other. It has no steps if the tables are equal.
 
-    If there are at least `apart` first slots, they are kept apart from the steps. They are by far the most elements,
-    and no packet comes to them before the steps.
+    If at least `apart` slots are new, they are returned separately from the steps. They are by far the most elements,
+    and no packet uses them before the steps are in force.
 
-    The steps are to be sent as one transaction. If that is too large for the kernel they can be sent one by one: guards
-    come before the redirects to guarded ports, and an element is replaced within one step.
+    The steps are meant to be sent as one transaction. If that is too large for the kernel, they can be sent one by one:
+    guards come before redirects to guarded ports, and an element is always replaced within one step.
     """
     first = ""
     before = have
@@ -203,7 +203,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         *element_steps(_redirect_elements(before.redirects, wanted.redirects)),
     ]
     if new.rescue and before.rescue and new.slots and (before.paused or not before.slots):
-        # The first packets of all spreads are rescued, too.
+        # Enable the rescue with the transaction, so that the first packets of all spreads are rescued, too.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     for _, some in groupby(sorted(changed(before.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):
@@ -223,7 +223,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
 
 
 def _objects(have: Table, new: Table, wanted: RuleSet, rules: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
-    """Yield the steps that make maps of clients and chains, and fill the chains that differ."""
+    """Yield the steps that create client maps and chains, and refill the chains whose rules differ."""
     yield from map_steps("add", new.clients - have.clients)
     if new.transparent and not have.transparent:
         yield chain_creation(DIVERT, DIVERT_HOOK) + "\n"
@@ -235,11 +235,11 @@ def _objects(have: Table, new: Table, wanted: RuleSet, rules: Mapping[str, tuple
 
 
 def _set_steps(have: Table, new: Table) -> tuple[list[str], list[str]]:
-    """Return the steps that change sets before the redirects change, and those that come after the redirects."""
+    """Return the steps that change sets before the redirects change, and those that do so afterwards."""
     early: list[str] = []
     late: list[str] = []
     for name, elements in new.sets.items():
-        # A range cannot be added beside one that it overlaps.
+        # Ranges are deleted early, because a range cannot be added while it overlaps an existing one.
         deletions = early if SETS[name].ranges else late
         deletions += set_steps("delete", name, have.sets[name] - elements)
         early += set_steps("add", name, elements - have.sets[name])
@@ -249,10 +249,10 @@ def _set_steps(have: Table, new: Table) -> tuple[list[str], list[str]]:
 def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
     """Yield the steps that delete what no rule needs any more.
 
-    If only chains that draw slots are obsolete (`only_chains`), they are not deleted, because the next change may need
-    them again. They stay in the new table.
+    If `only_chains` is true, only chains that draw slots are obsolete. These are kept, also in the new table, because
+    the next change may need them again.
     """
-    # A chain with a longer name may jump to one whose name is the beginning of its own.
+    # Delete in reverse order of names: a chain may jump only to one whose name is a prefix of its own.
     chains = sorted((name for name in have.chains.keys() - new.chains.keys() if is_dynamic(name)), reverse=True)
     if only_chains:
         new.chains.update((name, have.chains[name]) for name in chains if draws_slots(name))
@@ -267,9 +267,9 @@ def _obsolete(have: Table, new: Table, *, only_chains: bool) -> Iterator[str]:
 
 
 def reach(have: Table, ours: RuleSet) -> Reach:
-    """Return how many of the table's redirects belong to a rule set, and how many do not.
+    """Return how many redirects of the table belong to a rule set, and how many do not.
 
-    The rules have the address to which they lead, and the elements have the port.
+    A redirect's port is in an element, and its address is in a rule.
     """
     wanted = rules_of(ours)
     same = all(have.chains.get(chain) == comments_of(wanted[chain]) for chain in ("prerouting", "output"))
@@ -278,11 +278,11 @@ def reach(have: Table, ours: RuleSet) -> Reach:
 
 
 def pause(have: Table, *, for_s: float) -> list[str]:
-    """Return the steps of the transaction that replaces redirects by drops of first packets for that time, so that
-    clients retry. Return None if there are no redirects. The steps are as in `difference`.
+    """Return the steps (as in `difference`) of the transaction for a pause: it replaces redirects by drops of first
+    packets for `for_s` seconds, so that clients retry. Return no steps if there are no redirects.
 
-    Everything that needs no process stays in force: spreads and all that belongs to them. When the time is up, the
-    drops have no effect. A table of another version is made anew, without its spreads.
+    Everything that needs no process stays in force: spreads and all that belongs to them. When the time is over, the
+    drops have no effect. A table of another version is created again, without its spreads.
     """
     destinations = {destination for destination, _ in have.redirects}
     hooks = {name: sorted(have.sets.get(name, ())) for name in _HOOKS}
@@ -294,7 +294,8 @@ def pause(have: Table, *, for_s: float) -> list[str]:
         steps, chains = [DELETION + creation()], {}
         for name in _NODE_ADDRESSES:
             steps += set_steps("add", name, have.sets[name])
-        # With the last rule that needs connection tracking the kernel would end tracking, and every running connection.
+        # Keep the chains: with the last rule that needs it, the kernel would stop tracking connections, which would
+        # break every running connection.
         steps += chain_steps(chains, rules_of(RuleSet()))
     by_set: dict[str, list[Element]] = {}
     for each in sorted(destinations):
@@ -304,8 +305,8 @@ def pause(have: Table, *, for_s: float) -> list[str]:
     for name, elements in by_set.items():
         texts = (f"{key_text(each)} timeout {math.ceil(for_s * 1000)}ms" for each in elements)
         steps += text_steps("add", name, texts)
-    # The drops come after the spreads. A client of this node may then be led by the spread for all clients, whose
-    # endpoints are a subset of its own.
+    # The drops come after the spreads. A client on this node may then use the spread for all clients, whose endpoints
+    # are a subset of its own.
     rules = tuple(_pause_rules())
     steps += [step for hook in ("prerouting", "output") for step in appending(chains, hook, rules)]
     return [*steps, flushing(_LEADING_TO_PROXY_PORTS)]
@@ -328,13 +329,13 @@ def _redirect_elements(have: Mapping[Traffic, int], want: Mapping[Traffic, int])
 
 
 def verdict_elements(have: Verdicts, want: Verdicts) -> Iterator[Replacement]:
-    """Yield the jumps that differ."""
+    """Yield the jumps that change."""
     for (name, destination), old, new in changed(have, want, None):
         yield replacement(name, destination, old, new)
 
 
 _HOOKS = frozenset(f"hooks{family.value}" for family in Family)
 _LEADING_TO_PROXY_PORTS = frozenset((*REDIRECTS, *_HOOKS, "guarded", "unguarded", "refused", "dropped"))
-"""The maps and sets that are only useful while a process listens at the proxy ports in them."""
+"""The maps and sets that are useful only while a process listens on the proxy ports in them."""
 
 _NODE_ADDRESSES = frozenset(f"node_addresses{family.value}" for family in Family)

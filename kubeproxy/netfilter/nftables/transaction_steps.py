@@ -1,4 +1,4 @@
-"""The steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table."""
+"""Makes the steps of a transaction: commands in nft's syntax that change elements, chains and maps of our table."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kubeproxy.netfilter.nftables.elements import Element, Replacement, key_text
 from kubeproxy.netfilter.nftables.rules import Rule
 
 _CHUNK = 1000
-"""The number of elements in one step, small enough for the netlink buffer of an unprivileged user namespace."""
+"""The number of elements in one step, so small that a step fits into the netlink buffer of an unprivileged user
+namespace."""
 DELETION = f"delete table {TABLE}\n"
 """The command that deletes the whole table."""
 
 
 def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
-    """Yield the replacements, each within one step."""
+    """Yield steps for the replacements. Each element is replaced within one step."""
     by_name: dict[str, list[Replacement]] = {}
     for each in elements:
         by_name.setdefault(each.name, []).append(each)
@@ -34,9 +35,9 @@ def element_steps(elements: Iterable[Replacement]) -> Iterator[str]:
 
 
 def forgetting(name: str, clients: Mapping[Address, Address]) -> str:
-    """Return the transaction that deletes these clients from a map of clients."""
+    """Return the transaction that deletes these clients from a client map."""
     texts = [f"{client} : {endpoint}" for client, endpoint in clients.items()]
-    # Added first, because one that has expired by now could not be deleted.
+    # Add the clients before deleting them, because deleting an element that has just expired would fail.
     steps = zip(text_steps("add", name, texts), text_steps("delete", name, texts), strict=True)
     return "".join(joined.from_iterable(steps))
 
@@ -47,7 +48,7 @@ def flushing(names: Iterable[str]) -> str:
 
 
 def map_steps(verb: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the commands that add or delete maps of clients."""
+    """Yield the commands that add or delete client maps."""
     lines = []
     for name in sorted(names):
         family = Family(int(name.removeprefix("clients")[0]))
@@ -62,19 +63,19 @@ def set_steps(verb: str, name: str, elements: Iterable[Element]) -> Iterator[str
 
 
 def text_steps(verb: str, name: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the commands that add or delete elements that are texts in nft's syntax already."""
+    """Yield the commands that add or delete elements given in nft's syntax."""
     rest = iter(texts)
     while chunk := list(islice(rest, _CHUNK)):
         yield f"{verb} element {TABLE} {name} {{ {', '.join(chunk)} }}\n"
 
 
 def comments_of(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """Return the comments by which the rules of a chain are recognized."""
+    """Return the comments by which a chain's rules are recognized."""
     return tuple(rule.comment for rule in rules)
 
 
 def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Rule, ...]]) -> Iterator[str]:
-    """Yield the commands that make these chains, or fill them anew, where their rules differ."""
+    """Yield the commands that create these chains, or refill those whose rules differ."""
     lines: list[str] = []
     for chain, rules in want.items():
         if have.get(chain, ()) != comments_of(rules):
@@ -87,7 +88,7 @@ def chain_steps(have: Mapping[str, tuple[str, ...]], want: Mapping[str, tuple[Ru
 
 
 def appending(have: Mapping[str, tuple[str, ...]], chain: str, rules: Iterable[Rule]) -> Iterator[str]:
-    """Yield the commands that append rules to a chain, without those that it has."""
+    """Yield the commands that append rules to a chain, except for those that the chain already has."""
     present = have.get(chain, ())
     lines = [_adding(chain, rule) for rule in rules if rule.comment not in present]
     if lines:

@@ -1,4 +1,4 @@
-"""Routing rules for answers to preserved client addresses (`rules`, `rule_watch`).
+"""Maintains the routing rules for answers to preserved client addresses (`rules`, `rule_watch`).
 
-`route_watch` reports routes that are taken away, for the kernel path.
+`route_watch` reports removed routes, for the kernel path, and `lookup` finds a route.
 """

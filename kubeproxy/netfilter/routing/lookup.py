@@ -1,4 +1,4 @@
-"""Asks the kernel where it would send a packet of this host."""
+"""Asks the kernel how it would route a packet from this host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg: family, length of the dest
 _RTA_DST, _RTA_OIF = 1, 4
 _RTN_UNICAST, _RTN_LOCAL = 1, 2
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-"""The errors if there is no route, or one of the types unreachable, prohibit and blackhole."""
+"""The errors if there is no route, or only one of the types unreachable, prohibit and blackhole."""
 
 
 def has_route(address: Address) -> bool:
-    """Return whether a packet from this host would find a route. Nothing is sent, and it takes some 10 us."""
+    """Return whether this host has a route to an address. Nothing is sent. It takes some 10 µs."""
     try:
         with socket.socket(_inet(address), socket.SOCK_DGRAM) as sock:
             sock.connect((address, 9))
@@ -29,14 +29,14 @@ def has_route(address: Address) -> bool:
 
 
 def link_to(address: Address) -> int | None:
-    """Return the number of the interface by which a packet to an address would leave this host. It is 0 if the address
-    is this host's own, and None if there is no route. Raise OSError when the kernel refuses."""
+    """Return the number of the interface through which this host sends to an address: 0 if the address is this host's
+    own, or None if there is no route. Raise OSError if the kernel refuses."""
     destination = socket.inet_pton(_inet(address), address)
     request = _ROUTE.pack(_inet(address), 8 * len(destination), 0, 0, 0, 0, 0, 0, 0) + encode([(_RTA_DST, destination)])
     with open_netlink() as netlink:
         netlink.send(frame(_RTM_GETROUTE, request, flags=0, sequence=1))
         try:
-            # The kernel answers a request for one route by that route, without another message.
+            # The kernel answers with the route only, without a message that ends the answer.
             found = next(answers(netlink, 1), None)
         except OSError as error:
             if error.errno in _NO_ROUTE:

@@ -1,10 +1,11 @@
-"""Watches for lost routes, by the kernel's notifications.
+"""Watches for lost routes, through the kernel's notifications.
 
-A packet without a route is dropped before any chain that knows the endpoint, so the rules of the rescue do not see it.
+A packet without a route is dropped before it reaches a chain that knows the endpoint, so the rules of the rescue do not
+see it.
 
-An IPv4 route that disappears with its link, its source address or its next hop (``ip nexthop``) has no notification of
-its own (seen with ``ip monitor``, Linux 6.18). This happens when a pod ends, and a wider route that is left may lead
-nowhere.
+If an IPv4 route disappears together with its link, its source address or its next hop (``ip nexthop``), there is no
+notification of the route (seen with ``ip monitor``, Linux 6.18). This happens when a pod ends. The endpoint may then
+still match a less specific route that does not reach it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kubeproxy.netfilter.netlink.multicast import received, subscribe
 _GROUPS = (1, 5, 7, 11, 32)
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 16, 17, 21, 24, 25
 _RTM_DELNEXTHOP = 105
-_NEW = 0xFFFF_FFFF  # The link has just been made.
+_NEW = 0xFFFF_FFFF  # This value means that the link has just been created.
 _ROUTE = struct.Struct(
     "=BBBBBBBBI"
 )  # family, lengths of addresses, type of service, table, protocol, scope, type; flags
@@ -37,24 +38,24 @@ _LISTED = 4096
 
 
 class Lost(NamedTuple):
-    """The routes that were lost since the last look."""
+    """The routes lost since the last call of `look`."""
 
     prefixes: set[Prefix]
-    """The destinations to which a route has been lost."""
+    """The destinations that have lost a route."""
     more: bool
-    """Whether routes may have been lost without a notification."""
+    """Whether further routes may have been lost without a notification."""
 
 
 class RouteWatch:
-    """A subscription to the routes and links of this network namespace."""
+    """A subscription to the routes and links in this network namespace."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no such notifications."""
+        """Subscribe. Raise OSError if the kernel has no such notifications."""
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def look(self) -> Lost:
-        """Return which routes were lost since the last look. The kernel notifies of a link before it removes the link's
-        routes."""
+        """Return the routes lost since the last call. The kernel notifies of a removed link before it removes the
+        routes through the link."""
         lost = Lost(set(), more=False)
         for data in received(self._socket):
             more = data is None or hides_losses(data)
@@ -67,7 +68,7 @@ class RouteWatch:
 
 
 def lost_ways(data: bytes) -> Iterator[Prefix]:
-    """Yield the destinations of deleted routes, and of new routes that lead nowhere."""
+    """Yield the destinations of removed routes, and of new routes that discard packets."""
     for message in parse(data):
         if message.kind not in (_RTM_NEWROUTE, _RTM_DELROUTE) or len(message.body) < _ROUTE.size:
             continue
@@ -82,7 +83,7 @@ def lost_ways(data: bytes) -> Iterator[Prefix]:
 
 
 def hides_losses(data: bytes) -> bool:
-    """Return whether the messages report links that go down, or addresses or next hops that disappear."""
+    """Return whether the messages say that a link went down, or that an address or next hop was removed."""
     for message in parse(data):
         if message.kind in (_RTM_DELLINK, _RTM_DELADDR, _RTM_DELNEXTHOP):
             return True

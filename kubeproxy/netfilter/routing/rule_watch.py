@@ -1,6 +1,6 @@
-"""Watches for removals of our routing rules, by the kernel's notifications.
+"""Watches for removals of our routing rules, through the kernel's notifications.
 
-When network managers start, they are known to remove all rules that they have not made.
+Some network managers remove all rules of others when they start.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _GROUPS = (8, 19)  # linux/rtnetlink.h: RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
 
 
 class RuleWatch:
-    """A subscription to the routing rules of this network namespace."""
+    """A subscription to the routing rules in this network namespace."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no such notifications."""
+        """Subscribe. Raise OSError if the kernel has no such notifications."""
         self._socket = subscribe(socket.NETLINK_ROUTE, *_GROUPS)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is something to `look` at."""
+        """Return the descriptor, which is readable when `look` has something to read."""
         return self._socket.fileno()
 
     def look(self) -> bool:
-        """Return whether rules of ours have been removed since the last look, or may have been."""
+        """Return whether rules of ours have been removed, or may have been, since the last call."""
         found = False
         for message in received(self._socket):
             found |= message is None or is_removal_of_ours(message)

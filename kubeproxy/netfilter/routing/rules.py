@@ -1,14 +1,15 @@
-"""Routing rules that deliver endpoints' answers to our sockets where clients' addresses are preserved.
+"""Maintains the routing rules that deliver endpoints' answers to our sockets if clients' addresses are preserved.
 
-Such an answer is addressed to the client. The packet filter finds our socket for it and marks the packet (`MARK`), and
-these rules (ip-rule(8)) have marked packets delivered on this host:
+Such an answer is addressed to the client. The packet filter finds our socket for the packet and marks it (`MARK`), and
+these rules (ip-rule(8)) make the kernel deliver marked packets on this host:
 
     107: from all iif lo goto 109
     108: from all fwmark 0x1000/0x1000 lookup 27504        table 27504: local default dev lo
     109: from all nop
 
-Rule 107 skips 108 for lookups that are not about an incoming packet: those of the node's own packets, and the reverse
-path check (rp_filter). Where src_valid_mark is set, that check uses the mark and would find every sender on this host.
+Rule 107 skips rule 108 for lookups that are not for an incoming packet: those for the node's own packets, and those of
+the reverse path filter (rp_filter). If src_valid_mark is set, that filter uses the mark, and would conclude that every
+sender is on this host.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from kubeproxy.netfilter.netlink.messages import (
 )
 
 TABLE = 27504
-"""The number of our routing table, which is "kp" in ASCII."""
+"""The number of our routing table ("kp" in ASCII)."""
 
 PRIORITY = 107
 """The priority of the first of our three rules, which come before the main table and the rules of other programs."""
 
 PROTOCOL = 107
-"""The protocol number that identifies our rules and routes. ip(8) shows it as ``proto 107``; its list
-(/etc/iproute2/rt_protos) does not have this number."""
+"""The protocol number that identifies our rules and routes. ip(8) shows it as ``proto 107``, because it has no name in
+/etc/iproute2/rt_protos."""
 
 _RTM_NEWROUTE, _RTM_DELROUTE, _RTM_GETROUTE = 24, 25, 26
 _RTM_NEWRULE, _RTM_DELRULE, _RTM_GETRULE = 32, 33, 34
@@ -58,12 +59,12 @@ _SCOPE_HOST, _LOCAL = 254, 2
 
 _INET = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES)
-"""The errors for IPv6 if it is disabled as a whole, or (EACCES) on the interface lo."""
+"""The errors for IPv6 if it is disabled completely, or (EACCES) on the interface lo."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A rule or route: its header without the kernel's own flags, and its attributes."""
+    """A rule or route: its header without flags that the kernel sets, and its attributes."""
 
     is_rule: bool
     header: bytes
@@ -71,23 +72,22 @@ class _Entry:
 
 
 def add() -> bool:
-    """Add missing rules and remove any others of ours. Return True if anything had to be changed. Raise KernelError
-    when the kernel refuses, or CAP_NET_ADMIN is missing."""
+    """Add missing rules of ours and remove superfluous ones. Return True if anything had to be changed. Raise
+    KernelError if the kernel refuses, or if CAP_NET_ADMIN is missing."""
     return _settle(wanted=True)
 
 
 def remove() -> bool:
-    """Remove all our rules and the route. Return True if there were any."""
+    """Remove all our rules and our route. Return True if there were any."""
     return _settle(wanted=False)
 
 
 def probe() -> None:
-    """Have the kernel check that we may change routing rules, without making one. Raise KernelError if the kernel
-    refuses.
+    """Check that we may change routing rules, without creating one. Raise KernelError if the kernel refuses.
 
-    The kernel is asked to remove a rule that does not exist. A rule that was added and removed would leave a trace: a
-    network namespace that has ever had a rule of its own looks up every route by its rules from then on, which takes
-    some 0.4 µs for each forwarded packet.
+    This asks the kernel to remove a rule that does not exist. Adding and removing a rule would leave a trace: once a
+    network namespace has had a rule of its own, every route lookup in it goes through the rules, which takes some 0.4
+    µs per forwarded packet.
     """
     try:
         with open_netlink() as netlink:
@@ -113,7 +113,7 @@ def _probe_family(netlink: socket.socket, family: Family) -> None:
 
 
 def present() -> bool:
-    """Return whether there is anything for `remove` to remove. Raise KernelError when the kernel cannot list it."""
+    """Return whether `remove` has anything to remove. Raise KernelError if the kernel cannot list it."""
     found = False
     try:
         with open_netlink() as netlink:
@@ -161,7 +161,7 @@ def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -
     have = [*_rules(netlink, family), *_routes(netlink, family)]
     surplus = [it for it in have if it not in want]
     missing = [it for it in want if it not in have]
-    # A marked packet must find a filled table, so the rule that leads to it is removed first and added last.
+    # A marked packet must find a filled table, so the rule for it is removed first and added last.
     for it in sorted(surplus, key=lambda it: not it.is_rule):
         request(netlink, _RTM_DELRULE if it.is_rule else _RTM_DELROUTE, it.header + encode(it.values))
     for it in missing:
@@ -171,7 +171,7 @@ def _settle_family(netlink: socket.socket, family: Family, want: list[_Entry]) -
 
 
 def _wanted_entries(family: Family) -> list[_Entry]:
-    """Return the wanted rules and route, in the order in which they are added."""
+    """Return the wanted rules and route, in the order in which they must be added."""
 
     def rule(priority: int, action: int, table: int = 0, **values: bytes) -> _Entry:
         kinds = {"iif": _FRA_IIFNAME, "goto": _FRA_GOTO, "mark": _FRA_FWMARK, "mask": _FRA_FWMASK}
@@ -224,7 +224,7 @@ def _routes(netlink: socket.socket, family: Family) -> Iterator[_Entry]:
 
 
 _ROUTE_ATTRIBUTES = frozenset({1, 2, 4, 5, 7, 8, 9, 15})
-"""The attributes that decide where a route leads. All others are measurements, or a metric that the kernel adds."""
+"""The attributes that decide where a route leads. All others are statistics, or a metric that the kernel adds."""
 
 
 def _scope(family: Family) -> int:
@@ -236,5 +236,5 @@ def _number(value: int) -> bytes:
 
 
 def _short(table: int) -> int:
-    """Return a table's number in the one byte that a header has for it."""
+    """Return a table's number in the form of the header, which has only one byte for it."""
     return table if table < 256 else 252
