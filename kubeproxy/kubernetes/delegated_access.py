@@ -78,7 +78,7 @@ class DelegatedAccess:
         """Return the client that requests a page. Raise `AccessRefusedError` if the client may not read the page.
 
         `authorization` is the value of the header. `certificate` is the client's certificate, which TLS has verified,
-        in the form of `ssl.SSLSocket.getpeercert`.
+        in the form of ``SSLSocket.getpeercert``.
         """
         user = _user_of(certificate) if certificate else await self._user_with(authorization)
         if MASTERS in user.groups:
