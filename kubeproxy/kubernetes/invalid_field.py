@@ -1,4 +1,4 @@
-"""A fault in an object: the field, the value found, the values allowed."""
+"""Faults in objects: the field, the value found, and the values allowed."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import msgspec
 
 _SHOWN = 80
 MOST_FAULTS = 20
-"""How many faults of one object are reported in full."""
+"""The largest number of faults of one object that are reported in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A part of an object that is not served, with the reason."""
+    """A field of an object that is invalid, so that this part of the object is not served."""
 
     path: str
-    """The path of the field, like ``spec.ports[1].port``."""
+    """The path of the field, such as ``spec.ports[1].port``."""
     message: str
-    """The value found, and the values allowed."""
+    """A text with the value found and the values allowed."""
     unsupported: bool = False
-    """Whether an API server accepts the value, and only this proxy does not serve it (SCTP, or an address of a family
-    in which the Service has no cluster IP). It is then no mistake of the object's author."""
+    """Whether the value is valid for an API server, and only not served by this proxy, such as SCTP, or an address of a
+    family in which the Service has no cluster IP."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
 
 
 class FaultList(list[Fault]):
-    """The faults of one object: the first `MOST_FAULTS` in full, the rest as a count.
+    """The faults of one object. The first `MOST_FAULTS` are kept in full; further faults are only counted.
 
-    An object with a million faulty ports has one cause, and is reported in a few lines.
+    So an object with a million invalid ports is reported in a few lines.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FaultList(list[Fault]):
         self._more = 0
 
     def append(self, fault: Fault) -> None:
-        """Add a fault, or count it beyond `MOST_FAULTS`."""
+        """Add a fault, or only count it if there are already `MOST_FAULTS`."""
         if len(self) < MOST_FAULTS:
             super().append(fault)
             return
@@ -48,8 +48,8 @@ class FaultList(list[Fault]):
 
 
 def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
-    """Return msgspec's message about a value of a wrong type, and the value's path (``spec.ports[1].port``). The path
-    is empty for the object as a whole."""
+    """Return msgspec's message about a value of a wrong type, and the path of the value, such as
+    ``spec.ports[1].port``. The path is empty for the object as a whole."""
     text, separator, place = str(error).rpartition(" - at `")
     if not separator:
         return str(error), ""
@@ -57,7 +57,7 @@ def type_error(error: msgspec.MsgspecError) -> tuple[str, str]:
 
 
 def show(found: object) -> str:
-    """Return the value found, short enough for a log line."""
+    """Format a found value for a message, shortened for a log line."""
     if found is None:
         return "missing"
     text = repr(found)

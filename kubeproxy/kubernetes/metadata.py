@@ -1,8 +1,6 @@
-"""The metadata of objects as controllers need it: in addition to name and version it has labels, owners, generation and
-times.
+"""The metadata of objects for controllers, with labels, owners, generation and times.
 
-Objects of the built-in kinds come from typed storage, so labels, annotations and lists are absent or present, never
-null.
+The API server never sends null for labels, annotations and lists of built-in kinds, so these fields do not allow null.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class OwnerReference(Wire, frozen=True, omit_defaults=True):
 
 
 class Meta(Protocol):
-    """The part of the metadata from which owner references and keys are made."""
+    """The metadata that keys, owner references and adoption need."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +52,7 @@ class Object(Protocol):
 
 
 class Metadata(Wire, frozen=True):
-    """The metadata of an object, where a controller reads and writes annotations."""
+    """The metadata of an object with all annotations, for controllers that read and write annotations."""
 
     name: str = ""
     namespace: str = ""
@@ -74,10 +72,10 @@ def key_of(item: Object) -> str:
 
 
 def controller_of(item: Object) -> OwnerReference | None:
-    """Return the owner that controls an object, or None for an orphan."""
+    """Return the owner reference of an object's controller, or None if it has no controller."""
     return next((reference for reference in item.metadata.owner_references if reference.controller), None)
 
 
 def to_wire(value: Any) -> Any:
-    """Return a typed value as plain JSON values, with the field names of the API."""
+    """Convert a typed value to plain JSON values, with the API's field names."""
     return msgspec.to_builtins(value)

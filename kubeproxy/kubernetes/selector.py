@@ -1,4 +1,4 @@
-"""Label selectors of objects and of command lines, and the labels that they match."""
+"""Label selectors of objects and of command lines."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9]{1,19}")
 
 
 class Requirement(Wire, frozen=True, omit_defaults=True):
-    """One of ``matchExpressions``."""
+    """A requirement, as in ``matchExpressions``."""
 
     key: str = ""
     operator: str = ""
-    """``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``; on command lines also ``Gt`` and ``Lt``."""
+    """``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``, and on command lines also ``Gt`` or ``Lt``."""
     values: list[str] = msgspec.field(default_factory=list)
 
 
 class LabelSelector(Wire, frozen=True, omit_defaults=True):
-    """A selector as objects carry it. All of its requirements must match. Without any it matches everything."""
+    """A label selector. It matches labels that meet all of its requirements, and all labels if it has none."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: list[Requirement] = msgspec.field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        """Return whether there is no requirement, so that the selector matches every object."""
+        """Return whether the selector has no requirements, so that it matches all labels."""
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether labels match. Raise ValueError for an operator that does not exist."""
+        """Return whether the selector matches labels. Raise ValueError if it has an unknown operator."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             _fits(requirement, labels) for requirement in self.match_expressions
         )
 
     def text(self) -> str:
-        """Return the selector as the parameter labelSelector has it."""
+        """Return the selector as text, for the query parameter labelSelector."""
         labels = [f"{key}={value}" for key, value in self.match_labels.items()]
         return ",".join([*labels, *map(_text, self.match_expressions)])
 

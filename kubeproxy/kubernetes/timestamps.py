@@ -1,4 +1,4 @@
-"""Converts times as the API writes them to Unix seconds, and back."""
+"""Converts the API's times to Unix seconds, and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def parse(text: str | None) -> float | None:
-    """Return the Unix seconds of an RFC 3339 time, or None if there is none that can be read."""
+    """Convert an RFC 3339 time to Unix seconds. Return None if the text is None or invalid."""
     if not text:
         return None
     try:
@@ -17,10 +17,11 @@ def parse(text: str | None) -> float | None:
 
 
 def seconds(unix_s: float) -> str:
-    """Return a metav1.Time like ``2026-01-02T03:04:05Z``, cut to the second as the API server cuts it."""
+    """Convert Unix seconds to a metav1.Time such as ``2026-01-02T03:04:05Z``. Like the API server, drop fractions of a
+    second."""
     return datetime.fromtimestamp(int(unix_s // 1), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def microseconds(unix_s: float) -> str:
-    """Return a metav1.MicroTime like ``2026-01-02T03:04:05.678901Z``."""
+    """Convert Unix seconds to a metav1.MicroTime such as ``2026-01-02T03:04:05.678901Z``."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

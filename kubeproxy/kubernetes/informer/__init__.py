@@ -1,10 +1,10 @@
-"""Objects of the API server kept in memory, indexed, with handlers for their changes.
+"""Keeps objects of the API server in memory, with indexes, and with handlers that are called for changes.
 
-resource      what is watched, and where it is delivered
-reflector     lists, then watches; `list_watch_policy` decides its next request (pure)
-memory_bound  bounds how much of a list is kept
-decode_cache  keeps unchanged objects of a new list from being decoded again
-informer      a store with handlers, kept by a reflector
-store         objects by key and by index; `mutation_cache` adds what this process has written itself
-object_faults logs faults of objects once; `connectivity` logs the loss and the return of the server
+resource      the interface between a reflector and the store that it fills
+reflector     lists and watches one kind; `list_watch_policy` decides its next request (pure)
+memory_bound  limits the memory for the objects of one kind
+decode_cache  avoids decoding unchanged objects of a new list
+informer      a store with handlers, filled by a reflector
+store         objects by key and by index; `mutation_cache` adds this process's own writes
+object_faults logs each fault of an object once; `connectivity` logs the loss and the return of the server
 """

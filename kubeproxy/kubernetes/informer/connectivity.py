@@ -1,4 +1,4 @@
-"""Logs the loss of the API server once, and its return once."""
+"""Logs each loss of the API server once, and each return once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ log = structlog.get_logger(__name__)
 
 
 class Connectivity:
-    """Combines the failures of a source's reflectors into one outage. `clock` returns Unix seconds."""
+    """Combines the failures of several reflectors into one outage. `clock` returns Unix seconds."""
 
     def __init__(self, *, server: str, clock: Callable[[], float], optional: str = "", rights: str = "") -> None:
-        """`optional` names a resource without which the others can be served. `rights` tells what grants the rights."""
+        """`optional` is a resource that is not necessary, so its loss alone is no outage. `rights` names, for the log,
+        the manifest that grants the rights."""
         self._server = server
         self._clock = clock
         self._optional = optional
@@ -29,7 +30,7 @@ class Connectivity:
         self._failures = 0
         self._since = 0.0
         self._listed: set[str] = set()
-        """The resources that can be served from a list, whatever fails later."""
+        """The resources that have been listed at least once, and so can be served even if the server is lost."""
         self._node_forbidden = False
 
     @property
@@ -38,20 +39,20 @@ class Connectivity:
         return bool(self._missing)
 
     def broke(self, resource: str) -> None:
-        """Note the end of a watch that has worked. Usually the next one works, too."""
+        """Note that a working watch of a resource has ended. This is no outage yet, because the next watch usually
+        works."""
         self._behind.add(resource)
 
     def failed(self, resource: str, error: ApiError, *, since: float, called: str = "") -> None:
-        """Note a failed request for a resource that is behind since `since` (Unix seconds).
+        """Note a failed request for a resource, whose changes may have been missed since `since` (Unix seconds).
 
-        `called` is the resource's name in the log, if it differs. The first failure of an outage is a warning; later
-        ones are logged only with a new cause. A forbidden `optional` resource is logged separately, because the others
-        can be served without it. A restarted server no longer knows earlier versions, which is no outage unless the new
-        list fails, too.
+        `called` is the resource's name in the log, if it differs. The first failure of an outage is logged as a
+        warning, and later failures only if they have a new cause. A forbidden `optional` resource is logged separately.
+        An expired resourceVersion, as after a restart of the server, is an outage only if the next list fails, too.
         """
         if resource == self._optional and isinstance(error, ForbiddenError):
             self._reached(resource)
-            # If the other requests fail, too, the server may forbid everything because it has just started.
+            # Only if the other resources work: a server that has just started forbids everything.
             if self._listed and not self._behind - {self._optional} and not self._node_forbidden:
                 self._node_forbidden = True
                 log.warning(
@@ -93,11 +94,11 @@ class Connectivity:
             log.info("API server still lost, new cause", **fields)
 
     def listed(self, resource: str) -> None:
-        """Note the first list of a resource, which can be served from now on."""
+        """Note that a resource has been listed, so that it can be served from now on."""
         self._listed.add(resource)
 
     def found(self, resource: str) -> None:
-        """Note that a resource is up to date with the server."""
+        """Note that a resource is in step with the server again."""
         self._listed.add(resource)
         self._behind.discard(resource)
         self._outdated.discard(resource)

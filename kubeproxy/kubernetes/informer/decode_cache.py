@@ -1,4 +1,4 @@
-"""Caches translated objects, so that an unchanged object in a new list is not decoded."""
+"""Caches translated objects, so that unchanged objects of a new list are not decoded again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DIGEST_BYTES = 16
 
 
 class DecodeCache(Generic[T]):
-    """Translated objects by name, each with a digest of its text.
+    """The translated objects by name, each with a digest of its JSON text.
 
-    An object with the same text is neither decoded again nor in memory twice. The key is the text and not the
-    resourceVersion, because a server that was restored from a backup assigns versions a second time, to other objects.
+    Objects are compared by their text and not by their resourceVersion, because a server that was restored from a
+    backup assigns the same versions again, to other states.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class DecodeCache(Generic[T]):
         return len(self._known)
 
     def meaning(self, name: str, raw: msgspec.Raw) -> list[T] | None:
-        """Return the translation of this text, or None if the object's last text differs."""
+        """Return the translation of an object if its last text equals `raw`, and None otherwise."""
         digest, found = self._known.get(name, (b"", None))
         return found if digest == _digest(raw) else None
 
     def note(self, name: str, raw: msgspec.Raw, found: list[T]) -> None:
-        """Store an object's translation."""
+        """Store the translation of an object's text."""
         self._known[name] = _digest(raw), found
 
     def forget(self, name: str) -> None:
-        """Drop an object that is gone or unreadable."""
+        """Remove an object that was deleted or cannot be decoded."""
         self._known.pop(name, None)
 
     def keep(self, names: Collection[str]) -> None:
-        """Drop all objects that a full list does not name."""
+        """Remove all objects except those of a whole list."""
         for name in self._known.keys() - set(names):
             del self._known[name]
 

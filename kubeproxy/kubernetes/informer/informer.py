@@ -1,8 +1,8 @@
-"""Keeps one kind of object in a store by a reflector, with handlers that are called for every change.
+"""Keeps the objects of one kind in a store, and calls handlers for every change.
 
-Handlers are plain functions that put keys into queues. They are called in the order of the changes of each object,
-after the store has the change. Several changes may be merged into one. If an object was deleted and created again under
-the same name unseen, handlers get a deletion and an addition.
+Handlers must not block; usually they add a key to a queue. A handler is called after the store has the change. The
+changes of one object are reported in their order, and several changes may be reported as one. If an object was deleted
+and created again under the same name while no watch ran, handlers get a deletion and an addition.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ T = TypeVar("T", bound=Object)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 RESYNC_S = 43_200.0
-"""The shortest time between two resyncs. Each informer draws up to twice as much (--min-resync-period, 12 h)."""
+"""The shortest time between two resyncs, in seconds. Each informer chooses a random interval of up to twice as much
+(--min-resync-period)."""
 
 log = structlog.get_logger(__name__)
 
 
 class Handler(Protocol[T_contra]):
-    """Called for every change. The objects are shared and must not be changed."""
+    """The methods that are called for changes. Their arguments are shared objects, which must not be modified."""
 
     def added(self, item: T_contra, /) -> None:
-        """Handle an object that is new in the store."""
+        """Handle a new object."""
 
     def updated(self, old: T_contra, new: T_contra, /) -> None:
-        """Handle a changed object. If the resourceVersion is the same, it is a resync."""
+        """Handle a changed object. If both states have the same resourceVersion, the call is a resync."""
 
     def deleted(self, item: T_contra, /) -> None:
-        """Handle the end of an object. `item` is its last known state, which may be stale."""
+        """Handle the deletion of an object. `item` is its last known state, which may be stale."""
 
 
 class Informer(Generic[T]):
-    """The objects of one resource. `path` is the collection's, such as ``/api/v1/pods``.
+    """The informer of one resource. `path` is the path of the collection, such as ``/api/v1/pods``.
 
-    All of them are kept, whatever their number, because a controller that does not see a pod creates another one.
+    It keeps all objects, without a memory bound, because a controller that does not see a pod would create another one.
     """
 
     def __init__(
@@ -71,34 +72,36 @@ class Informer(Generic[T]):
         self.query: Mapping[str, str] = query or {}
         self.store: Store[T] = Store(indexers)
         self.synced = asyncio.Event()
-        """Set once the first whole list is in the store and was reported."""
+        """Set when the first whole list is in the store and has been reported to the handlers."""
         self._decode = decode
         self._handlers: list[Handler[T]] = []
         self._list_handlers: list[Callable[[], None]] = []
         self._restore_handlers: list[Callable[[], None]] = []
         self._version = 0
-        """The newest resourceVersion that was reported here. It is 0 if there was none that is a number."""
+        """The newest resourceVersion in the store as a number, or 0 if there was none, or it was not a number."""
 
     def add_handler(self, handler: Handler[T]) -> None:
-        """Report every change from now on, beginning with the addition of each object that is there already."""
+        """Add a handler. It is first called for the addition of each object that the store already has."""
         self._handlers.append(handler)
         for item in self.store:
             self._call(handler.added, item)
 
     def add_list_handler(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after every whole list. An object that came and went before the list is never reported."""
+        """Have `handler` called after every whole list. Objects that were created and deleted while no watch ran are
+        never reported."""
         self._list_handlers.append(handler)
 
     def add_restore_handler(self, handler: Callable[[], None]) -> None:
-        """Call `handler` after a whole list that is older than what was reported before, because the server's storage
-        came from a backup. Objects that were written since the backup may exist no more, and no deletion is reported
-        of those that were not reported before."""
+        """Have `handler` called after a whole list whose version is older than before, because the server's storage was
+        restored from a backup. Objects that were written after the backup are then lost, and if the store never had
+        them, their deletion is not reported."""
         self._restore_handlers.append(handler)
 
     def includes(self, version: str) -> bool:
-        """Return whether the store has a write that got this resourceVersion, or what came after it.
+        """Return whether the store has reached this resourceVersion.
 
-        Events come in the order of their versions, so what was not reported by then is never reported.
+        Events arrive in the order of their versions, so a change up to this version that was not reported will never
+        be.
         """
         return version.isdecimal() and 0 < int(version) <= self._version
 
@@ -112,8 +115,8 @@ class Informer(Generic[T]):
         resync_s: float = RESYNC_S,
         watch_state: Callable[[Callable[[], ReflectorState]], None] | None = None,
     ) -> None:
-        """Keep the store in step with the server until cancelled. `watch_state` is called with a function that returns
-        the reflector's state."""
+        """List and watch until cancelled. `watch_state` is called with a function that returns the reflector's
+        state."""
         random = random or Random()
         resource = _InformerResource(self)
 
@@ -141,18 +144,19 @@ class Informer(Generic[T]):
             self.resync()
 
     def resync(self) -> None:
-        """Report every object as updated, so that controllers check each of them again."""
+        """Report every object as updated, so that controllers check all objects again."""
         for item in self.store:
             self._updated(item, item)
 
-    # What the reflector reports.
+    # Called by the reflector
 
     def decode(self, raw: msgspec.Raw) -> T:
-        """Return an object from its JSON. Raise ``msgspec.ValidationError`` if a type is wrong."""
+        """Decode an object. Raise ``msgspec.ValidationError`` if a type is wrong."""
         return self._decode(raw)
 
     def replace(self, items: Iterable[T]) -> None:
-        """Replace all objects by a complete list. Objects that are not in it were deleted unseen."""
+        """Replace the store's contents by a whole list. Objects that are not in the list were deleted while no watch
+        ran."""
         listed = {key_of(item): item for item in items}
         for key in sorted(self.store.keys() - listed.keys()):
             self.remove(key)
@@ -161,8 +165,8 @@ class Informer(Generic[T]):
         self.synced.set()
 
     def listed(self, version: str) -> None:
-        """Note that the store has the state of this version. The version is lower than before if storage came from a
-        backup."""
+        """Note that the store has reached the version of a list. It is lower than before if the server was restored
+        from a backup."""
         is_older, self._version = _number(version) < self._version, _number(version)
         for handler in (*(self._restore_handlers if is_older else ()), *self._list_handlers):
             handler()
@@ -182,7 +186,7 @@ class Informer(Generic[T]):
             self._updated(before, item)
 
     def remove(self, key: str) -> None:
-        """Remove an object that is gone."""
+        """Remove an object that was deleted."""
         item = self.store.remove(key)
         if item is not None:
             for handler in self._handlers:
@@ -196,7 +200,7 @@ class Informer(Generic[T]):
                 log.exception("informer handler failed", resource=self.name, key=key_of(new))
 
     def _call(self, handle: Callable[[T], None], item: T) -> None:
-        """Call a handler. If it fails, the reflector and the other handlers still get the change."""
+        """Call a handler. If it raises, log that, so that the reflector and the other handlers continue."""
         try:
             handle(item)
         except Exception:
@@ -204,7 +208,7 @@ class Informer(Generic[T]):
 
 
 class _InformerResource(Resource[Any]):
-    """The informer as the reflector sees it."""
+    """Adapts an informer to the interface of a reflector."""
 
     def __init__(self, informer: Informer[Any]) -> None:
         self._informer = informer
@@ -231,5 +235,5 @@ class _InformerResource(Resource[Any]):
 
 
 def _number(version: str) -> int:
-    """Return a resourceVersion as a number that can be compared, or 0 if it is no number."""
+    """Return a resourceVersion as a number, or 0 if it is not a number."""
     return int(version) if version.isdecimal() else 0

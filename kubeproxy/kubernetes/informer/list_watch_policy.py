@@ -1,4 +1,5 @@
-"""Decides a reflector's next request: list or watch, from which version, and how soon."""
+"""Decides a reflector's next request: whether it is a list or a watch, from which version, and after which delay. It is
+pure."""
 
 from __future__ import annotations
 
@@ -18,56 +19,59 @@ from kubeproxy.kubernetes.client.errors import (
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 
 MAX_BREAKS = 2
-"""After this many lists in a row that began and did not end, lists are asked for in pages, which become shorter each
-time."""
+"""After this many incomplete lists in a row, lists are requested in pages, which become shorter with each further
+failure."""
 MAX_REFUSALS = 3
-"""After this many watches in a row that the server refused, a new list follows. Watches that did not reach the server
-do not count."""
+"""After this many refused watches in a row, the resource is listed again. Watches that did not reach the server do not
+count."""
 
 
 QUICK_TRIES = 40
-"""How many failures in a row have short delays. Together they take about a minute, in which a server is restarted."""
+"""The number of failures in a row with short delays. They cover about a minute, the usual time of a server's
+restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The time limits and intervals of a reflector, in seconds."""
+    """The time limits and intervals of a reflector, in seconds, and the size of a page."""
 
     watch_s: tuple[float, float] = (300.0, 600.0)
-    """The range of a watch's random timeoutSeconds (client-go's). Watches must not end at the same time."""
+    """The range of a watch's random timeoutSeconds, as in client-go. It is random so that watches do not end at the
+    same time."""
     margin_s: float = 15.0
-    """How long a watch may be silent beyond timeoutSeconds before it counts as dead."""
+    """A watch that is silent for this time longer than timeoutSeconds counts as broken."""
     patience_s: tuple[float, float, float] = (4.0, 20.0, 75.0)
-    """The limits for the head of an answer: the first one, the longest of a watch, and the longest of a list.
+    """The time limits for the headers of an answer: the first limit, the largest for a watch, and the largest for a
+    list. The limit doubles with each timeout.
 
-    A watch's head comes at once, or after 15 s in the queue of a server's priority and fairness. A server may accept a
-    connection and never answer on it while it answers all others.
+    A watch is answered at once, or after up to 15 s in the queue of API priority and fairness. The limit is needed
+    because a server may accept a connection and never answer on it.
     """
     settle_s: float = 1.0
-    """How long a watch must last without an event to count as a success, because the server may still send ERROR at
-    once."""
+    """A watch without events counts as a success after this time. Before that, the server may still send an ERROR."""
     retry_s: tuple[float, float] = (0.2, 3.0)
-    """The shortest and the longest delay of the back-off. The longest delay, and the rest of a running attempt, limit
-    how late a returning server is noticed."""
+    """The shortest and the longest delay of the backoff. A returning server is noticed after at most the longest delay,
+    plus the time of an attempt in progress."""
     patient_retry_s: tuple[float, float] = (5.0, 30.0)
-    """The delays after `QUICK_TRIES` failures in a row of a server that is away or refuses. The longest is client-go's.
-    Thousands of nodes that ask every second would keep a server from coming up."""
+    """The shortest and the longest delay after `QUICK_TRIES` failures in a row, as in client-go. Thousands of nodes
+    that ask every second would keep a server from starting."""
     retry_after_s: float = 30.0
-    """The longest Retry-After that is honoured."""
+    """The largest Retry-After that is used. Larger values are reduced to it."""
     relist_s: float = 2.0
-    """The longest random delay of a list after a 410, which a restarted server sends to every node at the same time."""
+    """The longest random delay of a list after a 410. A restarted server sends 410 to all nodes at the same time."""
     list_s: float = 300.0
     """The time limit of a list with all its pages."""
     page: int = 500
-    """The largest number of objects in a page (client-go's)."""
+    """The largest number of objects in a page, as in client-go."""
     refill_s: float = 60.0
-    """The shortest time between a list and a new one that is made only because objects had been left out."""
+    """The shortest time between two lists if the second is made only to get objects that had been left out."""
     slice_s: float = 0.001
-    """For how long objects and events are handled before other tasks of the event loop run."""
+    """After this time of processing objects and events, other tasks of the event loop get a turn."""
 
 
 class ListWatchPolicy:
-    """The state of one reflector: takes outcomes, returns the next request and its delay."""
+    """The policy of one reflector. The reflector reports the results of its requests, and gets the next request and its
+    delay."""
 
     def __init__(self, *, pace: Pace, random: Random) -> None:
         self._pace = pace
@@ -80,24 +84,24 @@ class ListWatchPolicy:
         self._page = pace.page
         self._breaks = 0
         self.version = ""
-        """The last resourceVersion that was seen. The next watch starts after it. It is empty before the first list."""
+        """The last resourceVersion that was seen, at which the next watch starts. It is empty before the first list."""
         self.must_list = True
-        """Whether the next request is a list, and not a watch."""
+        """Whether the next request is a list. Otherwise it is a watch."""
         self.doubtful = False
-        """Whether the server was away after `version` was seen.
+        """Whether the server was unreachable after `version` was seen, so that it may no longer know this version.
 
-        It may return with storage restored from a backup, and so with older versions. It does not refuse a watch from a
-        future version, but stays silent until it reaches that version.
+        If its storage was restored from a backup, its versions are older. It does not refuse a watch from a future
+        version, but sends nothing until it reaches that version.
         """
 
     def list_query(self) -> dict[str, str]:
-        """Return the query of a list.
+        """Return the query parameters of a list.
 
-        The first list reads the server's cache (``resourceVersion=0``, as kube-proxy does), so a thousand nodes that
-        start together cost etcd nothing, and it works without etcd. Later lists ask the cache for nothing older than
-        the known version. Both come in one piece: the server ignores a limit on the first one, and a limit on the
-        second would mean exactly that version, which soon leads to a 410. If the cache fails, the list comes from
-        storage, page by page.
+        The first list reads the server's cache (``resourceVersion=0``, as kube-proxy does), so it works without etcd,
+        and a thousand starting nodes put no load on etcd. Later lists also read the cache, but no older version than
+        the known one. Both are one page: the server ignores a limit for the first, and with a limit the second would
+        mean exactly that version, which soon expires with a 410. If the cache fails, the list is read from storage,
+        page by page.
         """
         if self._from_storage:
             return {"limit": str(self._page)}
@@ -106,12 +110,12 @@ class ListWatchPolicy:
         return {"resourceVersion": self.version}
 
     def next_page_query(self, token: str) -> dict[str, str]:
-        """Return the query of the page after the one with `token`."""
+        """Return the query parameters of the page with this continue token."""
         return {"limit": str(self._page), "continue": token}
 
     def probe_query(self) -> dict[str, str]:
-        """Return the query, if `doubtful`, for one object from the cache at `version` or newer. A server with an older
-        version answers 504 (`AheadError`) after three seconds."""
+        """Return the query parameters of a list of one object at `version` or newer. It is sent if `doubtful`: a server
+        with an older version answers 504 (`AheadError`) after three seconds."""
         return {"resourceVersion": self.version, "resourceVersionMatch": "NotOlderThan", "limit": "1"}
 
     def known(self) -> None:
@@ -119,7 +123,8 @@ class ListWatchPolicy:
         self.doubtful = False
 
     def watch_query(self) -> tuple[dict[str, str], float]:
-        """Return the query of the next watch, and the longest silence of its stream in seconds."""
+        """Return the query parameters of the next watch, and the time in seconds after which a silent watch counts as
+        broken."""
         timeout_s = max(1, round(self._random.uniform(*self._pace.watch_s)))
         query = {
             "watch": "true",
@@ -130,24 +135,24 @@ class ListWatchPolicy:
         return query, timeout_s + self._pace.margin_s
 
     def patience_s(self) -> float:
-        """Return the time limit for the head of the next answer, in seconds. It doubles with each timeout, so that a
-        slow server can answer at last."""
+        """Return the time limit for the headers of the next answer, in seconds. It doubles with each timeout, so that
+        even a slow server can answer."""
         return min(self._patience_s, self._pace.patience_s[2 if self.must_list else 1])
 
     def listed(self, version: str) -> None:
-        """Note that a whole list arrived."""
+        """Note that a whole list of this version was received."""
         self.version = version
         self.must_list = False
         self.doubtful = False
         self._breaks = 0
-        # Pages that had to be short grow from list to list, until the cache is asked for all at once again.
+        # If pages had to become short, they grow again with each list, until lists are read from the cache again.
         self._from_storage = self._page < self._pace.page
         self._page = min(2 * self._page, self._pace.page)
 
     def list_broke(self) -> None:
-        """Note that an answer began and did not end: it was cut off, or took too long.
+        """Note that a list was incomplete: it broke off, or took too long.
 
-        If that happens once, the server may have ended. If it happens again, the list is too long for this server,
+        The first time, the server may just have stopped. If it happens again, the list is too long for this server,
         network or node.
         """
         self._breaks += 1
@@ -156,10 +161,10 @@ class ListWatchPolicy:
             self._from_storage = True
 
     def seen(self, version: str) -> None:
-        """Note an event or bookmark of that version.
+        """Note an event or bookmark with this version.
 
-        Raise `GarbageError` if it is older than the last one: its server is behind, and its objects may be older than
-        the known ones.
+        Raise `GarbageError` if the version is older than the last one. The events then come from a server that is behind,
+        and their objects may be outdated.
         """
         if _is_older(version, self.version):
             raise GarbageError(
@@ -168,17 +173,17 @@ class ListWatchPolicy:
         self.version = version
 
     def settled(self) -> None:
-        """Note that a watch works."""
+        """Note that a watch works, so that the next failure begins with a short delay."""
         self._backoff.reset()
         self._backoff.range_s = self._pace.retry_s
         self._refusals = self._in_vain = 0
         self._patience_s = self._pace.patience_s[0]
 
     def list_failed(self, error: ApiError) -> float:
-        """Return the delay before the next try, in seconds.
+        """Note a failed list, and return the delay before the next attempt, in seconds.
 
-        If the server's cache cannot give a list, storage may, and the reverse. An unreachable or overloaded server gets
-        the same request again.
+        If the list from the server's cache fails, the next list is read from storage, and the other way round. An
+        unreachable or overloaded server gets the same request again.
         """
         if isinstance(error, AheadError):
             self._from_storage = True
@@ -187,8 +192,8 @@ class ListWatchPolicy:
         return self._delay(error)
 
     def watch_failed(self, error: ApiError) -> float:
-        """Return the delay before the next try, in seconds. The next try is a watch from the same version if that can
-        work."""
+        """Note a failed watch, and return the delay before the next attempt, in seconds. The next attempt is a watch
+        from the same version if that may succeed, and otherwise a list."""
         delay_s = self._delay(error)
         match error:
             case ExpiredError():
@@ -219,6 +224,7 @@ class ListWatchPolicy:
 
 
 def _is_older(version: str, known: str) -> bool:
-    """Return whether a version is older. Only numbers can be compared, which every server so far uses."""
+    """Return whether a version is older than the known version. Return False if they are not numbers, which are the
+    only comparable versions."""
     numbers = version.isascii() and version.isdecimal() and known.isascii() and known.isdecimal()
     return numbers and int(version) < int(known)

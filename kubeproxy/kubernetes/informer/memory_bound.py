@@ -1,7 +1,7 @@
-"""Limits how much of what an API server lists is kept, so that no namespace can use up the room of the others.
+"""Limits the memory for the objects of one resource, so that no namespace can use up the memory for the others.
 
-An object that is not kept costs nothing. A kept object costs its translation, for as long as it exists. Most of an
-object is never decoded, so a tenant's annotations do not count here, and its endpoints do.
+The size of an object is that of its translation in JSON. Fields that are not decoded, such as most annotations, do not
+count; endpoints do.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection
 
 MAX_KEPT_BYTES = 128 << 20
-"""How many bytes of JSON are kept of one resource. That is some 750,000 endpoints, seven times the 10,000 Services with
-10 endpoints each with which performance is measured. In memory it takes several times as much."""
+"""The largest total size of the objects of one resource, in bytes of JSON. It suffices for some 750,000 endpoints;
+performance is measured with 10,000 Services of 10 endpoints. The memory used is several times as much."""
 OBJECT_BYTES = 512
-"""What an object costs beside its translation: its name, the digest of its text, and its places in tables."""
+"""The assumed size of an object in addition to its translation, in bytes: its name, the digest of its text, and its
+entries in tables."""
 MAX_NAMED = 10_000
-"""How many objects that are left out are counted. Further ones are not counted."""
+"""The largest number of left-out objects that are counted."""
 _ROOM = 0.1
-"""The part of the bound that has to become free before a new list is worth it for the objects that were left out."""
+"""The fraction of the bound that has to become free before the resource is listed again to get objects that were left
+out."""
 
 
 class MemoryBound:
-    """The objects of one resource that are kept, with their sizes in bytes.
+    """Decides which objects of one resource are kept, by their sizes in bytes.
 
-    A kept object stays. An object that is new or grows is kept while all objects together stay within the bound, or
-    else while its namespace has no more than a fair share. That share is the bound divided by the number of namespaces
-    with at least one object. So a namespace that fills the bound only loses its own objects.
+    A new or growing object is kept if all objects together are within the bound, or if its namespace is within its fair
+    share, which is the bound divided by the number of namespaces with objects. Kept objects are not removed for others.
+    So a namespace that fills the bound only has its own objects left out.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -42,17 +44,17 @@ class MemoryBound:
 
     @property
     def left_out(self) -> int:
-        """Return the number of objects that are not kept, up to MAX_NAMED."""
+        """Return the number of objects that were left out, up to MAX_NAMED."""
         return len(self._left_out)
 
     @property
     def largest(self) -> str:
-        """Return the namespace that has the most, or an empty text if nothing is kept."""
+        """Return the namespace with the largest total size, or an empty text if nothing is kept."""
         return max(self._namespaces, key=self._namespaces.__getitem__, default="")
 
     def admit(self, name: str, size: int) -> bool:
-        """Return whether an object (``namespace/name``) of this size may be kept. A refused object is also dropped,
-        because its old version is no longer valid."""
+        """Return whether an object of this size may be kept. `name` is ``namespace/name``. If it may not, its former
+        version counts as removed, too, because it is outdated."""
         size += OBJECT_BYTES
         namespace = name.partition("/")[0]
         known = self._sizes.get(name, 0)
@@ -72,7 +74,7 @@ class MemoryBound:
         return True
 
     def release(self, name: str) -> None:
-        """Release the room of an object that is gone."""
+        """Remove an object that was deleted."""
         self._left_out.discard(name)
         size = self._sizes.pop(name, 0)
         if not size:
@@ -86,16 +88,16 @@ class MemoryBound:
             del self._namespaces[namespace]
 
     def begin(self) -> None:
-        """Begin a full list, which decides again what is left out."""
+        """Begin a whole list, which decides anew which objects are left out."""
         self._left_out.clear()
 
     def keep(self, names: Collection[str]) -> None:
-        """End a full list. All objects that were not in it are gone."""
+        """End a whole list. Remove all objects except those of the list."""
         for name in self._sizes.keys() - set(names):
             self.release(name)
 
     @property
     def worth_a_list(self) -> bool:
-        """Return whether so much room has become free since something was left out that a new list would bring some of
-        it back."""
+        """Return whether, since an object was last left out, so much memory has become free that the resource should be
+        listed again."""
         return bool(self._left_out) and self.kept < self._worth_less_than

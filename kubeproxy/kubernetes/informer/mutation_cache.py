@@ -1,9 +1,9 @@
-"""A store that also knows this process's own writes before the watch reports them.
+"""A view of an informer's store that includes this process's own writes before the watch reports them.
 
-A controller that decides from a cache that lags behind its own writes would take the same step twice, or meet a
-Conflict. The result of a write counts until the informer has reached its version. Then the store counts, even if it has
-no such object, because the object was deleted before it was ever reported. The store alone counts again, too, when the
-server was restored from a backup: then what was written may be lost.
+Without it, a controller whose cache is behind its own writes would take the same step twice, or get a Conflict. The
+result of a write replaces the object in the store until the informer has reached the version of the write. From then on
+the store counts, even if it lacks the object, which was then deleted before it was reported. If the server is restored
+from a backup, the writes are forgotten, because they may be lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Object)
 
 
 class MutationCache(Generic[T]):
-    """The objects of an informer, and newer states of them that this process has written."""
+    """The objects of an informer, with newer states that this process has written."""
 
     def __init__(self, informer: Informer[T]) -> None:
         self._informer = informer
@@ -28,16 +28,16 @@ class MutationCache(Generic[T]):
         informer.add_restore_handler(self._written.clear)
 
     def written(self, item: T) -> None:
-        """Note that the server has answered a write of this process with `item`."""
+        """Remember the result of a write of this process."""
         if _newer(item, self._store.get(key_of(item))):
             self._written[key_of(item)] = item
 
     def get(self, key: str) -> T | None:
-        """Return the newest known state of an object."""
+        """Return the newest known state of an object, or None if there is none."""
         return self._newest(key) or self._store.get(key)
 
     def indexed(self, index: str, value: str) -> list[T]:
-        """Return the objects that an index lists under a value, by their newest known state."""
+        """Return the objects that an index lists under a value. Index and result use the newest known states."""
         found = {key_of(item): item for item in self._store.indexed(index, value)}
         indexer: Indexer[T] = self._store.indexer(index)
         for key in list(self._written):
@@ -50,18 +50,18 @@ class MutationCache(Generic[T]):
                 found.pop(key, None)
         return list(found.values())
 
-    # What the informer reports.
+    # Called by the informer
 
     def added(self, item: T) -> None:
-        """Note that the store has a new object."""
+        """Forget the written state of a new object, unless it is newer."""
         self._seen(item)
 
     def updated(self, old: T, new: T) -> None:
-        """Note that the store has a newer state."""
+        """Forget the written state of a changed object, unless it is newer."""
         self._seen(new)
 
     def deleted(self, item: T) -> None:
-        """Note that the object is gone."""
+        """Forget the written state of a deleted object."""
         self._written.pop(key_of(item), None)
 
     def _seen(self, item: T) -> None:
@@ -78,8 +78,8 @@ class MutationCache(Generic[T]):
 
 
 def _newer(item: Object, known: Object | None) -> bool:
-    """Return whether `item` is a later state than what the store has. If the versions are not numbers they cannot be
-    compared, and the state of the store is used."""
+    """Return whether `item` is newer than `known`, the state in the store. Return False if the versions are not
+    numbers, which cannot be compared."""
     version = item.metadata.resource_version
     if not version.isdecimal():
         return False

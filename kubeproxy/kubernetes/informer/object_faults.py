@@ -1,4 +1,4 @@
-"""Logs the faults of objects once, not at every event and every list."""
+"""Logs each fault of an object once, and not at every event and list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class ObjectFaults:
-    """The present faults of one resource's objects."""
+    """The present faults of the objects of one resource."""
 
     def __init__(self, resource: str) -> None:
         self._resource = resource
@@ -23,7 +23,7 @@ class ObjectFaults:
         return len(self._standing)
 
     def note(self, name: str, faults: Iterable[Fault]) -> None:
-        """Keep the object's present faults, which may be none. Log them if they have changed."""
+        """Store an object's faults, which may be none, and log them if they have changed."""
         found = tuple(faults)
         if not found:
             self._standing.pop(name, None)
@@ -35,5 +35,5 @@ class ObjectFaults:
             write("parts of object not served", source=SOURCE, resource=self._resource, name=name, faults=texts)
 
     def keep(self, names: set[str]) -> None:
-        """Drop the faults of objects that a full list does not name."""
+        """Remove the faults of all objects except those of a whole list."""
         self._standing = {name: texts for name, texts in self._standing.items() if name in names}

@@ -1,12 +1,12 @@
-"""Keeps one resource in step with the API server: it lists, then watches, for ever.
+"""Keeps a local copy of one resource of the API server: lists it once, and then watches its changes.
 
-A list replaces everything at once, so nothing is withdrawn before the newer list is complete, and missed deletions are
-found. A watch continues from the last resourceVersion seen; a new list follows only if the server no longer knows that
-version (410) or sends garbage.
+A list replaces all objects at once when it is complete, so missed deletions are found. A watch continues from the last
+resourceVersion that was seen. The resource is listed again only if the server no longer knows that version (410) or
+sends invalid data.
 
-kubernetes_asyncio's generated client and its watch are not used. They decode each object into models of all fields:
-24 times the processor time of msgspec with the fields in use (2,000 Services: 107 ms, here 4.5 ms), while importing
-them costs 35 MiB in each process. There is no informer above them either.
+The generated client and the watch of kubernetes_asyncio are not used. They decode all fields of each object, in 24
+times the processor time of msgspec with the fields in use (2,000 Services: 107 ms, here 4.5 ms), and importing them
+costs 35 MiB in each process. The package has no informer either.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from kubeproxy.runtime.time_slice import TimeSlice
 log = structlog.get_logger(__name__)
 
 MAX_NAMELESS = 1000
-"""How many objects without a readable name are accepted in one list. No API server has any, so a server that sends more
-may never end."""
+"""The largest number of objects without a readable name in one list. No API server sends any, and such a list might
+never end."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,8 +60,8 @@ class _Counters:
 
 
 class Reflector:
-    """Lists and watches one resource, which `choose` returns before each list, because an upgraded server may offer
-    another one."""
+    """Lists and watches one resource. `choose` returns the resource, and is called before each list, because an
+    upgraded server may offer another version."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Reflector:
         random: Random,
         max_kept_bytes: int | None = None,
     ) -> None:
-        """Objects beyond `max_kept_bytes` are left out (see `memory_bound`). None stands for its default."""
+        """Objects that exceed `max_kept_bytes` are left out (see `memory_bound`, which also has the default)."""
         self._client = client
         self._name = name
         self._choose = choose
@@ -95,7 +95,7 @@ class Reflector:
         self._behind_since: float | None = monotonic()
 
     def state(self) -> ReflectorState:
-        """Return the reflector's state now."""
+        """Return the reflector's present state."""
         counters = self._counters
         return ReflectorState(
             resource=self._called,
@@ -116,7 +116,8 @@ class Reflector:
 
     @property
     def _called(self) -> str:
-        """Return the resource's name in logs, which is ``endpoints`` if the server has no slices."""
+        """Return the resource's name for logs. It is ``endpoints`` instead of ``endpointslices`` if the server has no
+        EndpointSlices."""
         return self._resource.name if self._resource else self._name
 
     async def run(self) -> None:
@@ -132,7 +133,7 @@ class Reflector:
                 continue
             except ApiError as error:
                 delay_s = self._failed(error)
-            # This is a bug here or in the sink, so log it in full, then list everything again.
+            # A bug in this program: log the traceback, and list everything again.
             except Exception as error:
                 log.exception("reflector failed, listing again", source=SOURCE, resource=self._name)
                 self._policy.must_list = True
@@ -144,17 +145,17 @@ class Reflector:
                     await self._retry_now.wait()
 
     def retry(self) -> None:
-        """Try again now, if the reflector waits after a failure."""
+        """If the reflector waits after a failure, let it try again at once."""
         self._retry_now.set()
 
     def _failed(self, error: ApiError) -> float:
-        """Note the failure, and return the delay before the next try, in seconds."""
+        """Note a failure, and return the delay before the next attempt, in seconds."""
         self._counters.failures[error.cause] += 1
         self._counters.last_error = str(error)
         listing = self._phase is Phase.LISTING
         delay_s = self._policy.list_failed(error) if listing else self._policy.watch_failed(error)
         if self._behind_since is None:
-            # A broken watch is not an outage yet, because usually the next one works.
+            # A broken watch is no outage yet, because the next watch usually works.
             self._behind_since = monotonic()
             self._outages.broke(self._name)
             write = log.warning if isinstance(error, GarbageError) else log.info
@@ -165,12 +166,12 @@ class Reflector:
         return delay_s
 
     def _in_step(self) -> None:
-        """Note that the watch works, and that no change was missed."""
+        """Note that the watch works and no change was missed."""
         self._behind_since = None
         self._outages.found(self._name)
 
     def _settled(self) -> None:
-        """Note that the watch has worked for a while, so that the next failure starts a new outage."""
+        """Note that the watch has worked for a while, so that the next failure begins a new outage."""
         self._policy.settled()
         self._in_step()
 
@@ -197,17 +198,17 @@ class Reflector:
         log.info("listed", source=SOURCE, resource=resource.name, served=len(objects), resource_version=version)
 
     def _refill_due(self) -> bool:
-        """Return whether a new list is due because there is room again for objects that were left out."""
+        """Return whether to list again now, because there is memory again for objects that were left out."""
         return self._memory_bound.worth_a_list and monotonic() - self._listed_at >= self._pace.refill_s
 
     def _plan_refill(self, watch: asyncio.Timeout) -> None:
-        """End a watch in time for a list that fills the free room."""
+        """If there is memory again for objects that were left out, limit the watch's time, so that a list follows."""
         if watch.when() is None and self._memory_bound.worth_a_list:
             wait_s = max(0.0, self._listed_at + self._pace.refill_s - monotonic())
             watch.reschedule(asyncio.get_running_loop().time() + wait_s)
 
     def _log_left_out(self) -> None:
-        """Log once that objects are left out, and once that all are kept again."""
+        """Log once that objects are left out, and once that all objects are kept again."""
         left_out = self._memory_bound.left_out
         if bool(left_out) == self._logged_left_out:
             return
@@ -227,8 +228,8 @@ class Reflector:
         )
 
     async def _pages(self, resource: Resource[Any]) -> tuple[list[Any], str]:
-        """Read the list, and return its kept objects and its version. An expired page ends the list: the token of a 410
-        would continue the list, but miss changes of the objects already read."""
+        """Read the whole list, and return its kept objects and its version. If the continue token expires, fail: the
+        new token that the server offers would miss changes of objects that were already read."""
         objects: list[Any] = []
         names: set[str] = set()
         tokens: set[str] = set()
@@ -250,7 +251,7 @@ class Reflector:
     async def _page(
         self, resource: Resource[Any], query: Mapping[str, str], objects: list[Any], names: set[str]
     ) -> Page:
-        """Read one page, and translate its objects while they arrive."""
+        """Read one page, and translate its objects while the page arrives."""
         splitter = ListSplitter()
         answer = self._client.pieces(resource.path, {**resource.query, **query}, head_s=self._policy.patience_s())
         async with answer as pieces:
@@ -341,9 +342,9 @@ class Reflector:
         self._policy.version = event.resource_version
 
     def _translate(self, resource: Resource[Any], name: str, raw: msgspec.Raw, *, listed: bool) -> list[Any] | None:
-        """Translate an object. Return None if its types are wrong; a watch then keeps the earlier translation. After
-        the call the object is either counted in the memory bound or not served. The translation of a listed object
-        comes from the cache if its text is unchanged."""
+        """Translate an object, and count it in the memory bound. For an object of a list, use the cached translation if
+        its text is unchanged. Return None if its types are wrong: an object of a watch then keeps its earlier
+        translation. An object that exceeds the memory bound is not served."""
         if listed and (cached := self._decode_cache.meaning(name, raw)) is not None:
             return cached
         try:
@@ -364,5 +365,5 @@ class Reflector:
 
 
 def _name(metadata: api_types.ObjectMeta) -> str:
-    """Return the name in logs. Cluster-scoped objects have no namespace."""
+    """Return the object's name for logs, with the namespace unless the object is cluster-scoped."""
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)

@@ -1,4 +1,4 @@
-"""The state of a reflector as a value, for the status and metrics."""
+"""The state of a reflector, for status and metrics."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The activity of a reflector."""
+    """What a reflector is doing."""
 
     LISTING = "listing"
     WATCHING = "watching"
     WAITING = "waiting"
-    """A request failed; the next try follows after a delay."""
+    """It waits for the next attempt after a failed request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectorState:
-    """A reflector at one moment. Times are Unix seconds, and None stands for never."""
+    """The state of a reflector at one moment. Times are Unix seconds, or None for never."""
 
     resource: str
     """The resource's name, such as ``services`` or ``endpointslices``."""
     phase: Phase
     resource_version: str
-    """The last version that was seen. It is empty before the first list."""
+    """The last resourceVersion that was seen, or empty before the first list."""
     last_list: float | None
     last_event: float | None
     lists: int
@@ -36,8 +36,8 @@ class ReflectorState:
     faulty: int
     """The number of objects with a part that cannot be served."""
     left_out: int
-    """The number of objects that are not served because all together exceed the memory limit (see `memory_bound`)."""
+    """The number of objects that are left out because of the memory limit (see `memory_bound`)."""
     kept_bytes: int
-    """The size of all kept objects, in bytes of JSON."""
+    """The total size of all kept objects, in bytes of JSON."""
     behind_s: float
-    """For how long changes may have been missed. It is 0 while a watch works."""
+    """For how many seconds changes may have been missed. It is 0 while a watch works."""

@@ -1,4 +1,5 @@
-"""A watched resource: its place in the API, and its way to the sink. It does no network requests."""
+"""The interface between a reflector and the owner of the objects: the resource's path, the translation of its objects,
+and the methods that receive them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Resource(ABC, Generic[T]):
-    """A kind of object, translated from JSON for the sink. `T` is the type that the sink takes."""
+    """A watched resource. `T` is the type to which its objects are translated."""
 
     name: str
     kind: str
@@ -24,20 +25,20 @@ class Resource(ABC, Generic[T]):
 
     @abstractmethod
     def translate(self, raw: msgspec.Raw) -> tuple[list[T], list[Fault]]:
-        """Return the translation of one object, and its faults. Raise ``msgspec.ValidationError`` if a type is
-        wrong."""
+        """Return the translation of one object, which may be empty, and its faults. Raise ``msgspec.ValidationError``
+        if a type is wrong."""
 
     @abstractmethod
     def replace(self, found: Iterable[T]) -> None:
-        """Replace all objects of the sink."""
+        """Replace all objects by the translations of a whole list."""
 
     def listed(self, version: str) -> None:
-        """Note the resourceVersion of the list that `replace` got. By default it is ignored."""
+        """Note the resourceVersion of the list that was passed to `replace`. By default, do nothing."""
 
     @abstractmethod
     def put(self, metadata: api_types.ObjectMeta, found: list[T]) -> None:
-        """Add or change an object. `found` is its translation, which may be empty."""
+        """Add or replace an object. `found` is its translation, which may be empty."""
 
     @abstractmethod
     def remove(self, metadata: api_types.ObjectMeta) -> None:
-        """Remove an object that was deleted or left the selection."""
+        """Remove an object that was deleted or is no longer selected."""

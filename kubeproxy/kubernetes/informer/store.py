@@ -1,4 +1,4 @@
-"""Keeps objects by key, and by any other value by which they are looked up."""
+"""Stores objects by key, with indexes for other look-ups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.metadata import Object, controller_of, key_of
 
 T = TypeVar("T", bound=Object)
 Indexer = Callable[[T], Iterable[str]]
-"""The values under which an index lists an object."""
+"""A function that returns the values under which an index lists an object."""
 
 NAMESPACE = "namespace"
 CONTROLLER = "controller"
@@ -17,18 +17,18 @@ ORPHANS = "orphans"
 
 
 def by_namespace(item: Object) -> Iterable[str]:
-    """Return the index function for lookups by namespace."""
+    """Index objects by namespace."""
     return (item.metadata.namespace,)
 
 
 def by_controller(item: Object) -> Iterable[str]:
-    """Index objects by the UID of the owner that controls them. Orphans are not in the index."""
+    """Index objects by the UID of their controller. Objects without controller are not in this index."""
     owner = controller_of(item)
     return () if owner is None else (owner.uid,)
 
 
 def by_orphanage(item: Object) -> Iterable[str]:
-    """Index orphans by namespace."""
+    """Index objects without controller by namespace."""
     return (item.metadata.namespace,) if controller_of(item) is None else ()
 
 
@@ -37,11 +37,12 @@ INDEXERS: Mapping[str, Indexer[Object]] = {
     CONTROLLER: by_controller,
     ORPHANS: by_orphanage,
 }
-"""The indexes that controllers use, for example to find the pods of one owner without a walk through the namespace."""
+"""The default indexes, which controllers use. For example, they find the pods of one owner without a search through the
+namespace."""
 
 
 class Store(Generic[T]):
-    """Objects by ``NAMESPACE/NAME`` with indexes. What it returns is shared and must not be changed."""
+    """Objects by ``NAMESPACE/NAME``, with indexes. Returned objects are shared, and must not be modified."""
 
     def __init__(self, indexers: Mapping[str, Indexer[T]] | None = None) -> None:
         self._indexers: Mapping[str, Indexer[T]] = INDEXERS if indexers is None else indexers
@@ -55,7 +56,7 @@ class Store(Generic[T]):
         return iter(list(self._items.values()))
 
     def get(self, key: str) -> T | None:
-        """Return the object of a key."""
+        """Return the object with this key, or None."""
         return self._items.get(key)
 
     def keys(self) -> set[str]:
@@ -63,15 +64,15 @@ class Store(Generic[T]):
         return set(self._items)
 
     def indexed(self, index: str, value: str) -> list[T]:
-        """Return the objects that an index lists under a value, in the order in which they came."""
+        """Return the objects that an index lists under a value, in the order of their insertion."""
         return list(self._indexes[index].get(value, {}).values())
 
     def indexer(self, index: str) -> Indexer[T]:
-        """Return the function of an index that returns the values under which it lists an object."""
+        """Return the function of an index."""
         return self._indexers[index]
 
     def put(self, item: T) -> T | None:
-        """Add or replace an object. Return the one that it has replaced."""
+        """Add or replace an object. Return the replaced object, or None."""
         key = key_of(item)
         before = self._items.get(key)
         if before is not None:
@@ -83,7 +84,7 @@ class Store(Generic[T]):
         return before
 
     def remove(self, key: str) -> T | None:
-        """Remove an object, and return it."""
+        """Remove the object with this key, and return it, or None if there is none."""
         before = self._items.pop(key, None)
         if before is not None:
             self._unlist(key, before)

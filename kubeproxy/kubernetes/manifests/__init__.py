@@ -1,5 +1,5 @@
-"""Readers of manifests: files, URLs, streams of YAML and JSON documents.
+"""Reads manifests from files and URLs, and parses their YAML and JSON documents.
 
-split cuts texts into documents, json_text into JSON values. parse reads them; go_yaml reads YAML as Kubernetes clients
-do. lines finds the line of a field. files and http read from disk and from web servers.
+`split` splits texts into YAML documents, `json_text` into JSON values. `parse` parses them, and `go_yaml` reads YAML as
+Kubernetes clients do. `lines` finds the line of a field. `files` reads from disk, `http` from web servers.
 """

@@ -1,4 +1,4 @@
-"""Manifest files and directories: lists them, reads them, and detects complete changes."""
+"""Lists and reads manifest files and directories, and detects when a change of a file is complete."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""The suffixes of manifests in a directory. A file that is named itself may have any name."""
+"""The file name suffixes of manifests in a directory. A file that is given by its own path may have any name."""
 MAX_BYTES = 256 * 1024 * 1024
-"""The largest manifest that is read."""
+"""The largest file that is read, in bytes."""
 SETTLE_S = 0.1
-"""How long a changed file must stay unchanged before it is read, because writers write in pieces."""
+"""A changed file is read after it has not changed again for this time, because programs write files in pieces."""
 SETTLE_GONE_S = 0.3
-"""How long a file must be gone or empty to count as such, because editors move or truncate the old file before they
+"""A file counts as deleted or empty only after this time, because editors move or truncate the old file before they
 write the new one."""
 SETTLE_AT_MOST_S = 5.0
-"""After this time a file is read even if it keeps changing."""
+"""A file that keeps changing is read after this time."""
 REPLACED_AT_MOST_S = 0.5
-"""After this time a file is read even if complete new files keep replacing it. (The longer wait is for files that are
-written in pieces.)"""
+"""A file that is repeatedly replaced by new files is read after this time. It is shorter, because new files are usually
+complete."""
 
 
 class Signature(NamedTuple):
-    """Distinguishes states of a file without reading it."""
+    """Identifies the state of a file without reading it."""
 
     device: int
     inode: int
@@ -36,7 +36,7 @@ class Signature(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Distinguishes a directory from another one at the same path."""
+    """Identifies a directory, to detect that another directory has taken its path."""
 
     device: int
     inode: int
@@ -44,18 +44,18 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a named path at one moment."""
+    """The files found at a configured path at one moment."""
 
     files: Mapping[str, Signature] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
-    """The reason why a path could not be read, by path. Files below it count as unchanged."""
+    """The reason why a path could not be read, by path. Files below such a path count as unchanged."""
     directory: Identity | None = None
-    """The directory's identity. None if the path is a file, or does not exist."""
+    """The directory's identity, or None if the path is a file or does not exist."""
 
 
 def look(path: str, *, recursive: bool) -> Listing:
-    """List the files of a path. This never raises: an unreadable path is among the faults. A path that does not exist
-    may be a pattern (``app-*.yaml``) of existing files."""
+    """List the manifests at a path, which is a file, a directory, or a pattern such as ``app-*.yaml``. This never
+    raises; paths that cannot be read are in `Listing.faults`."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -71,12 +71,12 @@ def look(path: str, *, recursive: bool) -> Listing:
 
 
 def _matching(pattern: str) -> Listing | None:
-    """List the regular files that match a pattern. Return None if there are none."""
+    """List the regular files that match a pattern. Return None if no file matches."""
     if not glob.has_magic(pattern):
         return None
     files: dict[str, Signature] = {}
     for path in sorted(glob.glob(pattern)):
-        with contextlib.suppress(OSError):  # It was deleted meanwhile, or is a link to nothing.
+        with contextlib.suppress(OSError):  # It was deleted meanwhile, or is a dangling link.
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode):
                 files[path] = _signature(found)
@@ -86,8 +86,8 @@ def _matching(pattern: str) -> Listing | None:
 def _look_into(
     directory: str, recursive: bool, files: dict[str, Signature], faults: dict[str, str], seen: set[Identity]
 ) -> None:
-    """Add a directory's manifests in the order of their names, then those of its subdirectories. Hidden files are
-    skipped (also a ConfigMap's ``..data``), and so are editors' backups, by their suffix."""
+    """Add the manifests of a directory in the order of their names, and then those of its subdirectories. Skip hidden
+    files, also a ConfigMap's ``..data``. Editors' backups are skipped because of their suffix."""
     try:
         names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError as error:
@@ -101,14 +101,14 @@ def _look_into(
         try:
             found = os.stat(path)
         except FileNotFoundError:
-            continue  # It was deleted meanwhile, or is a link to nothing.
+            continue  # It was deleted meanwhile, or is a dangling link.
         except OSError as error:
             faults[path] = _reason(error)
             continue
         if stat.S_ISREG(found.st_mode) and name.endswith(SUFFIXES):
             files[path] = _signature(found)
         elif recursive and stat.S_ISDIR(found.st_mode) and Identity(found.st_dev, found.st_ino) not in seen:
-            seen.add(Identity(found.st_dev, found.st_ino))  # Links may form a circle.
+            seen.add(Identity(found.st_dev, found.st_ino))  # Links may form a cycle.
             subdirectories.append(path)
     for path in subdirectories:
         _look_into(path, recursive, files, faults, seen)
@@ -123,24 +123,25 @@ def _reason(error: OSError) -> str:
 
 
 class ReadError(Exception):
-    """Raised when a manifest cannot be read. Carries the reason."""
+    """Raised if a manifest cannot be read. The message is the reason."""
 
 
 class FileChangingError(Exception):
-    """Raised when a file has changed or disappeared during the read. The caller has to look again."""
+    """Raised if a file changed or disappeared while it was read. The caller has to list the path again."""
 
 
 def read_file(path: str) -> tuple[bytes, Signature]:
-    """Return a file's bytes with its state. Raise ReadError or FileChangingError."""
+    """Return a file's contents and signature. Raise ReadError if it cannot be read, and FileChangingError if it changed
+    meanwhile."""
     try:
-        # O_NONBLOCK: a pipe may have replaced the file, and opening one waits for a writer.
+        # O_NONBLOCK: a pipe may have replaced the file, and opening a pipe would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
                 raise ReadError("not a regular file")
             if before.st_size > MAX_BYTES:
                 raise ReadError(f"{before.st_size} bytes; allowed: up to {MAX_BYTES}")
-            data = file.read(before.st_size + 1)  # This call allocates its buffer at once.
+            data = file.read(before.st_size + 1)  # Allocates the whole buffer at once.
             if _signature(os.fstat(file.fileno())) != _signature(before):
                 raise FileChangingError
     except FileNotFoundError:
@@ -151,28 +152,29 @@ def read_file(path: str) -> tuple[bytes, Signature]:
 
 
 class PathMemory:
-    """Remembers the state of one named path between two checks. It is pure: listings and time are arguments."""
+    """Remembers the files of one configured path from check to check. It is pure: listings and time are arguments."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.directory: Identity | None = None
         self._loaded: dict[str, Signature] = {}
         self._unsettled: dict[str, tuple[Signature | None, float, float]] = {}
-        """For each file: the present state, when it was first seen, and when any state that was not loaded was first
-        seen."""
+        """The files that may still be changing: the present signature, when it was first seen, and when the present
+        series of changes began."""
 
         self._looked = False
 
     @property
     def settling(self) -> bool:
-        """Return whether a file may still be changing, so that the caller has to look again soon."""
+        """Return whether any file may still be changing. The caller then has to check again soon."""
         return bool(self._unsettled)
 
     def compare(self, listing: Listing, now: float) -> tuple[list[str], list[str], dict[str, str]]:
-        """Return the files to read, the files that are gone, and the faults of the path.
+        """Compare a new listing with the known files. Return the files to be read, the deleted files, and the faults by
+        path.
 
-        A missing path, or a directory replaced by an empty one (its volume was unmounted), removes nothing: deleting a
-        file withdraws its objects, losing the volume does not.
+        If the path is missing, or the directory was replaced by an empty one because its volume was unmounted, no file
+        counts as deleted. Objects are withdrawn if their file is deleted, but not if the volume is lost.
         """
         faults = dict(listing.faults)
         files = listing.files
@@ -186,8 +188,8 @@ class PathMemory:
         for path in self._unsettled.keys() - {*missing, *differing}:
             del self._unsettled[path]
         gone = [path for path in missing if self._settled(path, None, SETTLE_GONE_S, now)]
-        # A new file beside a disappearing one may be its new name. Both are handled at once, because otherwise the
-        # file's objects would disappear for a moment.
+        # If a file appears while another disappears, it may have been renamed. Both are then reported at the same time,
+        # because otherwise the file's objects would be missing for a moment.
         renaming = len(gone) < len(missing)
         changed = [
             path
@@ -206,7 +208,8 @@ class PathMemory:
         return changed, gone, faults
 
     def _settled(self, path: str, state: Signature | None, patience_s: float, now: float) -> bool:
-        """Return whether a file's new state is stable."""
+        """Return whether a file's new state (None: deleted) has been stable for `patience_s` seconds, or its changes
+        have lasted for too long."""
         before, since, first = self._unsettled.get(path, (state, now, now))
         if before != state:
             since = now
@@ -218,11 +221,11 @@ class PathMemory:
         return True
 
     def loaded(self, path: str, signature: Signature) -> None:
-        """Note the state in which a file was read."""
+        """Note that a file was read, with its signature."""
         self._loaded[path] = signature
 
     def forget(self) -> None:
-        """Forget all states, so that everything is read again at the next check."""
+        """Forget all signatures, so that all files are read again at the next check."""
         self._loaded = {path: Signature(0, 0, 0, 0) for path in self._loaded}
         self._looked = False
 

@@ -1,7 +1,7 @@
-"""Reads YAML as kubectl reads it: YAML 1.1 with the resolution rules of Go's yaml.v2 (sigs.k8s.io/yaml).
+"""Reads YAML as kubectl does, which is YAML 1.1 with the rules of Go's yaml.v2 (sigs.k8s.io/yaml) for plain scalars.
 
-``no``, ``off`` and ``y`` are false and true, ``017`` and ``0x1f`` are integers, and a date is a text. Keys that are not
-texts become texts. So a document means the same object here and in kubectl.
+``no`` and ``off`` are false, ``y`` is true, ``017`` and ``0x1f`` are integers, and a date is a string. Keys are
+converted to strings. So a document has the same meaning here and in kubectl.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _BASES: Final = {"0x": 16, "0X": 16, "0o": 8, "0O": 8, "0b": 2, "0B": 2}
 _TAGGED: Final = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
 _INT64: Final = 1 << 63
 _LONGEST_NUMBER: Final = 400
-"""The largest number of characters of a number. A longer one is a text, because Python refuses to convert integers of
+"""The maximum length of a number, in characters. A longer number is read as a string, because Python refuses to convert
 thousands of digits."""
 
 
 class GoComposer(Composer):
-    """Reads documents as kubectl does, and notes the keys that a mapping has twice. Of such a key the last value
+    """Reads documents as kubectl does, and notes keys that occur twice in a mapping. The last value of such a key
     counts."""
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
@@ -43,7 +43,7 @@ class GoComposer(Composer):
         self.scalar = self._scalar
         self.key = self._key
         self.duplicates: list[tuple[int, str]] = []
-        """The line of each repeated key, counted from 0, and the key."""
+        """The repeated keys, each with its line, counted from 0."""
 
     def _scalar(self, event: Any) -> object:
         text: str = event.value
@@ -91,7 +91,7 @@ class GoComposer(Composer):
 
 
 def resolve(text: str) -> object:
-    """Return the value of a plain scalar."""
+    """Return the value of a plain scalar, which may be a string."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if text[0] not in _NUMBER_BEGINS or len(text) > _LONGEST_NUMBER:
@@ -107,8 +107,8 @@ def resolve(text: str) -> object:
 
 
 def _integer(text: str) -> int | None:
-    """Parse an integer as Go's strconv.ParseInt(text, 0, 64) does: with the prefix of a base, or a leading zero for
-    octal."""
+    """Parse an integer as Go's strconv.ParseInt(text, 0, 64) does, with a prefix for the base, or a leading zero for
+    octal. Return None for any other text."""
     sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     if not digits or not digits.isascii() or not digits.isalnum():
         return None
@@ -124,7 +124,8 @@ def _integer(text: str) -> int | None:
 
 
 def normalized(value: object) -> object:
-    """Return a number as kubectl keeps it: a whole number within 64 bits as an integer, any other as floating point."""
+    """Convert a number as kubectl does: return an integer if it is whole and within 64 bits, and otherwise a float.
+    Return other values unchanged."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _INT64:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and not -_INT64 <= value < _INT64:

@@ -1,6 +1,6 @@
-"""Fetches manifests from a web server. Repeated requests are cheap while nothing changes.
+"""Fetches manifests from a web server, with conditional requests.
 
-The HTTP client is imported for the first request, so that a daemon that only reads files starts faster.
+The HTTP client is imported at the first request, so that a daemon without URLs starts faster.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import aiohttp
 
 TOTAL_S, SILENT_S = 120.0, 10.0
-"""The time limits of an answer (50 MB over a slow link), and of silence within it."""
+"""The time limits in seconds for a whole answer (50 MB over a slow link), and for silence within it."""
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
-"""The statuses that lead to another address."""
+"""The HTTP statuses of redirects."""
 _PORTS = {"http": 80, "https": 443}
 _ACCEPT = "application/yaml, application/json, text/plain;q=0.9, */*;q=0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A server's answer."""
+    """A fetched manifest."""
 
     data: bytes
     version: Version
@@ -37,22 +37,21 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Validators of an answer, for conditional requests."""
+    """The validators of an answer, which conditional requests send back."""
 
     etag: str = ""
     last_modified: str = ""
 
 
 def is_url(path: str) -> bool:
-    """Return whether a named path is a URL."""
+    """Return whether a configured path is a URL."""
     return path.startswith(("http://", "https://"))
 
 
 async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
-    """Fetch a manifest, or None if it is still the `last` version.
+    """Fetch a manifest. Return None if it has not changed since the version `last`.
 
-    Raise ReadError for every other answer, because an error page is no manifest, and an empty body would withdraw
-    everything.
+    Raise ReadError for any other answer. An error page is not a manifest, and an empty body would withdraw all objects.
     """
     import aiohttp
 
@@ -81,20 +80,20 @@ async def fetch(session: Session, url: str, last: Version) -> Fetched | None:
 
 @dataclass(frozen=True, slots=True)
 class Redirects:
-    """The redirects that a request may follow."""
+    """The rules for following redirects."""
 
     most: int
     permit: Callable[[str, str], bool]
-    """Returns whether an address may redirect to another one."""
+    """A function that returns whether the first URL may redirect to the second."""
     permitted: str
-    """The permitted redirects in words, for an error."""
+    """A description of the permitted redirects, for error messages."""
 
 
 @asynccontextmanager
 async def follow(
     session: aiohttp.ClientSession, url: str, redirects: Redirects, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Get a URL and follow its redirects. Raise ValueError for one that is not permitted."""
+    """Send a GET request and follow its redirects. Raise ValueError for a redirect that is not permitted."""
     at = url
     for _ in range(redirects.most + 1):
         async with session.get(at, headers=headers, allow_redirects=False, proxy=environment_proxy(at)) as response:
@@ -104,7 +103,7 @@ async def follow(
                 return
         to = urljoin(at, location)
         if not redirects.permit(at, to):
-            # A query may contain a secret.
+            # The query may contain a secret.
             shown = urlsplit(to)._replace(query="", fragment="").geturl()
             raise ValueError(f"the server redirects to {shown[:200]!r}; allowed: {redirects.permitted}")
         at = to
@@ -112,14 +111,14 @@ async def follow(
 
 
 def _server(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port. Raise ValueError if the port is not a number."""
+    """Return scheme, host and port of a URL. Raise ValueError if the port is not a number."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 WITHIN_SERVER = Redirects(5, lambda at, to: _server(at) == _server(to), "the same scheme, host and port")
-"""The redirects that the proxy's own manifests may take. They must not lead to a place that their author did not name,
-to clear text instead of TLS, or to a service that only this node can reach."""
+"""The redirects that are permitted for the daemon's manifests. Redirects to another server are refused, because it
+might be one that only this node can reach, or one without TLS."""
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
@@ -136,14 +135,14 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 class Session:
-    """An HTTP session with the environment's proxies and without cookies. It is a context manager, and is opened when
-    first used."""
+    """An HTTP session that uses the environment's proxies and no cookies. It is a context manager, and connects at the
+    first use."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> aiohttp.ClientSession:
-        """Return the client session, opened at the first call."""
+        """Return the client session, which is made at the first call."""
         import aiohttp
 
         if self._session is None:

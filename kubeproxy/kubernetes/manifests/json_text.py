@@ -1,4 +1,4 @@
-"""Cuts bytes into JSON values before they are parsed, and decodes byte order marks."""
+"""Splits bytes into JSON values before they are parsed, and converts UTF-16 to UTF-8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUOTE, _ESCAPE, _OPENING = b'"'[0], b"\\"[0], b"{["
 
 
 def as_utf8(data: bytes) -> bytes:
-    """Return a whole text as UTF-8, without its byte order mark. Invalid UTF-16 is returned unchanged."""
+    """Return a text as UTF-8 without byte order mark. Text with a UTF-16 mark is converted, unless it is invalid."""
     decoder = TextDecoder()
     try:
         return decoder.feed(data) + decoder.end()
@@ -28,9 +28,10 @@ def as_utf8(data: bytes) -> bytes:
 
 
 def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
-    """Return the JSON values of a document, each with the number of its first line.
+    """Return the JSON values of a document, each with the number of its first line. `line` is the number of the
+    document's first line.
 
-    Return an empty list if the document is one value, or is not JSON.
+    Return an empty list if the document is a single value or is not JSON.
     """
     if not is_json(text) or is_json_object(text):
         return []
@@ -48,14 +49,14 @@ def json_values(text: bytes, line: int) -> list[tuple[int, bytes]]:
 
 
 def after_space(text: bytes | bytearray, start: int) -> int:
-    """Return the end of the white space that begins at `start`."""
+    """Return the position of the first byte from `start` on that is not white space."""
     match = _SPACES.match(text, start)
     assert match is not None  # The text may be empty.
     return match.end()
 
 
 class JsonScanner:
-    """Looks for the end of a JSON value by its brackets, piece by piece."""
+    """Finds the end of a JSON value by counting brackets, while the text arrives in pieces."""
 
     def __init__(self, start: int = 0) -> None:
         self._position = start
@@ -63,7 +64,8 @@ class JsonScanner:
         self._inside = False
 
     def scan(self, buffer: bytearray | bytes) -> int | None:
-        """Return the end of the value, or None if the buffer does not contain it."""
+        """Return the position after the value, or None if the value is not complete. The next call continues the
+        search."""
         position, depth = self._position, self._depth
         while True:
             found = (_INSIDE if self._inside else _OUTSIDE).search(buffer, position)
@@ -74,7 +76,7 @@ class JsonScanner:
             character = buffer[position - 1]
             if self._inside:
                 if character == _ESCAPE:
-                    if position == len(buffer):  # The escaped character has not come yet.
+                    if position == len(buffer):  # The escaped character has not arrived yet.
                         self._position, self._depth = position - 1, depth
                         return None
                     position += 1
@@ -91,7 +93,7 @@ class JsonScanner:
 
 
 def is_json_object(text: bytes) -> bool:
-    """Return whether a text is one JSON object, and not YAML in braces."""
+    """Return whether a text is exactly one JSON object. YAML in braces may begin in the same way."""
     if not is_json(text):
         return False
     try:
@@ -102,15 +104,15 @@ def is_json_object(text: bytes) -> bool:
 
 
 class TextDecoder:
-    """Removes byte order marks, and decodes UTF-16."""
+    """Converts a stream to UTF-8: removes the byte order mark, and converts UTF-16 that has one."""
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
-        """The bytes that arrived before the encoding was known, or None once it is known."""
+        """The first bytes, as long as they are too few to tell the encoding. It is None once the encoding is known."""
         self._utf16: codecs.IncrementalDecoder | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Return the UTF-8 text that these bytes complete."""
+        """Add bytes, and return the text that can be converted, as UTF-8."""
         if self._head is None:
             return self._convert(data)
         self._head += data
@@ -119,7 +121,7 @@ class TextDecoder:
         return self._begin()
 
     def end(self) -> bytes:
-        """Return the rest of the text."""
+        """End the stream, and return the rest of the text."""
         rest = self._begin() if self._head is not None else b""
         return rest + (self._utf16.decode(b"", final=True).encode() if self._utf16 is not None else b"")
 

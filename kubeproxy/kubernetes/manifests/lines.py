@@ -1,6 +1,6 @@
-"""Finds the line of a field in the text of a manifest.
+"""Finds the line of a field in the text of a manifest, for messages about faults.
 
-A parsed value does not know its lines. So the text is parsed once more, but only if there is a fault to report.
+Parsed values have no line numbers, so the text is parsed again if there is a fault to report.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _WITHOUT_CONTENT: Final = re.compile(rb"(?:[ \t\r]*(?:#[^\n]*)?\n)*")
 
 
 def steps(path: str) -> list[str | int]:
-    """Split a path like ``items[3].metadata`` into keys and indexes."""
+    """Split a path such as ``items[3].metadata`` into keys and indexes."""
     return [name or int(index) for name, index in _STEP.findall(path)]
 
 
 def line_of(text: bytes, path: str, *, first: int) -> int:
-    """Return the line of a field, or of the nearest part of its path that exists.
+    """Return the line of a field, or of the deepest part of its path that exists.
 
-    `first` is the number of the text's first line. It is also the answer if the text cannot be parsed.
+    `first` is the number of the text's first line, which is returned if the text cannot be parsed.
     """
     return first + (rows_of(text, steps(path)) or [0])[-1]
 
 
 def rows_of(text: bytes, path: Sequence[str | int]) -> list[int]:
-    """Return the row of the document's content, then the rows of the parts of the path that exist.
+    """Return the row at which the document's content begins, and then the row of each part of the path that exists.
 
     Rows are lines of the text, counted from 0. Return an empty list if the text cannot be parsed.
     """
@@ -48,7 +48,7 @@ def rows_of(text: bytes, path: Sequence[str | int]) -> list[int]:
             pairs = [(key, value) for key, value in node.value if key.value == part]
             if not pairs:
                 break
-            key, node = pairs[-1]  # If a mapping has a key twice, the last value counts.
+            key, node = pairs[-1]  # If a key occurs twice, the last value counts.
             rows.append(int(key.start_mark.line))
         else:
             break
@@ -56,6 +56,6 @@ def rows_of(text: bytes, path: Sequence[str | int]) -> list[int]:
 
 
 def rows_without_content(text: bytes) -> int:
-    """Count the empty lines and comments with which a document begins."""
+    """Count the empty lines and comments at the beginning of a document."""
     match = _WITHOUT_CONTENT.match(text)
     return text.count(b"\n", 0, match.end()) if match else 0

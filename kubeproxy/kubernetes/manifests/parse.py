@@ -1,6 +1,6 @@
-"""Parses YAML and JSON texts into values that are decoded on demand.
+"""Parses YAML and JSON texts into values, which are decoded to types on demand.
 
-Safe for untrusted texts: a text that is nested too deeply, or expands too much by its aliases, is refused.
+It is safe for untrusted texts: it refuses a text that is nested too deeply, or whose aliases expand it too much.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kubeproxy.kubernetes.invalid_field import Fault
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""The deepest nesting of a YAML document."""
+"""The maximum nesting depth of a YAML document."""
 MAX_EXPANSION = 10
-"""The factor by which the aliases of a YAML document may make it larger, beyond `FREE_EXPANSION`."""
+"""The largest factor by which aliases may expand a YAML document with more than `FREE_EXPANSION` values."""
 FREE_EXPANSION = 100_000
-"""The number of YAML values to which aliases may always expand."""
+"""The number of values up to which aliases may always expand a YAML document."""
 
 
 class ManifestSyntaxError(Exception):
-    """Raised when a text is neither YAML nor JSON. Carries the line and the reason."""
+    """Raised if a text is neither YAML nor JSON. It has the line and the reason."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -41,18 +41,18 @@ class Value(Protocol):
         """Return whether the value is null."""
 
     def to(self, kind: type[T]) -> T:
-        """Decode the value. Raise msgspec.MsgspecError if the types do not fit."""
+        """Decode the value to a type. Raise msgspec.MsgspecError if it does not match the type."""
 
     def fields(self) -> dict[str, Value]:
-        """Return the values of a mapping by key."""
+        """Return the values of a mapping by key, undecoded."""
 
     def elements(self) -> list[Value]:
-        """Return the elements of a list."""
+        """Return the elements of a list, undecoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """An undecoded value of a JSON text."""
+    """A value of a JSON text, kept as JSON until it is decoded."""
 
     raw: msgspec.Raw | bytes
 
@@ -72,7 +72,7 @@ class JsonValue:
 
 @dataclass(frozen=True, slots=True)
 class YamlValue:
-    """A value of a YAML text, as plain Python data."""
+    """A value of a YAML text, kept as plain Python data."""
 
     value: object
 
@@ -94,14 +94,14 @@ _BRACE = re.compile(rb"\s*\{")
 
 
 def is_json(text: bytes) -> bool:
-    """Return whether a text looks like JSON. It may still be YAML in braces."""
+    """Return whether a text begins like JSON. It may still be YAML in braces."""
     return _BRACE.match(text) is not None
 
 
 def parse(text: bytes, line: int) -> list[Value]:
-    """Parse one document, whose first line has the number `line`. Raise ManifestSyntaxError if it is invalid.
+    """Parse a document, whose first line has the number `line`. Raise ManifestSyntaxError if it is invalid.
 
-    The result has several values if YAML's end mark divides the document further.
+    There are several values if the text contains several YAML documents, separated by end marks.
     """
     decoded = text_of(text, line)
     if is_json(text):
@@ -109,12 +109,12 @@ def parse(text: bytes, line: int) -> list[Value]:
             msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             return [JsonValue(text)]
         except (msgspec.MsgspecError, RecursionError):
-            pass  # YAML has mappings in braces, too, and its errors have a line number.
+            pass  # It may be YAML in braces, and the YAML parser's errors have line numbers.
     return [YamlValue(value) for value in compose_yaml(decoded, line)]
 
 
 def text_of(data: bytes, line: int) -> str:
-    """Decode UTF-8. Raise ManifestSyntaxError if the text is not UTF-8."""
+    """Decode UTF-8. Raise ManifestSyntaxError if the bytes are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -123,7 +123,7 @@ def text_of(data: bytes, line: int) -> str:
 
 
 def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], Composer] | None = None) -> list[object]:
-    """Return the values of the YAML documents in a text, read by a `composer` (default: `Composer`). Raise
+    """Return the value of each YAML document in a text. `composer` makes the composer, by default a `Composer`. Raise
     ManifestSyntaxError if the text is invalid."""
     parser = None
     try:
@@ -132,7 +132,7 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "not YAML"
-        last = text.rstrip().count("\n")  # An error at the end is reported on the line after it.
+        last = text.rstrip().count("\n")  # The parser reports an error at the end on the following line.
         at = min(mark.line if mark else 0, last)
         raise ManifestSyntaxError(*(likely_cause(text, line, at) or (line + at, what))) from None
     except yaml.reader.ReaderError as error:
@@ -147,14 +147,15 @@ def compose_yaml(text: str, line: int, composer: Callable[[Callable[[], Any]], C
 
 
 _SHOWN = 80
-"""How many characters of a template a message shows."""
+"""The number of characters of a template that a message shows."""
 _INDENT = re.compile(r"[ ]*\t")
 
 
 def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
-    """Explain a syntax error better than the YAML parser does. `at` is the error's line in the text, counted from 0.
+    """Find a better explanation of a syntax error than the YAML parser's. `at` is the error's line in the text, counted
+    from 0, and `line` the number of the first line.
 
-    Return (line, cause), or None if it is not a known case.
+    Return the line and the cause, or None if no cause is found.
     """
     lines = text.splitlines()
     for number in (at, at - 1):
@@ -168,7 +169,7 @@ def likely_cause(text: str, line: int, at: int) -> tuple[int, str] | None:
 
 
 def _template(line: str) -> str:
-    """Return the text in double braces, shortened, or an empty text if there is none."""
+    """Return the text in double braces, shortened, or an empty text."""
     begin = line.find("{{")
     end = line.rfind("}}", begin + 2)
     return "" if begin < 0 or end < 0 else line[begin : min(end + 2, begin + _SHOWN)]
@@ -191,26 +192,26 @@ _SequenceEnd = yaml.SequenceEndEvent
 class Composer:
     """Builds plain data from a parser's events.
 
-    PyYAML's own way, by nodes and then generators, takes three times as long, thirty times the text's memory, and the C
-    stack. Plain scalars are read as in YAML 1.2: null, true, false and decimal numbers; the rest is text, so that
-    ``no``, ``22:22`` and dates stay as written. A subclass reads scalars, keys and repeated keys in another way.
+    PyYAML's constructors take three times as long, use thirty times the text's memory, and recurse on the C stack.
+    Plain scalars are read as in YAML 1.2: as null, true, false or decimal numbers, and otherwise as strings, so ``no``,
+    ``22:22`` and dates are strings. A subclass can read scalars, keys and repeated keys differently.
     """
 
     scalar: Callable[[Any], object]
-    """A function that returns the value of a scalar's event."""
+    """A function that returns the value of a scalar event."""
     key: Callable[[Any], str] | None = None
-    """A function that returns the text of a scalar key's event. With None the text stays as it is."""
+    """A function that returns the string for the scalar event of a key, or None if the text is used unchanged."""
 
     def __init__(self, next_event: Callable[[], Any]) -> None:
         self.scalar = scalar
         self._next = next_event
         self._anchors: dict[str, tuple[object, int]] = {}
-        """A value, and the number of values in it, by the anchor's name."""
+        """The value of each anchor, and the number of values in it, by the anchor's name."""
         self._written = 0
         self._expanded = 0
 
     def documents(self) -> list[object]:
-        """Return the value of every document of the text."""
+        """Return the value of each document of the text."""
         values = []
         self._next()
         while not isinstance(self._next(), yaml.StreamEndEvent):
@@ -239,7 +240,8 @@ class Composer:
         return value
 
     def _alias(self, event: Any) -> object:
-        """Return the value itself, not a copy. It counts each time, because the decoder reads it each time."""
+        """Return the anchor's value itself, not a copy. Its size counts for each alias, because the decoder reads it
+        each time."""
         if event.anchor not in self._anchors:
             raise refusal(event, f"no anchor {event.anchor!r} before this alias")
         value, size = self._anchors[event.anchor]
@@ -293,24 +295,24 @@ class Composer:
         return merged | found if merged else found
 
     def _count(self, plain: int) -> None:
-        """Count scalars without an anchor together, because most of a manifest consists of them."""
+        """Count a number of scalars without anchors, which are the largest part of a manifest."""
         self._written += plain
         self._expanded += plain
 
-    # The methods that another way of reading YAML overrides.
+    # Methods for subclasses to override
 
     def repeated(self, event: Any, key: str) -> None:
-        """Handle a key that a mapping has twice. The later value counts unless this raises."""
+        """Handle a key that occurs twice in a mapping. The later value counts, unless this method raises."""
         raise refusal(event, f"duplicate key {key!r}")
 
     def collection(self, event: Any) -> None:
-        """Handle the beginning of a mapping or a list. Raise an error for a tag that is not supported."""
+        """Handle the beginning of a mapping or a list. Raise an error if it has an unsupported tag."""
         if event.tag not in (None, "!", f"{TAG}map", f"{TAG}seq"):
             raise refusal(event, f"tag {event.tag!r} is not supported")
 
 
 def scalar(event: Any) -> object:
-    """Return the value of a scalar, by YAML 1.2."""
+    """Return the value of a scalar by the rules of YAML 1.2."""
     text: str = event.value
     plain, quoted = event.implicit
     if plain:
@@ -323,5 +325,5 @@ def scalar(event: Any) -> object:
 
 
 def refusal(event: Any, problem: str) -> yaml.MarkedYAMLError:
-    """Return the error of a refused text, at an event's place."""
+    """Return an error at the position of an event."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

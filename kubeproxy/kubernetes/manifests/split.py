@@ -1,4 +1,4 @@
-"""Cuts a manifest's bytes into documents, and YAML lists into items, before parsing."""
+"""Splits a manifest into documents, and YAML lists into items, before they are parsed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def split(data: bytes) -> Iterator[tuple[int, bytes]]:
 def next_separator(data: bytes | bytearray, start: int) -> int:
     """Return where the next separator after `start` begins, or -1 if there is none.
 
-    A separator is at the beginning of a line, where neither YAML nor JSON allows it inside a string.
+    A separator is only recognized at the beginning of a line, where it cannot be inside a string in YAML or JSON.
     """
     while (start := data.find(b"\n" + SEPARATOR, start)) >= 0:
         start += 1
@@ -35,12 +35,13 @@ def next_separator(data: bytes | bytearray, start: int) -> int:
 
 
 def body(text: bytes) -> bytes:
-    """Return a document without the separator before it."""
+    """Return a document without its leading separator."""
     return text[len(SEPARATOR) :] if is_separated(text) else text
 
 
 def is_separated(data: bytes | bytearray, start: int = 0) -> bool:
-    """Return whether a document separator begins here, and not a text with the same beginning."""
+    """Return whether there is a document separator at `start`, and not a longer text that begins with the same
+    characters."""
     end = start + len(SEPARATOR)
     return data[start:end] == SEPARATOR and (end == len(data) or data[end : end + 1].isspace())
 
@@ -59,21 +60,22 @@ def is_empty(text: bytes) -> bool:
 
 
 _ITEMS = re.compile(rb"^items:[ \t]*(?:#[^\n]*)?\r?\n", re.MULTILINE)
-# The quantifiers are possessive. Otherwise a comment's end could be read in two ways, and N lines of comments in 2 to
-# the power of N ways.
+# The quantifiers are possessive. Otherwise the end of a comment would match in two ways, and N lines of comments in
+# 2**N ways.
 _FIRST_ITEM = re.compile(rb"(?:[ \t]*+(?:#[^\n]*+)?\r?\n)*+( *+)-(?=[ \r\n])")
 
 
 def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
-    """Cut the items out of a YAML document with block-style ``items`` at its top level.
+    """Separate the items from a YAML document that has block-style ``items`` at its top level.
 
-    Return the rest of the document, and each item as a document of its own with the number of lines before it. Return
-    None if the document is written in another way.
+    Return the document without the items, and each item as a document with the number of lines before it. Return None
+    if the document has another form.
 
-    By YAML's rules nothing else can begin a line with a dash at that column. A parsed document takes thirty times the
-    memory of its text, and a list may contain a whole cluster, so it is parsed and kept item by item.
+    Items are found by a dash at the column of the first item, where YAML allows nothing else to begin with a dash. A
+    list may contain a whole cluster, and a parsed document uses thirty times the memory of its text, so lists are
+    parsed item by item.
     """
-    # Few documents have items, and a search by pattern takes thirty times as long as this one.
+    # This search is thirty times as fast as the pattern's, and few documents have items.
     if b"items:" not in text:
         return None
     key = _ITEMS.search(text)
@@ -101,9 +103,9 @@ def split_list(text: bytes) -> tuple[bytes, list[tuple[int, bytes]]] | None:
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int]:
-    """Yield the positions of the pattern, searched piece by piece.
+    """Yield the positions of a pattern. The text is searched piece by piece.
 
-    One search through the whole text would block all other threads for a third of a second.
+    A single search in a large text would block all other threads for a third of a second.
     """
     for piece in range(start, len(text), _PIECE):
         if found := pattern.search(text, piece, piece + _PIECE + _LONGEST):
@@ -112,4 +114,4 @@ def _search(pattern: re.Pattern[bytes], text: bytes, start: int) -> Iterator[int
 
 _PIECE = 1 << 20
 _LONGEST = 1 << 10
-"""More than the length of the longest match. A match may begin in one piece and end in the next."""
+"""The overlap of two pieces in bytes, which is more than the longest match, so that a match is never divided."""

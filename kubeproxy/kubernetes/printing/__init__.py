@@ -1,7 +1,7 @@
-"""Objects and errors as kubectl prints them.
+"""Prints objects and errors as kubectl does.
 
-printer      ``-o name|json|yaml|jsonpath=...``
-go_encoding  JSON and YAML byte for byte as Go's libraries write them
-jsonpath     templates of kubectl's JSONPath dialect
+printer      the formats of ``-o``: name, json, yaml, jsonpath
+go_encoding  JSON and YAML with exactly the bytes that Go's libraries write
+jsonpath     templates in kubectl's dialect of JSONPath
 error_text   errors as lines on standard error
 """

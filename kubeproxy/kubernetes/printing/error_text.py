@@ -1,4 +1,4 @@
-"""Formats errors as kubectl prints them on standard error."""
+"""Formats errors in the way in which kubectl prints them on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubeproxy.kubernetes.resource_builder.errors import Errors, quoted
 
 
 def lines(errors: Sequence[Exception], host: str) -> list[str]:
-    """Return what to print for the errors of a command. `host` is the server's host and port."""
+    """Return the lines to print for the errors of a command. `host` is the server's host and port."""
     found = list(_flat(errors))
     if len(found) == 1:
         return _alone(found[0], host)
@@ -32,8 +32,8 @@ def _alone(error: Exception, host: str) -> list[str]:
 
 
 def _among(error: Exception, host: str) -> list[str]:
-    """Return the text on one line if it comes from a server, whatever characters it has. Our own text may have several
-    lines."""
+    """Return the lines for one of several errors. A server's message is put on one line, because it may contain any
+    characters; our own messages may have several lines."""
     known = _known(error, host)
     return [known] if known else str(error).split("\n")
 

@@ -1,4 +1,4 @@
-"""Writes JSON and YAML as Go's libraries do: sorted keys, the same quotes, the same line breaks."""
+"""Writes JSON and YAML as Go's libraries do, with sorted keys and the same quotes and line breaks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compact_json(value: object) -> str:
 
 
 def indented_json(value: object) -> str:
-    """Return JSON with an indent of four spaces, as ``-o json`` prints it."""
+    """Return JSON with an indent of four spaces, as ``kubectl -o json`` prints it."""
     return _escaped(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=4))
 
 
@@ -36,10 +36,10 @@ def _escaped(text: str) -> str:
 
 
 def yaml_text(value: object) -> str:
-    """Return one YAML document, without separators."""
+    """Return a YAML document, without separators."""
     text = yaml.emit(_document(value), Dumper=yaml.CDumper, allow_unicode=True, width=80)
     assert isinstance(text, str)
-    # libyaml ends a document with this mark if its last text ends with several line breaks. Go's library does not.
+    # libyaml adds this mark if the last string ends with several line breaks. Go's library does not.
     return text.removesuffix("...\n") if text.endswith("\n...\n") else text
 
 
@@ -56,7 +56,7 @@ def _events(value: Any) -> Iterator[yaml.Event]:
         case dict():
             yield yaml.MappingStartEvent(None, None, implicit=True, flow_style=not value)
             for key in sorted(map(str, value), key=_natural):
-                # A plain << would be read as a merge, but kubectl writes it nevertheless.
+                # Quote the key <<, because it would be read as a merge.
                 yield yaml.ScalarEvent(None, None, (True, True), key, style='"' if key == "<<" else _style(key))
                 yield from _events(value[key])
             yield yaml.MappingEndEvent()
@@ -83,8 +83,8 @@ def _style(text: str) -> str | None:
 
 
 def _compare(left: str, right: str) -> int:
-    """Compare two keys as yaml.v2 does: letters come after all other characters, and numbers by their value (``a2``
-    before ``a10``)."""
+    """Compare two keys as yaml.v2 sorts them: letters come after all other characters, and numbers are compared by
+    value (``a2`` before ``a10``)."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b:
             continue

@@ -1,7 +1,8 @@
-"""Renders templates of kubectl's JSONPath: ``{.metadata.name}{"\n"}``, filters, ranges, slices.
+"""Renders templates in kubectl's dialect of JSONPath, such as ``{.metadata.name}{"\n"}``, with filters, ranges and
+slices.
 
-It is written by hand because no library has this dialect: the JSONPath packages follow RFC 9535 or Goessner, which have
-neither text around expressions nor ``{range}``.
+No library implements this dialect. The JSONPath packages implement RFC 9535 or Goessner's JSONPath, which have neither
+text around expressions nor ``{range}``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "
 
 @dataclass(slots=True)
 class _Part:
-    """A text, an expression, or a range over an expression with the parts inside it."""
+    """A part of a template: a text, an expression, or a range over an expression with its inner parts."""
 
     text: str = ""
     steps: list[Step] | None = None
@@ -37,7 +38,7 @@ class _Part:
 
 
 class JsonPath:
-    """A template, which is parsed once."""
+    """A parsed template."""
 
     def __init__(self, template: str) -> None:
         """Parse the template. Raise `ConfigError` if it is invalid."""
@@ -48,16 +49,17 @@ class JsonPath:
             raise ConfigError(f"error parsing jsonpath {template}, {error}") from None
 
     def render(self, data: object) -> str:
-        """Return the text for an object. A missing field becomes an empty text."""
+        """Return the template's text for an object. A missing field becomes an empty text."""
         return "".join(_rendered(self._parts, [data]))
 
     def values(self, data: object) -> list[Any]:
-        """Return the values of the expressions as a list."""
+        """Return the values of the template's expressions for an object."""
         return [value for part in self._parts if part.steps is not None for value in _applied(part.steps, [data])]
 
 
 def _relaxed(template: str) -> str:
-    """Return ``{.metadata.name}`` for ``metadata.name`` and ``.metadata.name``, as kubectl accepts them."""
+    """Return a template in braces. Like kubectl, accept ``metadata.name`` and ``.metadata.name`` for
+    ``{.metadata.name}``."""
     return template if template.startswith((".", "$", "[", "@")) else f".{template}"
 
 

@@ -1,4 +1,4 @@
-"""Prints objects in the format of ``-o``."""
+"""Formats objects for ``-o``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FORMATS: Final = ("json", "jsonpath", "jsonpath-as-json", "jsonpath-file", "name
 
 
 class Printer:
-    """Prints objects in one format. Call `text` for each object in turn."""
+    """Formats objects in one format. Call `text` for each object in the order of printing."""
 
     def __init__(self, output: str, *, show_managed_fields: bool = False) -> None:
-        """`output` is the value of ``-o``. If it is empty, only lines of success are printed. Raise `ConfigError` for
-        an unknown format."""
+        """`output` is the value of ``-o``. It may be empty, if only a line about each object is printed. Raise
+        `ConfigError` for an unknown format."""
         self.output, _, argument = output.partition("=")
         self._show_managed_fields = show_managed_fields
         self._count = 0
@@ -27,11 +27,11 @@ class Printer:
 
     @property
     def prints_objects(self) -> bool:
-        """Return whether whole objects are printed, and not only a line about each."""
+        """Return whether whole objects are printed, and not only a line about each object."""
         return self.output not in ("", "name")
 
     def text(self, data: dict[str, Any]) -> str:
-        """Return an object with the text that belongs before and after it."""
+        """Return the text of an object, with a separator if it is not the first."""
         self._count += 1
         if not self._show_managed_fields and "managedFields" in (data.get("metadata") or {}):
             data = copy.copy(data)

@@ -1,12 +1,12 @@
-"""The resource builder: from the arguments of a command to objects, one after the other.
+"""The resource builder: makes objects, one after the other, from the ``-f`` arguments of a command.
 
-builder          a query, and the objects that it finds
-file_arguments   ``-f`` arguments to sources: files, directories, patterns, web addresses, standard input
-stream           bytes to documents, one at a time
-decode           a document to objects
-manifest_object  one object with its source
-discovery        what a server serves, kept on disk; `mapper` finds a resource in it
-openapi          the fields that a server knows; `validation` checks objects against them
-errors           errors of single objects, each with its position
-selector_syntax  label selectors as text
+builder          reads, checks and maps objects
+file_arguments   finds the sources: files, directories, patterns, URLs, standard input
+stream           splits a source's bytes into documents
+decode           decodes a document to objects
+manifest_object  an object with the position in its source
+discovery        lists a server's resources, with a cache on disk; `mapper` finds the resource of a kind
+openapi          reads a server's schemas; `validation` checks objects against them
+errors           the errors of single objects, with their positions
+selector_syntax  parses label selectors
 """

@@ -1,7 +1,7 @@
-"""Builds objects from the ``-f`` arguments of a command, one after the other.
+"""Reads objects, one after the other, from the sources of a command's ``-f`` arguments.
 
-A document is read, flattened, validated, mapped and handed out before the next one is read. So a stream of any length
-takes the memory of its longest document, and a broken document does not affect those after it.
+Each document is read, decoded, checked, mapped and yielded before the next document is read. So a source of any length
+uses only the memory of its longest document, and an invalid document does not affect later documents.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kubeproxy.model.errors import ClusterError, ConfigError
 CRD_HINT: Final = "ensure CRDs are installed first"
 
 Found = ResourceObject | ConfigError | ClusterError
-"""An object, or the reason why it cannot be used."""
+"""An object, or the error of an object that cannot be used."""
 AwaitKind = Callable[[str, str], Awaitable[bool]]
-"""A function that waits for a kind that the server does not serve, given by its group and name. It returns whether the
-server may serve it now."""
+"""A function that waits for a kind, given by group and name, that the server does not serve yet. It returns whether the
+server may serve the kind now."""
 Validate = Callable[[ResourceObject, Sequence[str]], Awaitable[None]]
 """A function that raises InvalidError if the object must not be used. It also gets the keys that the object's
 document has twice."""
@@ -36,26 +36,28 @@ document has twice."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """The objects that a command line asks for."""
+    """The objects that a command line selects."""
 
     filenames: Sequence[str]
-    """Files, directories, patterns, web addresses, or ``-`` for standard input, separated by commas."""
+    """The ``-f`` arguments: files, directories, patterns, URLs, or ``-`` for standard input. An argument may have
+    several, separated by commas."""
     namespace: str
-    """The namespace of objects that state none."""
+    """The namespace for objects without a namespace."""
     recursive: bool = False
     namespace_enforced: bool = False
-    """Whether an object of another namespace is an error."""
+    """Whether an object with another namespace is an error."""
     selector: str = ""
-    """Objects whose labels do not match this selector are left out."""
+    """A label selector. Objects that do not match are left out."""
 
 
 class Builder:
-    """Builds the objects of a query."""
+    """Reads the objects of a query."""
 
     def __init__(
         self, query: Query, mapper: Mapper, *, validate: Validate, await_kind: AwaitKind | None = None
     ) -> None:
-        """Raise ConfigError, or `Errors` with everything that is wrong with the query. No object is read yet."""
+        """Find the sources of the query. Raise ConfigError, or `Errors` with several, if the query is invalid. No
+        source is read yet."""
         self._query = query
         self._mapper = mapper
         self._validate = validate
@@ -72,7 +74,7 @@ class Builder:
             raise errors[0] if len(errors) == 1 else Errors(errors)
 
     async def objects(self) -> list[ResourceObject]:
-        """Return all objects. Raise the first error."""
+        """Read and return all objects. Raise the first error."""
         objects = []
         async for item in self.stream():
             if not isinstance(item, ResourceObject):
@@ -81,16 +83,16 @@ class Builder:
         return objects
 
     async def stream(self, sources: Sequence[Source] = ()) -> AsyncIterator[Found]:
-        """Yield objects and errors in their order. They come from `sources` if given, and otherwise from the query's
-        sources. Raise if the server does not answer."""
+        """Yield objects, and the errors of single objects, in the order of the input. Read `sources` if they are given,
+        and otherwise the sources of the query. Raise ApiError if the server does not answer."""
         async for item in self.unprepared(sources):
             yield item if isinstance(item, ObjectError) else await self.prepare(*item)
 
     async def unprepared(
         self, sources: Sequence[Source] = ()
     ) -> AsyncIterator[tuple[ResourceObject, Sequence[str]] | ObjectError]:
-        """Yield errors, and objects that are not yet checked or mapped, each with its document's duplicate keys. Pass
-        each object to `prepare` in its turn."""
+        """Yield errors, and objects that are not checked and mapped yet, each with the repeated keys of its document.
+        The caller has to pass each object to `prepare`."""
         for source in sources or self._sources:
             async for document in _documents(source):
                 if isinstance(document, ObjectError):
@@ -103,7 +105,7 @@ class Builder:
                         yield item, duplicates
 
     async def prepare(self, item: ResourceObject, duplicates: Sequence[str]) -> Found:
-        """Check an object, map it and put it into its namespace. Return the object, or the error of these steps."""
+        """Check an object, find its resource, and set its namespace. Return the object, or the error of these steps."""
         try:
             await self._validate(item, duplicates)
             item.mapping = await self._mapping(item)
@@ -132,7 +134,7 @@ class Builder:
         return mapping
 
     def _place(self, item: ResourceObject) -> None:
-        """Put an object into the namespace where it belongs."""
+        """Set an object's namespace, or check it. Raise WrongNamespaceError if it must have another one."""
         query = self._query
         if not item.resource.namespaced:
             item.metadata.pop("namespace", None)

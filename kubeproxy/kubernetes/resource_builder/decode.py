@@ -1,7 +1,7 @@
-"""Turns a document into its objects: parses it, flattens lists, and checks identities.
+"""Decodes a document to objects: parses it, flattens lists, and checks apiVersion, kind and metadata.
 
-A list may be all that a cluster holds. If it is written item by item (block style YAML, or JSON), its items are parsed
-one after the other, so only the text and one item are in memory.
+A list may contain a whole cluster. If it is JSON, or YAML in block style, its items are parsed one after the other, so
+that only the text and one parsed item are in memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import Data, Resource
 from kubeproxy.kubernetes.resource_builder.stream import Document
 
 MAX_LIST_DEPTH: Final = 5
-"""The deepest nesting of lists in lists."""
+"""The maximum depth of lists in lists."""
 LARGE: Final = 64 << 10
-"""The size in bytes from which on a list is parsed item by item. A shorter one is parsed as a whole."""
+"""The size in bytes from which on a list is parsed item by item. A smaller list is parsed as a whole."""
 _SHOWN: Final = 160
 _LONGEST_NUMBER: Final = 400
 
@@ -39,11 +39,12 @@ Found = ResourceObject | ObjectError
 
 
 class Duplicates(list[str]):
-    """The keys that a mapping of this document has twice, each as a sentence."""
+    """A text for each key that occurs twice in a mapping of a document."""
 
 
 def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates]]:
-    """Yield the objects of a document, each with the keys that it has twice. Errors are yielded and not raised."""
+    """Yield the objects of a document, each with the repeated keys. Errors of single objects are yielded, not
+    raised."""
     lists: deque[tuple[Data, Position, int, Duplicates]] = deque()
     for value, position, text, duplicates, of_list in _values(document, source):
         if isinstance(value, ObjectError):
@@ -52,7 +53,7 @@ def objects(document: Document, source: str) -> Iterator[tuple[Found, Duplicates
         if value is None:
             continue
         yield from _object(value, position, text, duplicates, lists, of_list, 0)
-    while lists:  # Lists in lists are read breadth first, as kubectl does.
+    while lists:  # Read lists in lists breadth first, as kubectl does.
         outer, position, depth, duplicates = lists.popleft()
         if depth > MAX_LIST_DEPTH:
             yield UndecodableError(f"lists in lists; allowed: {MAX_LIST_DEPTH} deep", position), duplicates
@@ -67,7 +68,7 @@ Item = tuple[object, Position, bytes, Duplicates, Data]
 
 
 def _values(document: Document, source: str) -> Iterator[Item]:
-    """Yield the values of a document. A long list yields its items, each with the list's own fields."""
+    """Yield the values of a document. For a long list, yield its items, each with the fields of the list."""
     position = Position(source, document.number, document.line + rows_without_content(document.text))
     if len(document.text) >= LARGE:
         items = _json_items(document, position) if document.is_json else _yaml_items(document, position)
@@ -90,8 +91,8 @@ def _unreadable(fault: ManifestSyntaxError, position: Position) -> UnreadableErr
 
 
 def parse(text: bytes, line: int, *, is_json: bool) -> tuple[list[object], Duplicates]:
-    """Parse a text as kubectl does. Return its values and the keys that it has twice. Raise ManifestSyntaxError if it
-    is invalid."""
+    """Parse a text as kubectl does. Return its values, and the repeated keys. Raise ManifestSyntaxError if the text is
+    invalid."""
     duplicates = Duplicates()
     if is_json:
         return [_parse_json(text, line, duplicates)], duplicates
@@ -165,7 +166,7 @@ def _too_deep(value: object, levels: int) -> bool:
     return False
 
 
-# Long lists, item by item.
+# Long lists, item by item
 
 
 def _json_items(document: Document, position: Position) -> Iterator[Item] | None:
@@ -182,7 +183,7 @@ def _json_items(document: Document, position: Position) -> Iterator[Item] | None
 
 
 def _yaml_items(document: Document, position: Position) -> Iterator[Item] | None:
-    if b"&" in document.text:  # An anchor in one item may be referred to by another.
+    if b"&" in document.text:  # Items with anchors cannot be parsed separately.
         return None
     parts = split_list(document.text)
     if parts is None:
@@ -209,7 +210,7 @@ def _items(head: Data, position: Position, texts: Iterator[tuple[int, bytes]], *
             yield value, place, b"", duplicates, head
 
 
-# Objects.
+# Objects
 
 
 def _object(
@@ -231,7 +232,7 @@ def _object(
         _inherit(value, of_list)
     try:
         _check_header(value, position)
-        # A custom resource may have such a kind, too, and has no items.
+        # A custom resource whose kind ends in List has no items.
         if str(value["kind"]).endswith("List") and isinstance(value.get("items", ""), list | None):
             lists.append((value, position, depth + 1, duplicates))
             return
@@ -243,7 +244,7 @@ def _object(
 
 
 def _inherit(item: Data, of_list: Data) -> None:
-    """Give an item of a typed list (``ServiceList``) the kind that it need not have itself."""
+    """Set apiVersion and kind of an item that lacks them, from its typed list such as ``ServiceList``."""
     kind = str(of_list.get("kind") or "").removesuffix("List")
     if kind:
         item.setdefault("kind", kind)
@@ -290,7 +291,7 @@ def _path(parts: tuple[str, ...]) -> str:
 
 
 def _named(value: object) -> str:
-    """Return a value in words, for a message."""
+    """Describe a value for a message."""
     match value:
         case None:
             return "nothing"

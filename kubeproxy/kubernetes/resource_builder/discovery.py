@@ -1,6 +1,6 @@
-"""Finds out what an API server serves. The answer is kept on disk for some hours.
+"""Finds out which resources an API server serves, and caches the result on disk.
 
-A server with aggregated discovery needs two requests. Any other server is asked for each group and version.
+A server with aggregated discovery needs two requests. Other servers need one for each group version.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ from kubeproxy.kubernetes.client.client import Answer, Client
 from kubeproxy.kubernetes.client.errors import ApiError, GarbageError, StatusError
 
 TTL_S: Final = 6 * 3600.0
-"""How long a catalog on disk is valid, in seconds (kubectl since 1.24: 6 h)."""
+"""How long a catalog on disk is valid, in seconds, as in kubectl since 1.24."""
 FORMAT: Final = 2
-"""The version of the file. A file of another version is not read."""
+"""The version of the file format. Files of other versions are ignored."""
 _AGGREGATED: Final = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 ACCEPT: Final = f"{_AGGREGATED.format('v2')},{_AGGREGATED.format('v2beta1')},application/json"
 _AT_ONCE: Final = 8
-"""How many groups are requested at the same time."""
+"""The number of parallel requests."""
 _MOST_RESOURCES: Final = 100_000
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class ApiResource(msgspec.Struct, frozen=True):
-    """A resource that a server serves in one version."""
+    """A resource in one group version that a server serves."""
 
     group: str
-    """The API group. It is empty for the core group."""
+    """The API group, or empty for the core group."""
     version: str
     name: str
-    """The plural name as in paths, like ``deployments``."""
+    """The plural name in paths, such as ``deployments``."""
     kind: str
     namespaced: bool
 
     @property
     def group_version(self) -> str:
-        """Return group and version as ``apiVersion`` states them."""
+        """Return group and version in the form of ``apiVersion``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Return the path of the collection, or of one object in it."""
+        """Return the path of the collection, or of an object if `name` is given."""
         prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{_segment(namespace)}" if self.namespaced and namespace else ""
         return f"{prefix}{scope}/{self.name}" + (f"/{_segment(name)}" if name else "")
 
 
 def _segment(text: str) -> str:
-    """Quote a name as one part of a path."""
+    """Percent-encode a name for use in a path."""
     from urllib.parse import quote
 
     return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """All that a server serves, in its own order. The preferred version of a group comes first."""
+    """All resources of a server, in the server's order. The preferred version of a group comes first."""
 
     resources: tuple[ApiResource, ...] = ()
     failed: tuple[str, ...] = ()
-    """Groups and versions that did not answer, each with the reason."""
+    """A text for each group version that could not be read, with the reason."""
     minor: int = 0
     """The minor version of the server, or 0 if it is unknown."""
 
 
-# The documents.
+# Discovery documents
 
 
 class _GroupVersionKind(msgspec.Struct):
@@ -159,7 +159,7 @@ def parse_aggregated(body: bytes) -> Catalog:
 
 
 def parse_versions(body: bytes) -> list[str]:
-    """Parse the versions of the core group (``/api``). Raise GarbageError if there are none."""
+    """Parse the versions of the core group from ``/api``. Raise GarbageError if the document has none."""
     try:
         return msgspec.json.decode(body, type=_LegacyVersions).versions or []
     except UNDECODABLE as error:
@@ -167,8 +167,8 @@ def parse_versions(body: bytes) -> list[str]:
 
 
 def parse_groups(body: bytes) -> list[tuple[str, str]]:
-    """Parse groups and versions (``/apis``). The preferred version of a group comes first. Raise GarbageError if
-    there are none."""
+    """Parse groups and versions from ``/apis``. The preferred version of a group comes first. Raise GarbageError if the
+    document is not a list of groups."""
     try:
         groups = msgspec.json.decode(body, type=_LegacyGroups).groups or []
     except UNDECODABLE as error:
@@ -186,7 +186,7 @@ def parse_groups(body: bytes) -> list[tuple[str, str]]:
 
 
 def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
-    """Parse the resources of a group and version. Raise GarbageError if there are none."""
+    """Parse the resources of a group version. Raise GarbageError if the document is not a list of resources."""
     try:
         resources = msgspec.json.decode(body, type=_LegacyResources).resources or []
     except UNDECODABLE as error:
@@ -199,13 +199,13 @@ def parse_resources(body: bytes, group: str, version: str) -> list[ApiResource]:
 
 
 _PART: Final = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,251}[a-zA-Z0-9])?")
-"""The form of a group, a version or a resource. Other texts must not get into a path."""
+"""The permitted form of groups, versions and resources. Other texts are not used in paths."""
 
 
 def _resource(
     group: str, version: str | None, name: str | None, kind: str | None, *, namespaced: bool
 ) -> Iterator[ApiResource]:
-    """Yield the resource. Yield nothing for a subresource, or if a part is missing."""
+    """Yield the resource, or nothing if it is a subresource or lacks a field."""
     if not version or not name or not kind or not _PART.fullmatch(name) or not _PART.fullmatch(version):
         return
     if group and not _PART.fullmatch(group):
@@ -213,12 +213,12 @@ def _resource(
     yield ApiResource(group=group, version=version, name=name, kind=kind, namespaced=namespaced)
 
 
-# The requests.
+# Requests
 
 
 async def discover(client: Client) -> Catalog:
-    """Ask the server what it serves. A group that does not answer is listed as failed. Raise StatusError,
-    UnreachableError or GarbageError."""
+    """Read the server's catalog. Groups that cannot be read are listed in `Catalog.failed`. Raise StatusError,
+    UnreachableError or GarbageError if the server does not answer at all."""
     core, groups, minor = await asyncio.gather(
         client.get("/api", accept=ACCEPT), client.get("/apis", accept=ACCEPT), server_minor(client)
     )
@@ -277,7 +277,7 @@ async def _each(client: Client, group_versions: list[tuple[str, str]]) -> Catalo
     )
 
 
-# The file on disk.
+# Cache on disk
 
 
 class _Kept(msgspec.Struct):
@@ -288,9 +288,9 @@ class _Kept(msgspec.Struct):
 
 
 class DiscoveryCache:
-    """The catalog of one server in the user's cache directory.
+    """The cached catalog of one server, in the user's cache directory.
 
-    If the file cannot be read or written, the command works without it.
+    Errors of reading and writing the file are ignored, because it is only a cache.
     """
 
     def __init__(self, directory: Path, server: str, *, ttl_s: float = TTL_S) -> None:
@@ -299,7 +299,7 @@ class DiscoveryCache:
         self.path = directory / "discovery" / f"{file_name(server)}.msgpack"
 
     def read(self) -> Catalog | None:
-        """Return the catalog on disk, or None if there is none, or if it is too old."""
+        """Return the cached catalog, or None if there is none or it is too old."""
         try:
             kept = msgspec.msgpack.decode(self.path.read_bytes(), type=_Kept)
         except (OSError, *UNDECODABLE):
@@ -308,21 +308,21 @@ class DiscoveryCache:
         return kept.catalog if fresh and kept.format == FORMAT and kept.server == self._server else None
 
     def write(self, catalog: Catalog) -> None:
-        """Write a catalog to disk, unless a part of it is missing."""
+        """Write a catalog to disk, unless it is incomplete."""
         if not catalog.failed:
             write_file(self.path, msgspec.msgpack.encode(_Kept(FORMAT, self._server, time.time(), catalog)))
 
 
 def file_name(server: str) -> str:
-    """Return the file name for a server's URL."""
+    """Return a file name for a server's URL."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "_", server.partition("://")[2])[:80]
     return f"{readable}-{hashlib.blake2b(server.encode(), digest_size=6).hexdigest()}"
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the file in one step, readable only for its owner.
+    """Replace a file atomically. Only its owner can read it.
 
-    A failure is ignored, because the file is only a cache.
+    Errors are ignored, because the file is only a cache.
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -336,7 +336,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def cache_directory(named: str = "") -> Path:
-    """Return the cache directory: `named`, or else ``kubeproxy`` in the user's cache directory."""
+    """Return `named`, or if it is empty the directory ``kubeproxy`` in the user's cache directory."""
     if named:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -1,4 +1,4 @@
-"""Errors of single objects, each with the source, the document, the line and the field."""
+"""The errors of single objects, each with its position: source, document, line and field."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from kubeproxy.model.errors import ConfigError
 
 
 def quoted(text: str) -> str:
-    """Return a text in double quotes, as Go's ``%q`` prints it."""
+    """Quote a text as Go's ``%q`` does, in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place of an object."""
+    """The position of an object in its source."""
 
     source: str
-    """The path, the web address, or ``STDIN``."""
+    """The path or URL of the source, or ``STDIN``."""
     document: int = 0
-    """The document's number, counted from 1 without empty documents. 0 stands for the source as a whole."""
+    """The document's number, counted from 1 without empty documents, or 0 for the source as a whole."""
     line: int = 0
-    """The line of the source, counted from 1. It is 0 if it is unknown."""
+    """The line in the source, counted from 1, or 0 if it is unknown."""
     item: str = ""
-    """The path within a list, like ``items[3]``."""
+    """The path of the object within a list, such as ``items[3]``, or empty."""
 
     def of_field(self, text: bytes, path: Sequence[str | int]) -> Position:
-        """Return the position of a field of this object, whose document is `text`.
+        """Return the position of a field of this object. `text` is the object's document.
 
-        It is the object's own position if the field cannot be found.
+        Return the object's own position if the field cannot be found.
         """
         if not text or not path:
             return self
@@ -50,7 +50,7 @@ class Position:
 
 
 class ObjectError(ConfigError):
-    """An error of one document or object. The others can still be used."""
+    """Raised for an error of one document or object. Other objects can still be used."""
 
     def __init__(self, message: str, position: Position) -> None:
         where = str(position)
@@ -60,25 +60,25 @@ class ObjectError(ConfigError):
 
 
 class SourceError(ObjectError):
-    """A source that cannot be read: a file, a web address, standard input."""
+    """Raised for a source that cannot be read, which is a file, a URL or standard input."""
 
 
 class UnreadableError(ObjectError):
-    """A document that is neither YAML nor JSON."""
+    """Raised for a document that is neither YAML nor JSON."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(f"error parsing {position.source}: {reason}", position)
 
 
 class UndecodableError(ObjectError):
-    """A document that is not an object: apiVersion, kind or metadata are missing or of a wrong type."""
+    """Raised for a document that is not an object: apiVersion, kind or metadata is missing or has a wrong type."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(f"unable to decode {quoted(position.source)}: {reason}", position)
 
 
 class InvalidError(ObjectError):
-    """An object that has fields that the server does not know, or values of a wrong type."""
+    """Raised for an object with fields that the server does not know, or with values of a wrong type."""
 
     def __init__(self, reason: str, position: Position) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class InvalidError(ObjectError):
 
 
 class NoMatchError(ObjectError):
-    """A kind that the server does not serve."""
+    """Raised for an object of a kind that the server does not serve."""
 
     def __init__(
         self, kind: str, api_version: str, *, name: str, namespace: str, position: Position, hint: str
@@ -103,7 +103,7 @@ class NoMatchError(ObjectError):
 
 
 class WrongNamespaceError(ObjectError):
-    """An object that names another namespace than the one that all objects must have."""
+    """Raised for an object with another namespace than the one that ``--namespace`` demands."""
 
     def __init__(self, found: str, wanted: str, position: Position) -> None:
         super().__init__(
@@ -114,7 +114,7 @@ class WrongNamespaceError(ObjectError):
 
 
 class Errors(ConfigError):
-    """Several errors, each of which is kept."""
+    """Raised for several errors at once."""
 
     def __init__(self, errors: Sequence[Exception]) -> None:
         super().__init__(*(str(error) for error in errors))

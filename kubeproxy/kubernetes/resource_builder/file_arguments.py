@@ -1,4 +1,4 @@
-"""Turns ``-f`` arguments into sources: standard input, files, directories, patterns, web addresses."""
+"""Finds the sources that ``-f`` arguments name: standard input, files, directories, patterns and URLs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ TO_ANY_SERVER: Final = Redirects(
 
 
 class Source(Protocol):
-    """Bytes with a name."""
+    """A source of manifests."""
 
     @property
     def name(self) -> str:
-        """Return the name that messages show."""
+        """Return the source's name for messages."""
 
     def read(self) -> AsyncIterator[bytes]:
-        """Yield the bytes, piece by piece. Raise SourceError if they cannot be read."""
+        """Yield the contents, piece by piece. Raise SourceError if they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file, a pipe, or a device."""
+    """A source that is a file, a pipe, or a device."""
 
     name: str
 
     async def read(self) -> AsyncIterator[bytes]:
-        """Yield the bytes. Waiting for a pipe does not block the event loop."""
+        """Yield the contents. Waiting for a pipe does not block the event loop."""
         try:
             regular = stat.S_ISREG(os.stat(self.name).st_mode)
             descriptor = await _opened(self.name, in_time=regular)
@@ -70,7 +70,7 @@ async def _opened(path: str, *, in_time: bool) -> int:
 
 
 async def _piece(descriptor: int, *, in_time: bool) -> bytes:
-    """Read the next bytes, in a thread unless `in_time`: a terminal or a pipe may block."""
+    """Read the next bytes. Unless `in_time`, read in a thread, because a terminal or a pipe may block."""
     if not in_time:
         return await in_thread(lambda: os.read(descriptor, CHUNK))
     await asyncio.sleep(0)
@@ -79,12 +79,12 @@ async def _piece(descriptor: int, *, in_time: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StdinSource:
-    """Standard input."""
+    """The source that is standard input."""
 
     name: str = STDIN_NAME
 
     async def read(self) -> AsyncIterator[bytes]:
-        """Yield the bytes as they come."""
+        """Yield the input while it arrives."""
         try:
             while data := await _piece(sys.stdin.fileno(), in_time=False):
                 yield data
@@ -94,25 +94,25 @@ class StdinSource:
 
 @dataclass(frozen=True, slots=True)
 class BytesSource:
-    """Bytes that are already in memory."""
+    """A source whose contents are already in memory."""
 
     name: str
     data: bytes
 
     async def read(self) -> AsyncIterator[bytes]:
-        """Yield all bytes at once."""
+        """Yield all contents at once."""
         yield self.data
 
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """A web address. Its whole answer is held in memory, because no document may be used before the transfer is known
-    to be complete."""
+    """A source that is a URL. Its whole answer is read into memory first, because no document may be used before the
+    transfer is known to be complete."""
 
     name: str
 
     async def read(self) -> AsyncIterator[bytes]:
-        """Yield the answer's body. Network errors and statuses from 500 on are retried."""
+        """Yield the body of the answer. Network errors and statuses from 500 on are retried."""
         async with Session() as web:
             for attempt in range(1, URL_ATTEMPTS + 1):
                 try:
@@ -128,7 +128,7 @@ class UrlSource:
 
 
 class _Passing(Exception):
-    """An error that may not occur again at the next attempt."""
+    """Raised for an error after which another attempt may succeed."""
 
 
 async def _fetch(web: Session, url: str) -> bytes:
@@ -161,9 +161,9 @@ async def _fetch(web: Session, url: str) -> bytes:
 
 
 def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], list[ConfigError]]:
-    """Return the sources that these arguments name, in their order, and the errors of arguments that name none.
+    """Return the sources that the arguments name, in their order, and the errors of invalid arguments.
 
-    An argument may name several sources, separated by commas.
+    An argument may name several sources, separated by commas. With `recursive`, subdirectories are read, too.
     """
     sources: list[Source] = []
     errors: list[ConfigError] = []
@@ -180,7 +180,7 @@ def expand(arguments: Sequence[str], *, recursive: bool) -> tuple[list[Source], 
 
 
 def _parts(argument: str) -> list[str]:
-    """Split an argument at its commas, unless it is an existing file or a web address."""
+    """Split an argument at its commas, unless it is an existing file or a URL."""
     if "," not in argument or is_url(argument) or os.path.lexists(argument):
         return [argument]
     return argument.split(",")
@@ -220,10 +220,11 @@ def _path(path: str, *, recursive: bool) -> Iterator[Source]:
 
 
 def _walk(directory: str, *, recursive: bool) -> Iterator[str]:
-    """Yield the manifests in a directory in the order of their names, with those of a subdirectory in its place.
+    """Yield the paths of the manifests in a directory in the order of their names. The manifests of a subdirectory come
+    at the place of its name.
 
-    Links to directories are not followed. Names that begin with two dots are skipped: in a mounted ConfigMap they are
-    older versions of the same files.
+    Links to directories are not followed. Names that begin with two dots are skipped, because in a mounted ConfigMap
+    they are other versions of the same files.
     """
     try:
         names = sorted(os.listdir(directory))

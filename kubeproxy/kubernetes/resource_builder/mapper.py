@@ -1,4 +1,4 @@
-"""Finds the resource to which a document belongs, by its apiVersion and kind."""
+"""Finds the API resource of an object by its apiVersion and kind."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from kubeproxy.kubernetes.resource_builder.discovery import ApiResource, Catalog
 
 
 class Index:
-    """A catalog, arranged for look-ups."""
+    """A catalog with an index by apiVersion and kind."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._kinds: dict[tuple[str, str], ApiResource] = {}
         for resource in catalog.resources:
-            if "/" not in resource.name:  # A name with a slash is a subresource.
+            if "/" not in resource.name:  # Skip subresources, whose names have a slash.
                 self._kinds.setdefault((resource.group_version, resource.kind), resource)
 
     def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """Return the resource of exactly this version and kind, or None if the server does not serve it."""
+        """Return the resource with exactly this apiVersion and kind, or None if the server does not serve it."""
         return self._kinds.get((api_version, kind))
 
 
 class Mapper:
-    """Looks up kinds in a server's discovery, first on disk and then, if a kind is missing there, once on the
-    server."""
+    """Looks up kinds in a server's catalog. It uses the cached catalog, and reads the server's, once, if a kind is
+    missing."""
 
     def __init__(self, client: Client, cache: DiscoveryCache | None) -> None:
         self._client = client
         self._cache = cache
         self._index: Index | None = None
         self._asked = False
-        """Whether this run has asked the server."""
+        """Whether the catalog has been read from the server."""
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """Return what the server serves. Raise StatusError, UnreachableError or GarbageError if it does not answer."""
+        """Return the catalog with its index. Raise StatusError, UnreachableError or GarbageError if there is no cached catalog
+        and the server does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None
@@ -51,7 +52,8 @@ class Mapper:
         return Index(catalog)
 
     async def refresh(self, *, force: bool = False) -> bool:
-        """Ask the server, unless this run has already done so. Return whether anything may be new."""
+        """Read the catalog from the server, unless that was already done and `force` is false. Return whether it was
+        read."""
         async with self._lock:
             if self._asked and not force:
                 return False
@@ -59,7 +61,7 @@ class Mapper:
             return True
 
     async def kind(self, api_version: str, kind: str) -> ApiResource | None:
-        """Return the resource of a kind, or None if the server does not serve it."""
+        """Return the resource of a kind, or None if the server does not serve it. Raise like `index`."""
         found = (await self.index()).kind(api_version, kind)
         if found is None and await self.refresh():
             found = (await self.index()).kind(api_version, kind)

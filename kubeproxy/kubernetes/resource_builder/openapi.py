@@ -1,4 +1,4 @@
-"""The fields that a server knows, by its OpenAPI document. An extract of the document is kept on disk."""
+"""Reads the schemas of a server's kinds from its OpenAPI document, and caches an extract on disk."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _REF: Final = "#/definitions/"
 
 
 class Schema(msgspec.Struct, omit_defaults=True):
-    """The values that are allowed. By default all are."""
+    """A schema of values. By default, any value is allowed."""
 
     type: str = ""
-    """``object``, ``array``, ``string``, ``integer``, ``number`` or ``boolean``. An empty text allows any type."""
+    """``object``, ``array``, ``string``, ``integer``, ``number`` or ``boolean``, or empty for any type."""
     ref: str = ""
-    """The name of the definition that continues this schema."""
+    """The name of the definition that this schema refers to, or empty."""
     fields: dict[str, Schema] | None = None
-    """The fields of an object with a fixed set of fields."""
+    """The schemas of an object's fields, by name."""
     values: Schema | None = None
-    """The values of a mapping with any keys."""
+    """The schema of the values in a mapping with arbitrary keys."""
     items: Schema | None = None
     required: tuple[str, ...] = ()
     open: bool = False
-    """Whether fields that are not listed are kept."""
+    """Whether the server keeps fields that are not listed."""
     int_or_string: bool = False
 
 
 class Schemas(msgspec.Struct):
-    """All definitions, and which of them an object of a kind has to follow."""
+    """All definitions of a server, and the definition of each kind."""
 
     definitions: dict[str, Schema] = {}
     kinds: dict[str, str] = {}
     """The name of the definition by ``GROUP/VERSION/KIND``."""
 
     def of(self, group: str, version: str, kind: str) -> tuple[str, Schema] | None:
-        """Return the definition of a kind with its name, or None if the server has none."""
+        """Return the name of a kind's definition, and the definition, or None if the server has none."""
         name = self.kinds.get(f"{group}/{version}/{kind}")
         schema = self.definitions.get(name or "")
         return (name, schema) if name and schema is not None else None
@@ -111,8 +111,8 @@ class _Kept(msgspec.Struct):
 
 
 class SchemaSource:
-    """The schemas of one server, from disk or else from the server. They are read once; `refresh` asks the server
-    again."""
+    """The schemas of one server. They are read once, from the cache on disk or else from the server. `refresh` reads
+    them from the server again."""
 
     def __init__(self, client: Client, directory: Path | None) -> None:
         self._client = client
@@ -130,11 +130,11 @@ class SchemaSource:
         return self._schemas if self._schemas is not None else await self.refresh()
 
     def missing(self) -> None:
-        """Note that the server does not serve its schemas, so nothing is known of any kind."""
+        """Note that the server does not serve an OpenAPI document. `get` then returns empty schemas."""
         self._schemas = Schemas()
 
     async def refresh(self) -> Schemas:
-        """Ask the server again now."""
+        """Read the schemas from the server, and return them."""
         answer = await self._client.get("/openapi/v2")
         self._schemas = parse(answer.body)
         self.from_disk = False
@@ -155,7 +155,8 @@ class SchemaSource:
 
 
 def resolved(schema: Schema, definitions: Mapping[str, Schema]) -> tuple[Schema, str]:
-    """Return a schema with its reference resolved, and the name of its definition."""
+    """Resolve a schema's reference. Return the definition and its name, or the schema and an empty name if it has no
+    reference."""
     name = ""
     for _ in range(_MAX_DEPTH):
         if not schema.ref:

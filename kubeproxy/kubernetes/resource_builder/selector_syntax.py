@@ -1,4 +1,4 @@
-"""Parses label selectors as a command line has them: ``a=b,c!=d,e in (f,g),!h``."""
+"""Parses label selectors of command lines, such as ``a=b,c!=d,e in (f,g),!h``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VALUE: Final = re.compile(r"(?:[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 
 
 def parse_selector(text: str) -> LabelSelector:
-    """Return a selector from its text. Raise `ConfigError` if it is invalid."""
+    """Parse a selector. Raise `ConfigError` if it is invalid."""
     try:
         return LabelSelector(match_expressions=_requirements(_tokens(text)))
     except ValueError as error:

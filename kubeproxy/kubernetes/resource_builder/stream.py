@@ -1,7 +1,7 @@
-"""Cuts bytes into documents, one at a time: YAML separated by ``---``, and JSON values one after another.
+"""Splits a stream of bytes into documents: YAML documents separated by ``---``, or JSON values one after the other.
 
-The splitter holds only the document that is not complete yet, so a stream of any length takes the memory of its longest
-document. UTF-8 is read, and, with a byte order mark, UTF-16.
+Only the incomplete document is in memory, so a stream of any length uses the memory of its longest document. The text
+is UTF-8, or UTF-16 with a byte order mark.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from kubeproxy.kubernetes.manifests.split import SEPARATOR, body, is_empty, is_s
 from kubeproxy.kubernetes.resource_builder.errors import Position, UnreadableError
 
 MAX_DOCUMENT: Final = 256 << 20
-"""The largest document, in bytes. A larger one ends the source with an error."""
+"""The largest document, in bytes. A larger document ends the reading of its source with an error."""
 _BRACE: Final = b"{"[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of one document."""
+    """The text of one document, with its position."""
 
     text: bytes
     number: int
-    """The document's number, counted from 1 without empty documents."""
+    """The number of the document, counted from 1 without empty documents."""
     line: int
     """The number of the document's first line."""
     is_json: bool = False
-    """Whether the text is one JSON value and nothing else."""
+    """Whether the text is exactly one JSON value."""
 
 
 class Splitter:
-    """Cuts a stream into documents. Call `feed` with pieces of any size, then `end`."""
+    """Splits a stream into documents. Call `feed` with pieces of any size, and then `end`."""
 
     def __init__(self, source: str, *, max_document: int = MAX_DOCUMENT) -> None:
         self._source = source
@@ -41,16 +41,18 @@ class Splitter:
         self._decoder = TextDecoder()
         self._buffer = bytearray()
         self._searched = 0
-        """The position in the buffer before which there is no separator."""
+        """The position in the buffer up to which there is no separator."""
         self._json: JsonScanner | None = None
-        """The search for the end of the buffer's first JSON value, or None if the document is not read as JSON."""
+        """The scanner for the end of the first JSON value in the buffer, or None if the document is not read as
+        JSON."""
         self._undecided = True
-        """Whether it is still open whether the document is JSON or YAML."""
+        """Whether too little has arrived to tell JSON from YAML."""
         self._number = 0
         self._line = 1
 
     def feed(self, data: bytes) -> Iterator[Document]:
-        """Yield the documents that these bytes complete. Raise UnreadableError if the source has to end."""
+        """Add bytes, and yield the documents that are now complete. Raise UnreadableError if a document is too
+        large."""
         try:
             self._buffer += self._decoder.feed(data)
         except UnicodeDecodeError as error:
@@ -60,7 +62,7 @@ class Splitter:
             raise UnreadableError(f"a document of more than {self._max_document} bytes", self._position())
 
     def end(self) -> Iterator[Document]:
-        """Yield the documents that the end of the source completes."""
+        """End the stream, and yield the remaining documents."""
         try:
             self._buffer += self._decoder.end()
         except UnicodeDecodeError as error:
@@ -95,7 +97,8 @@ class Splitter:
         self._searched, self._json, self._undecided = 0, None, True
 
     def _decide(self) -> bool:
-        """Return whether the buffer begins with JSON. This is undecided as long as the buffer has only white space."""
+        """Return whether the buffer begins with JSON. If the buffer has only white space, return False and leave that
+        undecided."""
         if SEPARATOR.startswith(self._buffer):
             return False
         first = after_space(self._buffer, len(SEPARATOR) if is_separated(self._buffer) else 0)
@@ -108,7 +111,7 @@ class Splitter:
         return True
 
     def _separator(self) -> int:
-        """Return where the next document begins, or -1 if the buffer does not contain its beginning."""
+        """Return the position of the next document's separator, or -1 if there is none in the buffer."""
         found = next_separator(self._buffer, self._searched)
         if 0 <= found < len(self._buffer) - len(SEPARATOR):
             return found
@@ -117,7 +120,7 @@ class Splitter:
         return -1
 
     def _next_value(self) -> Document | None:
-        """Return the JSON value at the buffer's beginning, or None if it is incomplete or not JSON."""
+        """Return the JSON value at the beginning of the buffer, or None if it is incomplete or not JSON."""
         assert self._json is not None
         end = self._json.scan(self._buffer)
         if end is None:
@@ -133,7 +136,7 @@ class Splitter:
         return document
 
     def _skip(self, size: int) -> None:
-        """Remove bytes that are white space or were already returned."""
+        """Remove bytes from the beginning of the buffer, and count their lines."""
         self._line += self._buffer.count(b"\n", 0, size)
         del self._buffer[:size]
 

@@ -1,7 +1,7 @@
-"""Checks objects by the server's OpenAPI document: unknown and missing fields, and wrong types.
+"""Checks objects against a server's schemas: finds unknown fields, missing fields and wrong types.
 
-This is for servers that do not check fields themselves (before 1.27), and for objects that are not sent. The messages
-are those of kubectl's own check. Only the server checks values.
+This is needed for servers before 1.27, which do not check fields, and for objects that are not sent to a server. The
+messages are kubectl's. Values are checked only by the server.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 from kubeproxy.kubernetes.resource_builder.openapi import Schema, Schemas, resolved
 
 MOST: Final = 20
-"""How many faults of one object are reported."""
+"""The largest number of reported faults of one object."""
 _MAX_DEPTH: Final = 100
 _SHOWN_DEPTH: Final = 12
-"""How many parts of a path a message shows."""
+"""The largest number of path parts that a message shows."""
 _SAME: Final = {"integer": ("integer", "number"), "number": ("integer", "number")}
 
 
 class Fault(NamedTuple):
-    """A field that the server would refuse."""
+    """A field that a server would refuse."""
 
     message: str
     path: tuple[str | int, ...]
 
 
 def validate(data: dict[str, Any], schemas: Schemas) -> list[Fault]:
-    """Return at most `MOST` faults of an object. Return none if the server has no schema for its kind."""
+    """Return at most `MOST` faults of an object. Return an empty list if the server has no schema for its kind."""
     group, _, version = str(data.get("apiVersion") or "").rpartition("/")
     kind = str(data.get("kind") or "")
     found = schemas.of(group, version, kind)
