@@ -163,8 +163,8 @@ class ListWatchPolicy:
     def seen(self, version: str) -> None:
         """Note an event or bookmark with this version.
 
-        Raise `GarbageError` if the version is older than the last one. The events then come from a server that is behind,
-        and their objects may be outdated.
+        Raise `GarbageError` if the version is older than the last one. The events then come from a server that is
+        behind, and the objects may be outdated.
         """
         if _is_older(version, self.version):
             raise GarbageError(

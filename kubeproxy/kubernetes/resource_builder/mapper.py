@@ -36,8 +36,8 @@ class Mapper:
         self._lock = asyncio.Lock()
 
     async def index(self) -> Index:
-        """Return the catalog with its index. Raise StatusError, UnreachableError or GarbageError if there is no cached catalog
-        and the server does not answer."""
+        """Return the catalog with its index. Raise StatusError, UnreachableError or GarbageError if the server has to
+        be asked and does not answer."""
         async with self._lock:
             if self._index is None:
                 kept = self._cache.read() if self._cache is not None else None
