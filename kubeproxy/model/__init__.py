@@ -1,15 +1,15 @@
-"""Frozen values that all rooms share. They use the standard library only, without I/O and clock.
+"""Immutable values that all rooms share. They import only the standard library, and use no I/O and no clock.
 
-service        a Service; `endpoint` has its EndpointSlices
-frontend       what one listener serves; `balancing` says how it spreads clients over endpoints, and `maglev`
+service        a Service; `endpoint` has the EndpointSlices
+frontend       the part of a service port that one listener serves; `balancing` says how clients are spread, `maglev`
                finds the endpoint of a client by a hash
-snapshot       the proxier's state; `rescue` has that of the rescue, and `manifests` that of manifest files
+snapshot       the proxier's state; `rescue` has the state of the rescue, `manifests` that of manifest files
 node           this node
 address        IP addresses as canonical text
-drain_request  what a rollout asks of the proxies; `drain_report` is their answer, and `json_values` checks both
+drain_request  the requests of rollouts to the proxies; `drain_report` has the answers, `json_values` checks both
 mark           the packet mark of dials
-printable      text without control characters
-errors         errors by cause
+printable      escapes control characters
+errors         the base classes of errors, by cause
 version        the version of this package
 """
 

@@ -1,8 +1,7 @@
 """IP addresses as canonical text.
 
-They are text and not ``ipaddress`` objects, because sockets, nft and people use text, it hashes and compares at C
-speed, and a hundred thousand endpoints cost little. Every address comes from `parse_address`, so equal addresses are
-equal strings.
+They are strings and not ``ipaddress`` objects, because sockets, nft and people use text, and strings are small and fast
+to hash and compare. Every address comes from `parse_address`, so equal addresses are equal strings.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from enum import IntEnum
 from typing import NewType
 
 Address = NewType("Address", str)
-"""An IPv4 or IPv6 address in canonical form (RFC 5952), never with a zone or a mapped IPv4 address."""
+"""An IPv4 or IPv6 address in canonical form (RFC 5952). It has no zone and is not an IPv4-mapped IPv6 address."""
 
 
 class Family(IntEnum):
-    """An IP family. The value is the protocol's version number."""
+    """An IP family. The value is the version number of the protocol."""
 
     IPV4 = 4
     IPV6 = 6
@@ -26,7 +25,7 @@ class Family(IntEnum):
 
 
 def parse_address(text: str) -> Address:
-    """Return the canonical form of an IP address. Raise ValueError if the text is no address, has a zone, or is an
+    """Return the canonical form of an IP address. Raise ValueError if the text is not an address, has a zone, or is an
     IPv4-mapped IPv6 address."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,4 +1,4 @@
-"""How new connections are distributed over the endpoints of a Service."""
+"""The settings that determine how new connections are spread over the endpoints of a Service."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 
 class Scheduler(StrEnum):
-    """The rule that gives a new connection its endpoint."""
+    """The algorithm that chooses the endpoint of a new connection."""
 
     ROUND_ROBIN = "round-robin"
-    """Each endpoint gets a connection in turn."""
+    """The endpoints get connections in turn."""
     RANDOM = "random"
-    """Each connection gets an endpoint drawn at random."""
+    """Each connection gets a random endpoint."""
     LEAST_CONNECTIONS = "least-connections"
-    """The endpoint with the fewest open connections at this node gets the connection."""
+    """Each connection gets the endpoint with the fewest open connections from this node."""
     SOURCE_HASH = "source-hash"
-    """The client's address decides, in the same way at every node."""
+    """A hash of the client's address chooses the endpoint, the same on every node."""
     MAGLEV = "maglev"
-    """The client's address and port decide, in the same way at every node."""
+    """A hash of the client's address and port chooses the endpoint, the same on every node."""
 
     @property
     def hashes(self) -> bool:
-        """Return whether the client alone decides, by a table that all nodes have in common."""
+        """Return whether a hash of the client chooses the endpoint, by a table that is the same on all nodes."""
         return self in (Scheduler.SOURCE_HASH, Scheduler.MAGLEV)
 
 
@@ -32,13 +32,14 @@ MAX_WEIGHT = 100
 
 
 class Balancing(NamedTuple):
-    """The way in which new connections are spread. This value is passed unchanged from the frontend to the workers."""
+    """The settings for spreading new connections over endpoints. They are passed unchanged from the frontend to the
+    workers."""
 
     scheduler: Scheduler = Scheduler.ROUND_ROBIN
     weights: tuple[int, ...] = ()
-    """The weight of each endpoint, in the order of the endpoints. It is empty if all weights are the same."""
+    """The weight of each endpoint, in the order of the endpoints, or empty if all weights are equal."""
     seed: int = 0
-    """The seed of the hash, for schedulers that use one."""
+    """The seed for schedulers that use a hash."""
 
     def weight_of(self, number: int) -> int:
         """Return the weight of the endpoint at this position."""
@@ -46,10 +47,10 @@ class Balancing(NamedTuple):
 
 
 ROUND_ROBIN = Balancing()
-"""The default if nothing else is configured."""
+"""The default settings."""
 
 
 def seed_of(namespace: str, name: str) -> int:
-    """Return the seed of a Service's hash, which is the same at every node. With it a client gets different endpoints
-    of different Services."""
+    """Return the hash seed of a Service, which is the same on every node. It differs between Services, so that they do
+    not all send a client to the same place in their tables."""
     return zlib.crc32(f"{namespace}/{name}".encode()) or 1

@@ -1,4 +1,4 @@
-"""How full the kernel's connection tracking is."""
+"""How full the kernel's connection tracking table is."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from dataclasses import dataclass
 from typing import Final
 
 NEARLY_FULL: Final = 0.9
-"""The fraction of the limit from which on a warning is given."""
+"""The fraction of the limit above which there is a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConntrackRoom:
-    """Connection tracking at one moment."""
+    """The use of the connection tracking table at one moment."""
 
     entries: int
     limit: int
-    """The size of the table, or 0 if there is no limit."""
+    """The largest number of entries, or 0 if there is no limit."""
     dropped: int
-    """How many first packets were dropped because the table was full, since the start of the namespace."""
+    """The number of packets of new connections that were dropped because the table was full, since the network
+    namespace was created."""
 
     @property
     def is_full(self) -> bool:
-        """Return whether there is no room for another entry."""
+        """Return whether the table has no room for another entry."""
         return 0 < self.limit <= self.entries
 
     def complaint(self, before: ConntrackRoom | None) -> str | None:
-        """Return a warning for the operator, or None. It counts the packets dropped since the reading `before`."""
+        """Return a warning for the operator if the table is full or nearly full, or packets were dropped since the
+        reading `before`. Return None otherwise."""
         lost = self.dropped - before.dropped if before is not None else 0
         if lost > 0:
             what = f"the kernel's connection tracking was full, and {lost} new connections lost their first packet"

@@ -1,6 +1,6 @@
-"""Drain reports: what each node's proxy answers to drain requests.
+"""Drain reports, in which each node's proxy answers drain requests.
 
-A report stands in an annotation of a Lease for each node, as JSON:
+Each node has a Lease with its report, as JSON, in an annotation:
 
     {"services": {"shop/web": {"generation": 1763827200123, "unused": ["10.244.2.9"], "open": {"10.244.1.7": 3}}},
      "omitted": {"crowd": 12}}
@@ -17,67 +17,67 @@ from kubeproxy.model.json_values import object_in, parsed, shown, to_text, whole
 from kubeproxy.model.service import ServiceName
 
 REPORT: Final = "kubeproxy/drain-report"
-"""The annotation of a node's Lease, and the label by which these Leases are selected."""
+"""The annotation of a Lease with the report. A label of the same name selects these Leases."""
 NODE: Final = "node"
 LEAVING: Final = "leaving"
-"""The label's values: one for the report of the instance that serves a node, and one for that of an instance that
-another has replaced. The latter only counts the connections that it still has."""
+"""A value of the label. `NODE` marks the report of the instance that serves the node. `LEAVING` marks the report of an
+instance that was replaced by a newer one, which only counts its remaining connections."""
 REPORT_SELECTOR: Final = REPORT
 REPORT_NAMESPACE: Final = "kubeproxy-reports"
-"""A namespace for nothing but these Leases, because a node's token may write Leases in it."""
+"""The namespace of these Leases. It contains nothing else, because nodes' tokens may write Leases in it."""
 REPORT_PREFIX: Final = "kubeproxy-drain-"
-"""A node's Lease is named by this prefix and the node."""
+"""The prefix of a Lease's name. The node's name follows."""
 REPORT_BYTES: Final = 65_536
-"""The longest report, which a node with many rollouts may have. A longer one is from no proxy, and is not read."""
+"""The longest report. Proxies keep to it even with many rollouts, and longer reports are not decoded."""
 LEASE_S: Final = 150
-"""For how long a report counts as one of a live node. It is two heartbeats, one of which may be late, and some clock
-skew."""
+"""How long a report is valid after it was renewed, in seconds: two heartbeats, of which one may be missed, and some
+clock skew."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceReport:
-    """What one node's proxy has put into effect of one Service's requests."""
+    """A node's answer to the requests of one Service."""
 
     generation: int = 0
-    """The newest generation that is in effect."""
+    """The newest generation of requests that is in effect on the node."""
     unused: frozenset[Address] = frozenset()
-    """The addresses in requests to use a pod at which this proxy has no ready endpoint yet."""
+    """The addresses that requests ask to use and that are not yet usable endpoints of this proxy."""
     kept: frozenset[Address] = frozenset()
-    """The addresses to be drained that still get connections, because there is no other endpoint."""
+    """The addresses that requests ask to drain and that still get connections, because there is no other endpoint."""
     open: Mapping[Address, int] = field(default_factory=dict)
-    """The number of open connections of this node by address, without zeros."""
+    """The number of the node's open connections by address, without zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """What this node has put into effect of one Service's requests."""
+    """This node's state of one Service's requests, from which its report is made."""
 
     report: ServiceReport
-    """The report without open connections, which the data plane counts."""
+    """The report, still without open connections, which the data plane counts."""
     counted: frozenset[Address]
-    """The addresses for which requests ask for the open connections."""
+    """The addresses whose open connections have to be counted."""
     draining: frozenset[Address]
-    """The endpoints that drain."""
+    """The endpoints that are draining."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The report of one node's proxy."""
+    """The drain report of one node's proxy."""
 
     services: Mapping[ServiceName, ServiceReport] = field(default_factory=dict)
-    """The Services with requests."""
+    """The reports about each Service that has requests."""
     omitted: Mapping[str, int] = field(default_factory=dict)
-    """The number of Services that did not fit into the report, by namespace. Those under the empty name belong to
-    namespaces that are not named."""
+    """The number of Services that did not fit into the report, by namespace. The empty name counts the Services of
+    further namespaces."""
 
 
 def lease_name(node: str, role: str = NODE) -> str:
-    """Return the name of a node's Lease."""
+    """Return the name of the Lease with a node's report. `role` is `NODE` or `LEAVING`."""
     return f"{REPORT_PREFIX}{node}" if role == NODE else f"{REPORT_PREFIX}{node}.{role}"
 
 
 def encode_report(report: NodeReport) -> str:
-    """Return a report as the annotation of a Lease. Equal reports are equal texts."""
+    """Encode a report for the annotation. Equal reports become equal texts."""
     services: dict[str, Any] = {}
     for name in sorted(report.services):
         of_service = report.services[name]
@@ -94,7 +94,7 @@ def encode_report(report: NodeReport) -> str:
 
 
 def decode_report(text: str) -> NodeReport:
-    """Parse the report of an annotation. Raise ValueError, which says what is wrong, for any other text."""
+    """Decode the report in an annotation. Raise ValueError, with a message for the user, if the text is invalid."""
     if len(text) > REPORT_BYTES:
         raise ValueError(f"found {len(text)} characters; allowed are at most {REPORT_BYTES}")
     root = object_in(parsed(text), "")
@@ -116,9 +116,9 @@ def decode_report(text: str) -> NodeReport:
 
 
 def _addresses(value: object, where: str) -> list[Address]:
-    """Return addresses as texts. They are only compared with those of requests.
+    """Return a list of addresses, without parsing them, because they are only compared with the addresses of requests.
 
-    Parsing them would be most of the work of a controller that reads the reports of a thousand nodes.
+    Parsing would take most of the time of a controller that reads the reports of a thousand nodes.
     """
     if not isinstance(value, list):
         raise ValueError(f"{where}: found {shown(value)}; allowed is a list of IP addresses")

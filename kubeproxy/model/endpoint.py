@@ -1,4 +1,4 @@
-"""Endpoints of a Service: EndpointSlices, and legacy Endpoints objects in the same shape."""
+"""EndpointSlices with the endpoints of a Service. Legacy Endpoints objects are converted to the same values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kubeproxy.model.service import Protocol, ServiceName
 
 
 class SliceName(NamedTuple):
-    """An EndpointSlice's identity. Every subset and family of a legacy Endpoints object becomes a slice whose name has
-    a suffix that no API object can have."""
+    """The identity of an EndpointSlice. Each subset and family of a legacy Endpoints object becomes a slice, whose name
+    has a suffix that is invalid in the API."""
 
     namespace: str
     name: str
@@ -22,7 +22,7 @@ class SliceName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPort:
-    """A port on which every endpoint of a slice listens. It serves the service port of the same name."""
+    """A port of all endpoints of a slice. It serves the service port of the same name."""
 
     name: str
     protocol: Protocol
@@ -31,8 +31,8 @@ class EndpointPort:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One backend address with its conditions and place. Absent conditions already have the values that the API
-    demands: ready and serving true, terminating false."""
+    """One endpoint: its address, conditions and location. Absent conditions have been replaced by the API's defaults:
+    ready and serving true, terminating false."""
 
     address: Address
     ready: bool = True
@@ -43,21 +43,23 @@ class Endpoint:
     zone_hints: frozenset[str] = frozenset()
     node_hints: frozenset[str] = frozenset()
     pod: str = ""
-    """The UID of the endpoint's pod, or the pod's name if no UID is given. It is empty if no pod is known.
+    """The UID of the endpoint's pod, or the pod's name if the UID is missing, or empty if there is no pod.
 
-    It is one text, because a hundred thousand endpoints may have one each.
+    It is a single string to save memory, because there may be a hundred thousand endpoints.
     """
     weight: int = 1
-    """The endpoint's share compared with the others, from 1 to `MAX_WEIGHT`."""
+    """The endpoint's relative share of new connections, from 1 to `MAX_WEIGHT`."""
     draining: bool = False
-    """Whether a rollout has asked that the endpoint gets no new connections (see `kubeproxy.model.drain_request`)."""
+    """Whether a rollout has requested to drain the endpoint, so that it gets no new connections (see
+    `drain_request`)."""
     aside: bool = False
-    """Whether a person has taken the endpoint out by hand. Like a draining one, it then gets no new connections."""
+    """Whether an operator has disabled the endpoint by a command. Like a draining endpoint, it gets no new
+    connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSlice:
-    """Part of the endpoints of one Service, all of one family and with the same ports."""
+    """A group of endpoints of one Service, all of one family and with the same ports."""
 
     name: SliceName
     service: ServiceName

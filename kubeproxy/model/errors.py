@@ -1,19 +1,20 @@
-"""Errors by their cause, which is the configuration, the cluster or the kernel, so that a message says where to look.
+"""The base classes of errors. They distinguish whose fault an error is: the configuration's, the cluster's or the
+kernel's.
 
-Every error says what was seen and what to do. The place that catches one counts and logs it once; no place both logs
-and re-raises.
+Every message says what was found and what to do. The code that handles an error counts and logs it once. No code both
+logs and re-raises an error.
 """
 
 
 class KubeproxyError(Exception):
-    """The base of all errors that this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class ConfigError(KubeproxyError):
-    """The configuration or the manifests are wrong.
+    """Raised if the configuration or a manifest is invalid.
 
-    It ends a start with exit status 64 (sysexits' EX_USAGE). ``faults`` holds one line per fault: the field's path,
-    what was found and what is allowed.
+    At the start it ends the process with exit status 64 (EX_USAGE). ``faults`` has a line for each fault, with the
+    field's path, what was found and what is allowed.
     """
 
     EXIT_STATUS = 64
@@ -24,9 +25,10 @@ class ConfigError(KubeproxyError):
 
 
 class ClusterError(KubeproxyError):
-    """The API server did not answer, or its answer makes no sense. The request is tried again."""
+    """Raised if the API server does not answer, refuses a request, or sends an invalid answer. The operation is
+    repeated later."""
 
 
 class KernelError(KubeproxyError):
-    """The kernel (netfilter, sockets, conntrack) has refused. The operation is tried again, and the rules and sockets
-    in force stay in force."""
+    """Raised if the kernel refuses an operation on netfilter, sockets or conntrack. The operation is repeated later,
+    and the present rules and sockets stay in effect."""

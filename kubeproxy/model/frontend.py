@@ -1,5 +1,5 @@
-"""A frontend: the part of a service port that one listener serves. It is the result of the control plane's
-decisions."""
+"""A frontend, which is the part of a service port that one listener serves. The control plane computes frontends from
+Services."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from kubeproxy.model.service import Protocol, ServicePortName
 
 
 class Scope(StrEnum):
-    """Which traffic a frontend takes, if policies distinguish clients."""
+    """The traffic that a frontend serves, if traffic policies distinguish clients."""
 
     CLUSTER = "cluster"
-    """Traffic under the Cluster policy. Most service ports have only this frontend."""
+    """Traffic for which the policy is Cluster. Most service ports have only this frontend."""
     LOCAL = "local"
-    """Traffic to cluster IPs under internalTrafficPolicy Local. Only this node's endpoints answer."""
+    """Traffic to cluster IPs if internalTrafficPolicy is Local. Only endpoints on this node are used."""
     EXTERNAL = "external"
-    """Traffic to node ports, external and load balancer addresses under externalTrafficPolicy Local. Only this node's
-    endpoints answer, and they see the client's own address."""
+    """Traffic to node ports, external IPs and load balancer addresses if externalTrafficPolicy is Local. Only endpoints
+    on this node are used, and they see the client's address."""
 
 
 class Claim(IntEnum):
-    """The origin of a Service's address. If two Services have the same address, the lower value wins."""
+    """Where a Service has an address from. If two Services have the same address, the lower value wins."""
 
     ALLOCATED = 0
-    """Cluster IPs and node ports, each of which an API server gives to only one Service."""
+    """A cluster IP or node port, which an API server allocates to only one Service."""
     LOAD_BALANCER = 1
-    """Addresses in the Service's status, which a controller writes."""
+    """An address in the Service's status, which a controller writes."""
     EXTERNAL = 2
-    """Addresses in spec.externalIPs, where every author of a Service may write any address (CVE-2020-8554)."""
+    """An address in spec.externalIPs. The author of a Service may write any address there (CVE-2020-8554)."""
 
 
 class Verdict(StrEnum):
-    """What happens to a client when a frontend has no endpoint."""
+    """What happens to packets for a frontend without endpoints."""
 
     REFUSE = "refuse"
     DROP = "drop"
 
 
 class FrontendName(NamedTuple):
-    """A frontend's identity, and with it the identity of its listener and proxy port."""
+    """The identity of a frontend. Its listener and its proxy port have the same identity."""
 
     service_port: ServicePortName
     family: Family
@@ -57,11 +57,11 @@ class FrontendName(NamedTuple):
 
 
 NODE_PORTS = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
-"""The address of a Destination that stands for every address of this node that accepts node ports."""
+"""The addresses, by family, that stand in a Destination for all addresses of this node that accept node ports."""
 
 
 class Destination(NamedTuple):
-    """The address that a client uses, before the redirect. A node port has the address `NODE_PORTS`."""
+    """The address, protocol and port to which clients send packets. The address of a node port is in `NODE_PORTS`."""
 
     address: Address
     protocol: Protocol
@@ -69,7 +69,8 @@ class Destination(NamedTuple):
 
 
 class Origin(IntEnum):
-    """The place of the clients that a rule is for. The lower value comes first where a packet matches both."""
+    """The location of the clients that a rule is for. If a packet matches several rules, the lower value comes
+    first."""
 
     NODE = 0
     """This node itself and its pods."""
@@ -77,14 +78,14 @@ class Origin(IntEnum):
 
 
 class Traffic(NamedTuple):
-    """The packets that clients of one origin send to a destination."""
+    """The packets from clients of one origin to one destination."""
 
     destination: Destination
     origin: Origin = Origin.ANYWHERE
 
 
 class Target(NamedTuple):
-    """Address and port of an endpoint: what a dial connects to."""
+    """The address and port of an endpoint, to which connections are dialed."""
 
     address: Address
     port: int
@@ -95,37 +96,38 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """The destinations that one listener serves, and the endpoints to which it leads."""
+    """The destinations that one listener serves, and the endpoints to which it sends their connections."""
 
     name: FrontendName
     protocol: Protocol
     destinations: Mapping[Destination, Origin]
-    """The destinations that the frontend takes, each with the clients from which it takes them. Another frontend may
-    have the same destination for clients on this node: under externalTrafficPolicy Local any endpoint in the cluster
-    may serve these. Pods count as such clients if the cluster's own addresses are known."""
+    """The destinations that the frontend serves, each with the origin of the clients. Another frontend may serve the
+    same destination for clients on this node, for which externalTrafficPolicy Local allows any endpoint of the cluster.
+    Pods count as such clients if the cluster's address ranges are known."""
     source_ranges: frozenset[str] = frozenset()
-    """The CIDRs of this family that may reach the `ranged` destinations. It is empty if there is no restriction."""
+    """The CIDRs of this family from which clients may reach the `ranged` destinations, or empty if there is no
+    restriction."""
     ranged: frozenset[Destination] = frozenset()
-    """The load balancer addresses among the destinations."""
+    """The destinations that are load balancer addresses, to which `source_ranges` applies."""
     claims: Mapping[Destination, Claim] = field(default_factory=dict)
-    """The origin of each destination. Destinations that are not named here are `Claim.ALLOCATED`."""
+    """The claim of each destination. Destinations that are not listed are `Claim.ALLOCATED`."""
     created: int = 0
     """When the Service was created (see `Service.created`)."""
     endpoints: tuple[Target, ...] = ()
     """The endpoints, sorted and without duplicates, so that equal sets are equal values."""
     staying: tuple[Target, ...] = ()
-    """Endpoints that get no new clients, but keep their flows; sorted. Only UDP needs them, because it has no
-    connections that continue by themselves."""
+    """Endpoints that get no new clients, but keep their present clients; sorted. It is used only for UDP, which has no
+    connections that would continue by themselves."""
     neighbors: tuple[Target, ...] = ()
-    """The endpoints that may be on this node, and so may be clients of the frontend themselves."""
+    """The endpoints that may be on this node. They may be clients of their own frontend."""
     preserve: frozenset[Target] = frozenset()
-    """The endpoints that are dialed from the client's own address."""
+    """The endpoints that are dialed with the client's address as source address."""
     affinity_timeout_s: int | None = None
     balancing: Balancing = ROUND_ROBIN
     when_empty: Verdict = Verdict.REFUSE
 
     def keeping(self, endpoints: Container[Target]) -> Frontend:
-        """Return the frontend with these of its endpoints alone."""
+        """Return the frontend with only those of its endpoints that are in `targets`."""
         kept = [target in endpoints for target in self.endpoints]
         weights = tuple(compress(self.balancing.weights, kept))
         return replace(

@@ -1,4 +1,4 @@
-"""Checks the values of JSON texts that come from annotations."""
+"""Parses JSON texts from annotations, and checks their values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kubeproxy.model.address import Address, parse_address
 
 
 def to_text(value: object) -> str:
-    """Return a value as compact JSON."""
+    """Encode a value as JSON without spaces."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def parsed(text: str) -> object:
-    """Parse a JSON text. Raise ValueError, with what was found, for anything else."""
+    """Parse a JSON text. Raise ValueError, with what was found, if it is invalid."""
     try:
         parsed: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -24,35 +24,35 @@ def parsed(text: str) -> object:
 
 
 def object_in(value: object, where: str) -> dict[str, Any]:
-    """Check that a value is an object. `where` names its place in the ValueError for anything else."""
+    """Return a value that must be an object. Raise ValueError otherwise; the message names its path `where`."""
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'the value'}: found {shown(value)}; allowed is an object")
     return value
 
 
 def word_in(value: object, where: str) -> str:
-    """Check that a value is a text that is not empty."""
+    """Return a value that must be a non-empty string. Raise ValueError otherwise."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{where}: found {shown(value)}; allowed is a text that is not empty")
     return value
 
 
 def whole_in(value: object, where: str) -> int:
-    """Check that a value is a whole number, 0 or more."""
+    """Return a value that must be an integer of at least 0. Raise ValueError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError(f"{where}: found {shown(value)}; allowed is a whole number from 0")
     return value
 
 
 def number_in(value: object, where: str) -> float:
-    """Check that a value is a number, 0 or more."""
+    """Return a value that must be a number of at least 0. Raise ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 53:
         raise ValueError(f"{where}: found {shown(value)}; allowed is a number from 0")
     return float(value)
 
 
 def addresses_in(value: object, where: str) -> Iterable[Address]:
-    """Check that a value is a list of IP addresses, and return them in canonical form."""
+    """Return the canonical addresses of a value that must be a list of IP addresses. Raise ValueError otherwise."""
     if not isinstance(value, list):
         raise ValueError(f"{where}: found {shown(value)}; allowed is a list of IP addresses")
     for text in value:
@@ -63,6 +63,6 @@ def addresses_in(value: object, where: str) -> Iterable[Address]:
 
 
 def shown(value: object) -> str:
-    """Return a value for an error text, shortened."""
+    """Format a value for an error message, shortened."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,9 +1,9 @@
-"""Finds the endpoint that a client has under a hash, with the kernel's hash and a table of endpoints.
+"""Finds a client's endpoint by a hash of the client and a lookup table of endpoints (Maglev).
 
-Every node and both data paths compute the same, so nothing has to be remembered: the hash of the client's address, or
-of address and port, is a place in a table of endpoints. The hash is the kernel's jhash, as nftables calls it. The table
-is that of Maglev (Eisenbud et al., NSDI 2016): endpoints take places in turn, each in an order of its own. So their
-shares are equal, and when one endpoint goes, nearly all others keep their places.
+The hash of the client's address, or of address and port, is a position in the table. All nodes and both data paths
+compute the same result, so no state is needed. The hash is the kernel's jhash, as nftables computes it. The table is
+built as in Maglev (Eisenbud et al., NSDI 2016): the endpoints take positions in turn, each in an order of its own. So
+their shares are equal, and if an endpoint is removed, the others keep nearly all of their positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubeproxy.model.balancing import Balancing
 from kubeproxy.model.frontend import Target
 
 SIZES = ((40, 1021), (400, 4093), (1 << 16, 8191))
-"""The number of places of a table, by the largest number of endpoints for which it is used. The numbers are primes, at
+"""Pairs of a number of endpoints and the size of the table that is used up to this number. The sizes are primes, and at
 least ten times the number of endpoints except for the largest Services."""
 _MASK = 0xFFFFFFFF
 _INITIAL = 0xDEADBEEF
@@ -26,10 +26,11 @@ _INITIAL = 0xDEADBEEF
 
 
 def place_of(address: bytes, port: int | None, *, seed: int, size: int) -> int:
-    """Return the place of a client's address in network order, or of address and port, in a table of `size` places."""
+    """Return the position of a client in a table of `size` positions. `address` is in network byte order. `port` is
+    None if only the address is hashed."""
     words = (_IPV4 if len(address) == 4 else _IPV6).unpack(address)
     if port is not None:
-        # This is the order in which nftables has the two: a port fills the first half of a register.
+        # In nftables, a port is in the first half of a register, in network byte order.
         words = (*words, (port & 0xFF) << 8 | port >> 8)
     return (jhash(words, seed) * size) >> 32
 
@@ -38,7 +39,7 @@ _IPV4, _IPV6 = struct.Struct("<I"), struct.Struct("<4I")
 
 
 def jhash(words: Sequence[int], seed: int) -> int:
-    """Return the kernel's jhash of words of 32 bits in little-endian order (Bob Jenkins' lookup3)."""
+    """Return the kernel's jhash (Bob Jenkins' lookup3) of 32-bit words, on a little-endian machine."""
     mask = _MASK
     a = b = c = (_INITIAL + 4 * len(words) + seed) & mask
     while len(words) > 3:
@@ -61,7 +62,7 @@ def jhash(words: Sequence[int], seed: int) -> int:
         b = (b + words[1]) & mask
         if len(words) > 2:
             c = (c + words[2]) & mask
-    # Bits that are shifted beyond the 32nd are dropped with the difference.
+    # The mask after the subtraction also drops bits that were shifted out.
     c = ((c ^ b) - (b << 14 | b >> 18)) & mask
     a = ((a ^ c) - (c << 11 | c >> 21)) & mask
     b = ((b ^ a) - (a << 25 | a >> 7)) & mask
@@ -72,8 +73,8 @@ def jhash(words: Sequence[int], seed: int) -> int:
 
 
 def table_of(endpoints: Sequence[Target], balancing: Balancing) -> tuple[Target, ...]:
-    """Return the endpoint at each place, or nothing if there are no endpoints. The order of `endpoints` has no
-    effect."""
+    """Return the table: the endpoint at each position. It is empty if there are no endpoints, and does not depend on
+    the order of `endpoints`."""
     if not endpoints:
         return ()
     ranked = sorted((target, balancing.weight_of(number)) for number, target in enumerate(endpoints))
@@ -81,7 +82,7 @@ def table_of(endpoints: Sequence[Target], balancing: Balancing) -> tuple[Target,
 
 
 def size_for(endpoints: int) -> int:
-    """Return how many places a table of so many endpoints has."""
+    """Return the size of the table for this number of endpoints."""
     return next(size for most, size in SIZES if endpoints <= most) if endpoints else 0
 
 
@@ -103,18 +104,18 @@ def _table(endpoints: tuple[Target, ...], weights: tuple[int, ...]) -> tuple[Tar
 
 @lru_cache(maxsize=1 << 14)
 def _order(target: Target, size: int) -> tuple[int, int]:
-    """Return an endpoint's own order of places: the first place, and the step to the next ones.
+    """Return an endpoint's order of positions: the first position, and the step to the next position.
 
-    The size is prime, so the order contains all places. It is cached, because a table is built again when one of many
-    endpoints has changed.
+    The size is prime, so the order contains all positions. The result is cached, because a table is built again
+    whenever one of its many endpoints changes.
     """
     name = zlib.crc32(str(target).encode())
     return jhash((name,), 1) % size, 1 + jhash((name,), 2) % (size - 1)
 
 
 def _turns(weights: Sequence[int]) -> Iterator[int]:
-    """Yield without end whose turn it is. Each endpoint has as many turns as its weight, and all have theirs within the
-    first round."""
+    """Yield endlessly the index of the endpoint whose turn it is. In each round, an endpoint has as many turns as its
+    weight."""
     if len(set(weights)) == 1:
         yield from cycle(range(len(weights)))
     heaviest = max(weights)
@@ -128,9 +129,10 @@ def _turns(weights: Sequence[int]) -> Iterator[int]:
 
 
 def usable_at(table: Sequence[Target], place: int, usable: Callable[[Target], bool]) -> Target | None:
-    """Return the endpoint of a client at a place: the first usable one from that place on, or None if none is usable.
+    """Return the first usable endpoint from a position in the table on, or None if no endpoint is usable.
 
-    So each client has an order of endpoints of its own, and returns to the first one when that is usable again.
+    So if a client's endpoint becomes unusable, the client gets another one, and returns to the first when it is usable
+    again.
     """
     refused: set[Target] = set()
     for number in range(len(table)):

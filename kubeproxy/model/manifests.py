@@ -1,4 +1,4 @@
-"""The objects that were read from manifests, and what is wrong with them."""
+"""The state of the manifest source: its files, and the problems of their objects."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ManifestProblem:
-    """A present fault, or a skipped kind, with its place."""
+    """A present problem with its position: a fault, a probable mistake, or an object of a kind that is skipped."""
 
     origin: str
     """The file, directory or URL."""
     document: int
-    """The document's number, from 1. 0 stands for the origin as a whole."""
+    """The document's number, counted from 1, or 0 for the origin as a whole."""
     path: str
     message: str
     name: str = ""
-    """The object, like ``Service demo/web``. It is empty if the object cannot be identified."""
+    """The object, such as ``Service demo/web``, or empty if the object cannot be identified."""
     skipped: bool = False
-    """Whether this is no fault, because the object is of a kind that manifests may not define."""
+    """Whether the object is skipped, because manifests may not define its kind. This is no fault."""
     warning: bool = False
-    """Whether this is no fault, but probably a mistake. The object is served."""
+    """Whether this is only a probable mistake. The object is served."""
 
     @property
     def is_fault(self) -> bool:
-        """Return whether a part of the manifest that should be in effect is not."""
+        """Return whether the problem keeps a part of the manifest from being in effect."""
         return not (self.skipped or self.warning)
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Return a key that stays the same even if documents are added before the problem's own."""
+        """Return a key for comparing problems, which does not change if documents are added before the problem's
+        document."""
         return self.origin, self.name, self.path, self.message
 
     @property
     def place(self) -> str:
-        """Return the file, and the document if it is known."""
+        """Return a text with the origin, and the document if it is known."""
         return f"{self.origin} document {self.document}" if self.document else self.origin
 
     def __str__(self) -> str:
@@ -44,7 +45,7 @@ class ManifestProblem:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """One named path, with the numbers of its manifests and objects, and the fault of the path itself."""
+    """The state of one configured path: the numbers of its manifests and objects, and the fault of the path itself."""
 
     path: str
     manifests: int
@@ -54,7 +55,7 @@ class PathState:
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """The source's contents. `last_change` is Unix time, 0 before the first change."""
+    """The state of the manifest source. `last_change` is in Unix seconds, or 0 before the first change."""
 
     loaded: bool = False
     paths: tuple[PathState, ...] = ()
@@ -65,12 +66,13 @@ class ManifestState:
 
     @property
     def faults(self) -> tuple[ManifestProblem, ...]:
-        """Return the problems that keep something from being in effect."""
+        """Return the problems that keep parts of manifests from being in effect."""
         return tuple(problem for problem in self.problems if problem.is_fault)
 
     @property
     def complaint(self) -> str | None:
-        """Return where the first fault is and how many more there are, or None if there is none."""
+        """Return a text with the position of the first fault and the number of further faults, or None if there is no
+        fault."""
         if not self.faults:
             return None
         more = f" (and {len(self.faults) - 1} more)" if len(self.faults) > 1 else ""

@@ -1,4 +1,4 @@
-"""This node, as the cluster (or the operator) describes it."""
+"""This node, as the cluster or the configuration describes it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kubeproxy.model.address import Address
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The facts about a node that its proxy needs."""
+    """The properties of a node that its proxy needs."""
 
     name: str
     addresses: tuple[Address, ...] = ()
-    """The InternalIPs first, then the ExternalIPs, each in the order of the status. The first address of a family is
-    its primary one."""
+    """The InternalIPs and then the ExternalIPs, each in the order of the node's status. The first address of a family
+    is the primary address."""
     zone: str = ""
     """The value of the label topology.kubernetes.io/zone."""
     eligible: bool = True
-    """Whether load balancers may send new connections here. They may not if the node is being deleted, or is tainted
-    ToBeDeletedByClusterAutoscaler (KEP-3836)."""
+    """Whether load balancers may send new connections to this node. It is false if the node is being deleted, or has
+    the taint ToBeDeletedByClusterAutoscaler (KEP-3836)."""
     uid: str = ""
-    """The node's metadata.uid, with which other objects refer to the node as their owner."""
+    """The node's metadata.uid, for owner references to the node."""
     pod_cidrs: tuple[str, ...] = ()
-    """The address blocks of its pods, if the cluster assigns them to nodes (``spec.podCIDRs``)."""
+    """The CIDRs of the node's pods (``spec.podCIDRs``), if the cluster assigns CIDRs to nodes."""

@@ -1,7 +1,7 @@
-"""Makes text of servers and tenants safe for terminals and logs.
+"""Makes text from servers and tenants safe for terminals and logs.
 
-A terminal obeys control characters: they set its title, clear it, colour it, or let text run backwards. So every
-character that does not print is written as JSON would escape it.
+Control characters could change a terminal's title, clear or colour it, or reverse the direction of text. So every
+character that is not printable is escaped as in JSON.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 
 
 def printable(text: str) -> str:
-    r"""Return the text on one line, with ``\u001b`` for an escape, ``\n`` for a line break, and ``\u202e`` for a change
-    of the writing direction. A JSON text means the same afterwards."""
+    r"""Return the text on one line, with characters that are not printable escaped, such as ``\u001b``, ``\n`` and
+    ``\u202e``. A JSON text keeps its meaning."""
     return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
 
 

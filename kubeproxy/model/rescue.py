@@ -1,4 +1,5 @@
-"""The rescue of failed connections of the kernel path: ejected endpoints, and what the rescue process has done."""
+"""The state of the rescue of failed connections on the kernel path: ejected endpoints, and the counts of the rescue
+process."""
 
 from __future__ import annotations
 
@@ -11,18 +12,19 @@ from kubeproxy.model.service import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """Why, and until when, the kernel leads no new connections to an endpoint. Times are the event loop's seconds."""
+    """An endpoint's ejection, during which the kernel sends the endpoint no new connections. Times are the event
+    loop's, in seconds."""
 
     reason: str
-    """``refused``, ``unreachable`` or ``silent``; from a worker also ``timeout``."""
+    """The kind of failure: ``refused``, ``unreachable`` or ``silent``, and from a worker also ``timeout``."""
     noticed_by: str
-    """``rescue`` if a client's packet on the kernel path has shown the failure, or ``worker`` if a dial on the
-    userspace path has."""
+    """Who has detected the failure: ``rescue`` by a client's packet on the kernel path, or ``worker`` by a dial on the
+    userspace path."""
     since: float
     until: float
-    """When the next dial is due."""
+    """When the endpoint is dialed next, to find out whether it works again."""
     delay_s: float
-    """The time from the last failure to the next dial."""
+    """The time from the last failure to the next dial, in seconds."""
     failures: int = 1
     """The number of failures in a row."""
     tenants: frozenset[str] = frozenset()
@@ -31,10 +33,11 @@ class Ejection:
 
 @dataclass(frozen=True, slots=True)
 class RescueCounts:
-    """The counts of a rescue process since its start. The control process adds those of all its rescue processes."""
+    """The counts of a rescue process since its start. The control process sums the counts of all rescue processes that
+    it has started."""
 
     copied: int = 0
-    """The number of SYNs that were copied."""
+    """The number of SYNs that the process has received copies of."""
     refused: int = 0
     """The number of reports of refused connections."""
     unreachable: int = 0
@@ -42,41 +45,43 @@ class RescueCounts:
     resent: int = 0
     """The number of packets that were sent again."""
     given_up: int = 0
-    """The number of SYNs that were sent again as often as allowed. Their clients then repeat them."""
+    """The number of SYNs that were not sent once more, because they had been sent again as often as allowed. The client
+    then repeats the SYN itself."""
     unknown: int = 0
-    """The number of reports without a copy of the SYN, or with a datagram that was not quoted in whole."""
+    """The number of reports for which there was no copy of the SYN, or which quoted only a part of the datagram."""
     unsent: int = 0
-    """The number of packets that the kernel did not send."""
+    """The number of packets that the kernel refused to send."""
     overflows: int = 0
-    """How often the kernel had no room for a report or a copy."""
+    """How often the kernel's buffer had no room for a report or a copy."""
     held: int = 0
-    """The number of copies that are kept now."""
+    """The number of copies in memory now."""
 
     @property
     def reports(self) -> int:
-        """Return the number of reported failures."""
+        """Return the number of reported failures of both kinds."""
         return self.refused + self.unreachable
 
     def plus(self, later: RescueCounts) -> RescueCounts:
-        """Return the counts of a process and of a later one together."""
+        """Return the sum of these counts and of a later process's counts. The number of copies is the later
+        process's."""
         sums = (before + now for before, now in zip(astuple(self), astuple(later), strict=True))
         return replace(RescueCounts(*sums), held=later.held)
 
 
 @dataclass(frozen=True, slots=True)
 class RescueState:
-    """The rescue at one moment."""
+    """The state of the rescue at one moment."""
 
     working: bool
     """Whether failed connections are rescued now."""
     changed_at: float
-    """Since when `working` has its value, in the event loop's seconds."""
+    """When `working` got its present value, in the event loop's seconds."""
     problem: str
-    """Why failed connections are not rescued. It is empty if they are, or if the rescue is about to start."""
+    """Why failed connections are not rescued, or empty if they are, or the rescue is about to start."""
     restarts: int
-    """How often the rescue process was started again."""
+    """The number of restarts of the rescue process."""
     counts: RescueCounts
     ejections: Mapping[tuple[str, str], int]
-    """The number of ejections so far, by reason and by the part that has noticed the failure."""
+    """The number of ejections so far, by reason and by who has detected the failure."""
     ejected: Mapping[tuple[Protocol, Target], Ejection]
-    """The endpoints to which the kernel leads no new connections now."""
+    """The endpoints that are ejected now."""

@@ -1,4 +1,4 @@
-"""A Service as a node needs it: addresses, ports and policies, nothing else of the object."""
+"""A Service with the properties that a proxy needs: addresses, ports and policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubeproxy.model.drain_request import DrainRequests
 
 
 class Protocol(StrEnum):
-    """The transport of a service port, spelled as in the API. SCTP is only named, and not served."""
+    """The transport protocol of a service port, as in the API. SCTP is not served."""
 
     TCP = "TCP"
     UDP = "UDP"
@@ -20,14 +20,14 @@ class Protocol(StrEnum):
 
 
 class TrafficPolicy(StrEnum):
-    """Which endpoints may answer: any in the cluster, or only those of this node."""
+    """A traffic policy, which says whether all endpoints of the cluster are used, or only those on this node."""
 
     CLUSTER = "Cluster"
     LOCAL = "Local"
 
 
 class ServiceName(NamedTuple):
-    """A Service's identity."""
+    """The identity of a Service."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class ServiceName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """A service port's identity. Port names are unique within a Service. If the Service has only one port, the
+    """The identity of a service port. Port names are unique within a Service. If the Service has only one port, the
     name may be empty."""
 
     namespace: str
@@ -66,30 +66,31 @@ class ServicePort:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A Service that this proxy serves (headless, ExternalName and foreign-proxy Services never become one)."""
+    """A Service that this proxy serves. Headless and ExternalName Services, and Services of other proxies, are not
+    represented."""
 
     name: ServiceName
     cluster_ips: tuple[Address, ...]
     ports: tuple[ServicePort, ...]
     affinity_timeout_s: int | None = None
-    """For how many seconds after its last connection a client stays with its endpoint, or None without affinity."""
+    """For how many seconds after its last connection a client keeps its endpoint, or None without session affinity."""
     scheduler: Scheduler | None = None
-    """The scheduler of this Service, or None if the node's default decides."""
+    """The Service's scheduler, or None for the node's default."""
     slow_start_s: int = 0
-    """For how many seconds the share of an endpoint that has just become ready grows. With 0 it has its whole share at
+    """The seconds in which the share of a newly ready endpoint grows to its full size. With 0, it has its full share at
     once."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_ips: tuple[Address, ...] = ()
     load_balancer_ips: tuple[Address, ...] = ()
-    """The ingress addresses of mode VIP. At those of mode Proxy the load balancer itself answers."""
+    """The load balancer addresses with ipMode VIP. Traffic to addresses with ipMode Proxy goes to the load balancer."""
     load_balancer_source_ranges: tuple[str, ...] = ()
-    """The canonical CIDRs. It is empty if every client is allowed."""
+    """The canonical CIDRs of loadBalancerSourceRanges, or empty if every client is allowed."""
     health_check_node_port: int = 0
     """The health check node port, or 0 if there is none."""
     created: int = 0
-    """The metadata.creationTimestamp in Unix seconds, or 0 if the object has none, as in most manifests."""
+    """The metadata.creationTimestamp in Unix seconds, or 0 if it is absent, as in most manifests."""
     drain: DrainRequests | None = None
-    """The requests of rollouts about the Service's endpoints, or None if there are none."""
+    """The drain requests of rollouts, or None if there are none."""
     remarks: tuple[str, ...] = ()
-    """The parts of the object that are ignored although the Service is served, and why."""
+    """A text for each part of the object that is ignored although the Service is served."""

@@ -1,4 +1,4 @@
-"""The proxier's state at one moment, for the status, metrics and health."""
+"""The proxier's state at one moment, for status, metrics and health."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from kubeproxy.model.service import ServiceName
 
 
 class DataPath(StrEnum):
-    """The path that the bytes of new connections take."""
+    """The data path of new connections."""
 
     USERSPACE = "userspace"
-    """Bytes go through a worker of this proxy."""
+    """A worker of this proxy forwards the bytes."""
     KERNEL = "kernel"
-    """Bytes go from the client to the endpoint, translated by netfilter."""
+    """The kernel forwards the packets, with addresses translated by netfilter."""
     REFUSED = "refused"
-    """New connections are refused, because the kernel cannot lead them and no worker may serve them."""
+    """New connections are refused, because the kernel cannot forward them and workers may not serve them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendState:
-    """A wanted frontend and its proxy port."""
+    """A frontend, its proxy port, and its data path."""
 
     frontend: Frontend
     proxy_port: int | None
-    """The port at which the frontend listens, or None while it does not listen yet."""
+    """The port on which the frontend's listener listens, or None if there is no listener yet."""
     data_path: DataPath = DataPath.USERSPACE
     data_path_reason: str = ""
-    """Why new connections do not take the kernel path. It is empty if they do."""
+    """Why new connections do not use the kernel path, or empty if they do."""
     targets: tuple[Target, ...] = ()
-    """The endpoints to which the kernel leads new connections. It is empty on the userspace path."""
+    """The endpoints to which the kernel sends new connections. It is empty on the userspace path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A few numbers that cost the same however many Services there are."""
+    """A summary of the state, whose cost does not depend on the number of Services."""
 
     services: int
     waiting: int
-    """The number of Services that changed and have not been processed yet."""
+    """The number of changed Services that have not been processed yet."""
     listeners: int
-    """The number of frontends that listen."""
+    """The number of frontends with a listener."""
     services_degraded: int
-    """The number of Services that are not served, or only in part."""
+    """The number of Services that are not served, or only partly."""
     failing: str | None
-    """Why netfilter, conntrack or the data plane cannot be brought up to date, or None if they can."""
+    """Why netfilter, conntrack or the data plane cannot be updated, or None if all of them can."""
     listing: tuple[str, ...]
-    """The sources that have not listed their objects yet."""
+    """The sources that have not delivered their first complete list yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """The slots of the kernel path: one for each endpoint of each address of a Service."""
+    """The use of slots on the kernel path. Each endpoint of each address of a Service needs a slot."""
 
     used: int = 0
     limit: int = 0
     refused: int = 0
-    """The number of frontends that got no slots, because their namespace already has its share."""
+    """The number of frontends without slots, because their namespace already uses its share."""
 
     @property
     def complaint(self) -> str | None:
-        """Return the problem in words, with its remedy, or None if every frontend has its slots."""
+        """Return a text about frontends without slots, with the remedy, or None if there are none."""
         if not self.refused:
             return None
         return (
@@ -74,25 +74,26 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Wanted frontends with their listeners, and problems. Times are seconds of the proxier's clock."""
+    """The frontends, their listeners, and the problems. Times are seconds of the proxier's clock."""
 
     ready: bool
-    """Whether enough sources are complete to serve."""
+    """Whether enough sources have delivered a complete list for the proxy to serve."""
     frontends: Sequence[FrontendState]
     problems: Mapping[ServiceName, Sequence[str]]
     service_health: Mapping[ServiceName, tuple[int, int]]
-    """The health check node port of each Service that has one, and its number of ready endpoints on this node."""
+    """The health check node port, and the number of ready endpoints on this node, of each Service that has such a
+    port."""
     sources: Mapping[str, bool]
-    """Every source, and whether it has listed all of its objects."""
+    """Whether each source has delivered a complete list."""
     owners: Mapping[ServiceName, str]
     """The source from which each Service is served."""
     netfilter: str
     failing: str | None
-    """Why netfilter, conntrack or the data plane cannot be brought up to date, or None if they can."""
+    """Why netfilter, conntrack or the data plane cannot be updated, or None if all of them can."""
     failures: int
-    """How many netfilter transactions have failed in a row."""
+    """The number of netfilter transactions that have failed in a row."""
     pending_since: float | None
-    """When the oldest change that is not in effect yet was first seen, or None if everything is in effect."""
+    """When the oldest change that is not in effect yet was seen, or None if all changes are in effect."""
     programmed_at: float | None
     """When the last netfilter transaction succeeded, or None before the first one."""
     service_changes_pending: int

@@ -1,3 +1,3 @@
-"""The version of this package, read by the build, `--version` and the build-info metric."""
+"""The version of this package, for the build, `--version` and the build-info metric."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Sources of Services and endpoints. Each delivers to a `Sink` and does not know its implementation."""
+"""The sources of Services and endpoints. Each source delivers its objects to a `Sink`."""

@@ -1,1 +1,1 @@
-"""Services and endpoints from a Kubernetes API server, by list-watch."""
+"""The source that lists and watches Services and endpoints of a Kubernetes API server."""

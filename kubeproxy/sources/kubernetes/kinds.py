@@ -1,4 +1,4 @@
-"""The watched resources: their places in the API, and how they reach the sink. They do no network requests."""
+"""The watched resources: their paths in the API, their translation, and their delivery to the sink."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kubeproxy.sources.sink import NodeSink, Sink, SourceName
 SOURCE = SourceName(api_types.SOURCE)
 
 SELECTOR = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
-"""kube-proxy's label selector. Newer kube-proxies select Services by the field ``spec.clusterIP!=None`` instead of the
-headless label, which older servers refuse with a 400. The labels work with every version, and `translate` drops
-headless Services that they select."""
+"""kube-proxy's label selector. Newer versions of kube-proxy exclude headless Services by the field selector
+``spec.clusterIP!=None``, which older servers refuse with a 400. The labels work with every version, and `translate`
+drops headless Services without the label."""
 
 MOST_NOT_SERVED = 10_000
-"""For how many Services the reason why they are not served is kept, for `kubeproxy status NAME`."""
+"""The largest number of Services for which the reason why they are not served is kept, for `kubeproxy status NAME`."""
 
 log = structlog.get_logger(__name__)
 
 
 class Services(Resource[Service]):
-    """v1 Services, each one Service of the model."""
+    """The resource of v1 Services. Each object becomes at most one Service of the model."""
 
     name = "services"
     kind = "Service"
@@ -39,7 +39,7 @@ class Services(Resource[Service]):
         self._sink = sink
         self._decode = msgspec.json.Decoder(api_types.Service).decode
         self._not_served: dict[ServiceName, str] = {}
-        """Why Services of the server are not served, for the latest `MOST_NOT_SERVED` of them."""
+        """Why Services are not served, for the latest `MOST_NOT_SERVED` of them."""
 
     def translate(self, raw: msgspec.Raw) -> tuple[list[Service], list[Fault]]:
         decoded = self._decode(raw)
@@ -57,7 +57,7 @@ class Services(Resource[Service]):
             del self._not_served[next(iter(self._not_served))]
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """See `KubernetesSource.why_not_served`."""
+        """Return why a Service is not served, as `KubernetesSource.why_not_served` does."""
         for known, reason in self._not_served.items():
             if known.name == name and namespace in ("", known.namespace):
                 return reason
@@ -79,7 +79,7 @@ class Services(Resource[Service]):
 
 
 class Slices(Resource[EndpointSlice]):
-    """discovery.k8s.io/v1 EndpointSlices, each one slice of the model."""
+    """The resource of discovery.k8s.io/v1 EndpointSlices. Each object becomes at most one slice of the model."""
 
     name = "endpointslices"
     kind = "EndpointSlice"
@@ -108,9 +108,10 @@ class Slices(Resource[EndpointSlice]):
 
 
 class Endpoints(Resource[EndpointSlice]):
-    """v1 Endpoints, for servers without discovery.k8s.io/v1.
+    """The resource of v1 Endpoints, for servers without discovery.k8s.io/v1.
 
-    One object becomes several slices. Their names are kept, because a change may leave fewer of them.
+    One object becomes several slices. Their names are remembered, so that slices that a change no longer produces are
+    removed.
     """
 
     name = "endpoints"
@@ -150,10 +151,10 @@ class Endpoints(Resource[EndpointSlice]):
 
 
 class OwnNode(Resource[Node]):
-    """The v1 Node on which this proxy runs.
+    """The resource of the v1 Node on which this proxy runs.
 
-    It is listed and watched rather than read, so that it may appear, change and disappear; kube-proxy's role allows all
-    three.
+    The Node is listed and watched, and not read once, so that its creation, changes and deletion are noticed.
+    kube-proxy's role allows get, list and watch.
     """
 
     name = "nodes"
@@ -184,7 +185,7 @@ class OwnNode(Resource[Node]):
         self.replace(())
 
     def _log(self, node: Node | None) -> None:
-        """Log why /healthz is about to change."""
+        """Log a change of the Node that changes the result of /healthz."""
         standing = _ABSENT if node is None else "" if node.eligible else _LEAVING
         if standing == self._logged:
             return

@@ -1,4 +1,5 @@
-"""The Kubernetes source: delivers an API server's Services, endpoints and this node to sinks."""
+"""The Kubernetes source. It delivers Services and endpoints of an API server to a `Sink`, and this node to a
+`NodeSink`."""
 
 from __future__ import annotations
 
@@ -36,16 +37,18 @@ class _GroupList(msgspec.Struct):
 
 
 BEHIND_S: Final = 10.0
-"""For how many seconds changes may be missed before that is a complaint. A server that restarts is back sooner."""
+"""If changes may have been missed for more seconds than this, `complaint` reports it. A server's restart takes less
+time."""
 LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
 
 
 class KubernetesSource:
-    """Watches Services, EndpointSlices (or Endpoints, if the server has no slices), and this node's own object.
+    """Watches Services, EndpointSlices (or Endpoints, if the server has no EndpointSlices), and this node's Node
+    object.
 
-    Without permission to read Nodes, `node_sink` gets no call. This is logged once, and the rest is served.
+    Without permission to read Nodes, `node_sink` is never called. This is logged once, and Services are still served.
     """
 
     def __init__(
@@ -77,13 +80,14 @@ class KubernetesSource:
         )
 
     async def run(self) -> None:
-        """Watch until cancelled. Failures of the server are retried forever, and do not change the sink's contents."""
+        """List and watch until cancelled. Failed requests are repeated forever, and do not change the sink's
+        contents."""
         async with asyncio.TaskGroup() as group:
             for reflector in self._reflectors:
                 group.create_task(reflector.run(), name=f"reflector of {reflector.state().resource}")
 
     def retry(self) -> None:
-        """Ask the server again now, if a reflector waits after a failure."""
+        """Let reflectors that wait after a failure try again at once."""
         for reflector in self._reflectors:
             reflector.retry()
 
@@ -92,12 +96,13 @@ class KubernetesSource:
         return tuple(reflector.state() for reflector in self._reflectors)
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Return why a Service of the server is not served, or an empty text if it is served or unknown. Without a
-        namespace, look in all of them."""
+        """Return why a Service of the server is not served, or an empty text if it is served or unknown. If `namespace`
+        is empty, search all namespaces."""
         return self._services.why_not_served(namespace, name)
 
     def complaint(self) -> str | None:
-        """Return what keeps objects of the server from being served or known, or None if nothing does."""
+        """Return a text about the problem that keeps objects from being served or changes from being known, or None if
+        there is none."""
         states = self.state()
         if any(state.left_out for state in states):
             return LEFT_OUT
@@ -108,10 +113,11 @@ class KubernetesSource:
         return f"{behind.resource}: {effect}: {behind.last_error}"
 
     async def _choose_slices(self) -> Resource[Any]:
-        """Return EndpointSlices if the list of API groups has them, and Endpoints otherwise.
+        """Return the resource EndpointSlices if the server's list of API groups has discovery.k8s.io/v1, and Endpoints
+        otherwise.
 
-        A request for the group's own path would not show it: with kube-proxy's role an unknown group is a 403 like any
-        other. If reading the list is forbidden, the server is assumed to have EndpointSlices.
+        A request for the group's own path would not tell: with kube-proxy's role, a server answers 403 for known and
+        unknown groups. If reading the list of groups is forbidden, assume EndpointSlices.
         """
         try:
             body = await self._client.get_json("/apis")

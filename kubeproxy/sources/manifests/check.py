@@ -1,4 +1,4 @@
-"""Checks manifests: reports their faults and likely mistakes without serving or watching them."""
+"""Checks manifests for faults and likely mistakes, without serving them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _SERVICE_NAME = "kubernetes.io/service-name"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The result of a check."""
+    """The result of a check of manifests."""
 
     faults: tuple[str, ...]
-    """The parts that the daemon does not serve, one line each: ``FILE:LINE: error: OBJECT: PATH: MESSAGE``."""
+    """A line for each part that the daemon does not serve, in the form ``FILE:LINE: error: OBJECT: PATH: MESSAGE``."""
     warnings: tuple[str, ...]
-    """Likely mistakes, in the same form. The daemon serves the objects as they are."""
+    """A line for each likely mistake, in the same form. The daemon serves these objects."""
     manifests: int
-    """The number of files, URLs and streams that could be read."""
+    """The number of files, URLs and other inputs that could be read."""
     services: int
     slices: int
     """The number of EndpointSlices. An Endpoints object counts once for each of its IP families."""
     ignored: Mapping[str, int]
-    """Objects that are neither served nor faulty, counted by what they are: ``apps/v1 Deployment``, ``EndpointSlice
-    without a Service``."""
+    """The number of objects that are neither served nor faulty, by a description such as ``apps/v1 Deployment`` or
+    ``EndpointSlice without a Service``."""
 
 
 def check(
@@ -47,7 +47,7 @@ def check(
     recursive: bool = False,
     terms: Terms = Terms(),  # noqa: B008 - frozen
 ) -> Survey:
-    """Read the named manifests. Do not call this function from a running event loop."""
+    """Read and check the manifests at these paths. This must not be called from a running event loop."""
     faults: list[str] = []
     hints: list[str] = []
     listings = {
@@ -81,16 +81,16 @@ def check(
 
 
 class _Mistakes:
-    """The likely mistakes in the pieces of all manifests."""
+    """Finds likely mistakes in the objects of all manifests."""
 
     def __init__(self, manifests: Mapping[str, Sequence[Piece]]) -> None:
         self._manifests = manifests
         self.ignored: dict[str, int] = {}
 
     def located(self, problem: ManifestProblem) -> str:
-        """Return a fault with its line."""
+        """Return the line about a fault, with its line number."""
         word, _, number = problem.path.rpartition("line ")
-        if number.isdecimal() and not word.strip("."):  # The text cannot be parsed from there on.
+        if number.isdecimal() and not word.strip("."):  # The text cannot be parsed from this line on.
             return f"{problem.origin}:{number}: error: {problem.message}"
         for piece in self._manifests[problem.origin]:
             if piece.place.document == problem.document and problem.path.startswith(piece.place.item):
@@ -99,7 +99,7 @@ class _Mistakes:
         return str(problem)
 
     def of_objects(self) -> Iterator[str]:
-        """Yield the mistakes that lie in one object."""
+        """Yield the likely mistakes within single objects."""
         for origin, read in self._manifests.items():
             for piece in read:
                 for path, message in self._of_object(piece):
@@ -125,7 +125,7 @@ class _Mistakes:
         self.ignored[what] = self.ignored.get(what, 0) + 1
 
     def of_references(self) -> Iterator[str]:
-        """Yield the mistakes in references between objects."""
+        """Yield the likely mistakes in references between objects."""
         everything = [(origin, piece) for origin, read in self._manifests.items() for piece in read]
         services: dict[ServiceName, tuple[Where, Service | None]] = {}
         for origin, piece in everything:
@@ -141,14 +141,14 @@ class _Mistakes:
 
 
 def _label(value: object) -> object:
-    """Return the label of a slice that names its Service, or None if there is none."""
+    """Return the label of an EndpointSlice that names its Service, or None if it is absent."""
     for key in ("metadata", "labels", _SERVICE_NAME):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
 def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "warning") -> str:
-    """Return a mistake with its line, in the form that editors and compilers use."""
+    """Return the line about a mistake, in the form that compilers use and editors recognize."""
     inner = f"{piece.inner_path}.{path}" if piece.inner_path else path
     line = line_of(piece.text, inner, first=piece.line)
     name = f"{piece.entry.name}: " if piece.entry.name is not None else ""
@@ -157,7 +157,7 @@ def _line(origin: str, piece: Piece, path: str, message: str, *, level: str = "w
 
 
 def _texts(paths: Sequence[str], listings: Mapping[str, Listing], faults: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the manifests with their names, in order. Add the faults of files and URLs to `faults`."""
+    """Yield the name and the text of each manifest, in order. Add the faults of files and URLs to `faults`."""
     for path in dict.fromkeys(paths):
         if path == STDIN:
             yield STDIN_ORIGIN, sys.stdin.buffer.read()

@@ -1,7 +1,7 @@
-"""Cuts a manifest's text into documents and items of lists, and reads the objects in them.
+"""Splits a manifest's text into documents and items of lists, and reads their objects.
 
-Each document is parsed separately, so a broken one does not affect the others. A text that was read before is not
-parsed again: in a file of thousands of Services, a change of one costs the parsing of one.
+Each document is parsed separately, so an invalid document does not affect the others. A text that was parsed before is
+not parsed again: if one of thousands of Services in a file changes, only that one is parsed.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from kubeproxy.sources.manifests.objects import (
 )
 
 Items = tuple[tuple[str, Entry], ...]
-"""The objects of a document, each with its path in the document."""
+"""The objects of a document. Each has its path in the document."""
 
 
 class Place(NamedTuple):
     """The position of an object in a manifest."""
 
     document: int
-    """Counted from 1, without empty documents. 0 stands for the manifest as a whole."""
+    """The document's number, counted from 1 without empty documents, or 0 for the manifest as a whole."""
     item: str = ""
-    """The object's path within a list, like ``items[3]``."""
+    """The object's path within a list, such as ``items[3]``, or empty."""
 
     def path(self, field_path: str) -> str:
-        """Return a field's path from the document's root."""
+        """Return the path of the object's field from the root of the document."""
         return join_paths(self.item, field_path)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The objects of one manifest."""
+    """The result of reading one manifest."""
 
     entries: tuple[tuple[Place, Entry], ...] = ()
     texts: Mapping[bytes, Items] = field(default_factory=dict)
-    """The parsed documents and items of lists, by the digest of their text. The next reading reuses them."""
+    """The parsed documents and items by the digest of their text. The next reading reuses them."""
 
 
 class Piece(NamedTuple):
-    """An object with its place and its text."""
+    """An object with its position and its text."""
 
     place: Place
     entry: Entry
     text: bytes
-    """The document, or the item of a list, that contains the object."""
+    """The text of the document, or of the item of a list, that contains the object."""
     line: int
-    """The number of the text's first line in the manifest."""
+    """The line of the manifest at which the text begins."""
     path: str
-    """The text's own path in the document. It is empty if the text is the document."""
+    """The path of the text within the document, or empty if the text is the whole document."""
 
     @property
     def inner_path(self) -> str:
-        """Return the object's path in the text."""
+        """Return the object's path within the text."""
         return self.place.item.removeprefix(self.path).lstrip(".")
 
     def value(self) -> object:
-        """Return the object as plain data, or None if the text cannot be parsed."""
+        """Return the object as plain Python data, or None if the text cannot be parsed."""
         try:
             (plain, *_) = [value.to(object) for value in parse(self.text, self.line)]
         except (ManifestSyntaxError, ValueError, msgspec.MsgspecError, RecursionError):
@@ -89,26 +89,26 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A text that is parsed separately: a document, or an item of a list."""
+    """A text that is parsed by itself: a document, or an item of a list."""
 
     text: bytes
     line: int
-    """The number of the text's first line."""
+    """The line at which the text begins."""
     digest: bytes
-    """The digest of the text and of the kind of its list."""
+    """The digest of the text and of `list_kind`."""
     of_list: ObjectKind | None = None
-    """The kind of the items, if the text is one of a typed list."""
+    """The kind of the object if the text is an item of a typed list, and otherwise None."""
     path: str = ""
-    """The text's path within its document, like ``items[3]``."""
+    """The path of the text within its document, such as ``items[3]``, or empty."""
     refused: Fault | None = None
-    """The fault for which the whole document is refused before it is parsed."""
+    """The fault for which the whole document is refused without parsing it, or None."""
 
 
 def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
-    """Return the objects of a manifest. This never raises: faults of the text are among the entries' faults.
+    """Read the objects of a manifest. This never raises; faults of the text are reported as faults of entries.
 
-    Only texts that the `previous` reading does not contain are parsed. Entries equal to those of the `previous` reading
-    are the same Python objects, so that a comparison is cheap.
+    Only texts that are not in the reading `previous` are parsed. Entries that are equal to entries of `previous` are
+    the same Python objects, so that comparing them is fast.
     """
     reader = _Reader(terms, previous or Reading())
     entries = tuple((piece.place, piece.entry) for piece in _pieces(data, reader))
@@ -116,7 +116,7 @@ def read(data: bytes, terms: Terms, previous: Reading | None = None) -> Reading:
 
 
 def pieces(data: bytes, terms: Terms) -> Iterator[Piece]:
-    """Yield the objects of a manifest, each with its text. This never raises, as `read` does not."""
+    """Yield the objects of a manifest, each with its text. Like `read`, this never raises."""
     return _pieces(data, _Reader(terms, Reading()))
 
 
@@ -130,14 +130,14 @@ def _pieces(data: bytes, reader: _Reader) -> Iterator[Piece]:
 
 
 def _outline(data: bytes) -> Iterator[tuple[_Part, ...]]:
-    """Yield the parts of each document, cut as the commands cut them."""
+    """Yield the parts of each document. Documents are split in the same way as in the commands."""
     for line, text in split(as_utf8(data)):
         for row, value in json_values(text, line) or ((line, text),):
             yield _parts(value, row) or (_Part(value, row, _digest(value)),)
 
 
 def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
-    """Return the items of a list, or nothing if the text is not a list or must be parsed as a whole."""
+    """Return the items of a list. Return an empty tuple if the text is not a list or has to be parsed as a whole."""
     try:
         if is_json(text):
             fields = JsonValue(text).fields()
@@ -145,7 +145,7 @@ def _parts(text: bytes, line: int) -> tuple[_Part, ...]:
             items = [(0, bytes(item.raw)) for item in list_items(fields.get("items")) if isinstance(item, JsonValue)]
         else:
             cut = split_list(text)
-            if cut is None or b"&" in text:  # An alias in one item may refer to an anchor in another.
+            if cut is None or b"&" in text:  # An alias may refer to an anchor in another item.
                 return ()
             head, items = cut
             (value,) = parse(head, line)
@@ -167,7 +167,7 @@ def _digest(text: bytes, kind: str = "") -> bytes:
 
 
 class _Reader:
-    """Reads parts. A part of the previous reading is not parsed again."""
+    """Reads parts. Parts of the previous reading are not parsed again."""
 
     def __init__(self, terms: Terms, previous: Reading) -> None:
         self._terms = terms
@@ -176,13 +176,13 @@ class _Reader:
         self.texts: dict[bytes, Items] = {}
 
     def items(self, part: _Part) -> Items:
-        """Return the objects of one part, each with its path in the document."""
+        """Return the objects of a part, each with its path in the document."""
         if part.refused is not None:
             return (("", Entry(faults=(part.refused,))),)
         items = self._previous.get(part.digest)
         if items is None:
             items = self._parsed(part)
-        # The faults of a broken entry have line numbers, which may shift.
+        # Do not reuse broken entries, because their faults have line numbers, which may change.
         if not any(entry.broken for _, entry in items):
             self.texts[part.digest] = items
         return tuple((join_paths(part.path, path), entry) for path, entry in items) if part.path else items

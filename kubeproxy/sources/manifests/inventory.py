@@ -1,7 +1,7 @@
-"""Merges the objects of all manifests, and computes the changes of each update.
+"""Merges the objects of all manifests, and computes the changes to be delivered after each update.
 
-The last good version of each object is kept per manifest. An object that several manifests define is served from the
-first of them. A fault lasts as long as its cause.
+For each manifest, the last good version of each object is kept. An object that several manifests define is served from
+the first of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kubeproxy.sources.manifests.objects import Entry, ObjectKind, ObjectName
 
 @dataclass(slots=True)
 class Difference:
-    """The changes for a sink."""
+    """The changes to be delivered to a sink."""
 
     services: list[Service] = field(default_factory=list)
     slices: list[EndpointSlice] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A manifest's version of an object."""
+    """The version of an object that a manifest defines."""
 
     place: Place
     entry: Entry
@@ -43,17 +43,18 @@ class _Manifest:
 
 
 class Inventory:
-    """All objects of all manifests, with the changes of each update."""
+    """The objects of all manifests."""
 
     def __init__(self) -> None:
         self._manifests: dict[str, _Manifest] = {}
         self._definers: dict[ObjectName, list[str]] = {}
-        """The manifests that define each object, in the order of their first definitions."""
+        """The manifests that define each object. The first one is served."""
         self._contested: dict[ObjectName, None] = {}
 
     def update(self, readings: Mapping[str, Reading | None]) -> Difference:
-        """Apply new versions of manifests, or None for a manifest that is gone. All are applied at once, so that an
-        object that moves from one manifest to another is not withdrawn in between."""
+        """Apply new readings of manifests, or None for a manifest that was deleted, and return the changes. All
+        readings are applied at once, so that an object that moves from one manifest to another is not removed in
+        between."""
         touched: dict[ObjectName, Entry | None] = {}
         for origin, reading in readings.items():
             before = self._manifests.pop(origin, _Manifest(held={}, problems=()))
@@ -85,7 +86,8 @@ class Inventory:
         return difference
 
     def _effective(self, name: ObjectName, origin: str, manifest: _Manifest) -> Entry | None:
-        """Return the served version of an object, where `manifest` is the former version of `origin`."""
+        """Return the served version of an object, or None. `manifest` replaces the contents of the manifest
+        `origin`."""
         definers = self._definers.get(name)
         if not definers:
             return None
@@ -104,8 +106,8 @@ class Inventory:
         return (self._manifests[definers[0]].held[name].entry for name, definers in self._definers.items())
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """Return why a Service of a manifest is not served, or an empty text if it is served or there is none. Without
-        a namespace, look in all of them."""
+        """Return why a Service of a manifest is not served, or an empty text if it is served or unknown. If `namespace`
+        is empty, search all namespaces."""
         for defined, origins in self._definers.items():
             if defined.kind is not ObjectKind.SERVICE or defined.name != name:
                 continue
@@ -119,7 +121,7 @@ class Inventory:
         return ""
 
     def problems(self) -> Iterator[ManifestProblem]:
-        """Yield all present faults, and all skipped objects."""
+        """Yield the present problems: faults, probable mistakes, and skipped objects."""
         for manifest in self._manifests.values():
             yield from manifest.problems
         for name in self._contested:
@@ -149,10 +151,10 @@ _NOTHING = Entry()
 
 
 def _hold(origin: str, reading: Reading, before: Mapping[ObjectName, _Held]) -> _Manifest:
-    """Return a manifest's new versions of objects, and the last good version of each object that is faulty now.
+    """Return a manifest's new contents. An object that is faulty now keeps its last good version.
 
-    While one document is too broken to identify its object, no missing object is withdrawn, because the broken document
-    may define it.
+    While the object of a document cannot be identified, objects that are missing are kept, because that document may
+    define them.
     """
     held: dict[ObjectName, _Held] = {}
     problems: list[ManifestProblem] = []
@@ -207,7 +209,7 @@ def _choose(new: Entry, before: _Held | None) -> Entry:
 
 
 def _compare(old: Entry, new: Entry, difference: Difference) -> None:
-    """Add the changes from the old version of one object to the new one."""
+    """Add the changes between two versions of an object to `difference`."""
     if new.service is not None:
         if new.service != old.service:
             difference.services.append(new.service)

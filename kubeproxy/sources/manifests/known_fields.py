@@ -1,8 +1,8 @@
-"""The fields of Services, EndpointSlices and Endpoints in Kubernetes 1.36. Any other field is probably a mistake.
+"""Finds fields that Services, EndpointSlices and Endpoints do not have in Kubernetes 1.36. They are probably mistakes.
 
-`kubectl --validate=strict` refuses unknown fields, too, and an API server drops them. The daemon warns of them. It
-refuses a field that looks like a restriction of who reaches what, because ignoring it would open what its author has
-closed.
+The daemon warns of unknown fields. It refuses an object if an unknown field looks like a misspelt restriction of
+access, because ignoring the field would let in clients that the author wanted to keep out. (`kubectl --validate=strict`
+refuses all unknown fields, and an API server drops them.)
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 Fields = Mapping[str, Any]
-"""The names of fields. The value is None for a plain field, `Fields` for a mapping, and a list with `Fields` for a list
-of mappings."""
+"""Known fields by name. The value is None for a field that is not examined further, `Fields` for a mapping, and a list
+with one `Fields` for a list of mappings."""
 
 
 def _values(*names: str) -> dict[str, Any]:
@@ -75,24 +75,24 @@ RESTRICTING: Final = frozenset(
         *("conditions", "ready", "serving", "terminating", "notReadyAddresses"),
     )
 )
-"""The fields without which more clients are let in, or are led to more endpoints."""
+"""The fields that restrict which clients are let in, or which endpoints get connections."""
 
 
 class UnknownField(NamedTuple):
-    """A field that no object of its kind has."""
+    """A field that objects of this kind do not have."""
 
     path: str
     meant: str
-    """The field that was probably meant. It is empty if none is similar."""
+    """The known field that was probably meant, or empty if none is similar."""
 
     @property
     def restricts(self) -> bool:
-        """Return whether a restriction was probably meant."""
+        """Return whether a field of `RESTRICTING` was probably meant."""
         return self.meant in RESTRICTING
 
     @property
     def hint(self) -> str:
-        """Return ``; did you mean port?``, or an empty text."""
+        """Return a text such as ``; did you mean port?``, or an empty text."""
         return f"; did you mean {self.meant}?" if self.meant else ""
 
 
@@ -115,7 +115,7 @@ def _unknown(found: object, known: Any, path: str) -> Iterator[UnknownField]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the name that was probably meant, or an empty text if none is similar."""
+    """Return the known name that was probably meant, or an empty text if none is similar."""
     lower = {other.lower(): other for other in known}
     near = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
     return lower[near[0]] if near else ""

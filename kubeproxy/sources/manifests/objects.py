@@ -1,4 +1,4 @@
-"""Turns parsed documents into objects: flattens lists, then checks and translates each object."""
+"""Makes objects from parsed documents: flattens lists, and checks and translates each object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kubeproxy.sources import translate
 from kubeproxy.sources.manifests.known_fields import unknown_fields
 
 MAX_LIST_DEPTH = 5
-"""The deepest nesting of lists in lists."""
+"""The maximum depth of lists in lists."""
 
 
 class ObjectKind(StrEnum):
@@ -32,7 +32,7 @@ class ObjectKind(StrEnum):
 
 
 LISTS: dict[str, ObjectKind | None] = {"List": None} | {f"{kind}List": kind for kind in ObjectKind}
-"""The kinds of list that are flattened, each with the kind of items that do not state their own."""
+"""The kinds of lists that are flattened, each with the kind of its items, which need not state it."""
 _API_VERSIONS = {"List": "v1"} | {
     kind: "discovery.k8s.io/v1" if kind.startswith(ObjectKind.ENDPOINT_SLICE) else "v1"
     for kind in [*ObjectKind, *(f"{kind}List" for kind in ObjectKind)]
@@ -40,7 +40,7 @@ _API_VERSIONS = {"List": "v1"} | {
 
 
 class ObjectName(NamedTuple):
-    """An object's identity."""
+    """The identity of an object."""
 
     kind: ObjectKind
     namespace: str
@@ -52,36 +52,36 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The demands that objects have to meet."""
+    """The rules for objects of a manifest."""
 
     default_namespace: str = "default"
-    """The namespace of objects that do not name one."""
+    """The namespace for objects without a namespace."""
     enforced_namespace: str | None = None
-    """The only namespace that is allowed, or None if all are."""
+    """The only allowed namespace, or None if all are allowed."""
     strict: bool = False
-    """Whether an object with any unknown field is refused, and not only one that seems to lose a restriction with
-    it."""
+    """Whether an object with any unknown field is refused. Otherwise only unknown fields that look like restrictions
+    are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object of a manifest, translated, with its faults."""
+    """An object of a manifest, translated, with its faults."""
 
     name: ObjectName | None = None
-    """The object's name, or None if the object cannot be identified, or is of another kind."""
+    """The object's identity, or None if it cannot be identified, or is not one of `ObjectKind`."""
     service: Service | None = None
     slices: tuple[EndpointSlice, ...] = ()
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()
-    """Probable mistakes that do not keep the object from being served."""
+    """Probable mistakes. The object is served nevertheless."""
     not_for_this_proxy: str = ""
-    """Why a Service without faults is not served, for example because it is headless."""
+    """Why a Service without faults is not served, such as because it is headless, or empty."""
     skipped: str = ""
-    """The version and kind of an object that is not one of `ObjectKind`, like ``apps/v1 Deployment``."""
+    """The version and kind of an object that is not one of `ObjectKind`, such as ``apps/v1 Deployment``, or empty."""
 
     @property
     def broken(self) -> bool:
-        """Return whether the object cannot be identified."""
+        """Return whether the object is so invalid that it cannot be identified."""
         return self.name is None and not self.skipped
 
     @property
@@ -105,7 +105,7 @@ class _Headed(api_types.Wire, frozen=True):
 
 
 class RefusedObjectError(Exception):
-    """Raised, with the reason, if an object or a list as a whole is refused."""
+    """Raised if a whole object or list is refused. It has the path of the field, and the reason."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -115,7 +115,8 @@ class RefusedObjectError(Exception):
 def objects(
     value: Value, terms: Terms, path: str = "", of_list: ObjectKind | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Entry]]:
-    """Yield the object in a document, or the items if it is a list. Items of a typed list need not name their kind."""
+    """Yield the object of a document, or the items if it is a list, each with its path. Items of a typed list need not
+    state their kind."""
     if value.null:
         return
     try:
@@ -140,13 +141,13 @@ def join_paths(*paths: str) -> str:
 
 
 def _header(fields: Mapping[str, Value], of_list: ObjectKind | None) -> tuple[str, str]:
-    """Return the apiVersion and kind that an object names, or that follow from its list."""
+    """Return an object's apiVersion and kind. If they are absent, they follow from the typed list."""
     api_version = _text(fields, "apiVersion") or (_API_VERSIONS[of_list] if of_list is not None else "")
     return api_version, _text(fields, "kind") or of_list or ""
 
 
 def list_kind(fields: Mapping[str, Value]) -> str:
-    """Return the kind if it is one of `LISTS`, else an empty text."""
+    """Return the kind if it is in `LISTS`, and otherwise an empty text."""
     api_version, kind = _header(fields, None)
     if kind not in LISTS:
         return ""
@@ -179,7 +180,7 @@ def _demand_version(api_version: str, kind: str) -> None:
 
 
 def _entry(value: Value, api_version: str, kind: str, terms: Terms) -> Entry:
-    """Check and translate one object that is not a list."""
+    """Check and translate an object that is not a list."""
     name: ObjectName | None = None
     try:
         if not kind or not api_version:
@@ -233,12 +234,11 @@ def _translated(value: Value, name: ObjectName) -> Entry:
 
 
 def _placed(meta: api_types.ObjectMeta | None, name: ObjectName) -> api_types.ObjectMeta:
-    # The name is replaced, too: the wire object has decoded a copy of its own, and one of the two need not stay in
-    # memory.
+    # Replace the name, too, so that only one of two equal strings stays in memory.
     return msgspec.structs.replace(meta or api_types.ObjectMeta(), name=name.name, namespace=name.namespace)
 
 
-# Faults of types are worded like faults of values.
+# Type errors get the same form as other faults.
 
 
 _MISMATCH = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
@@ -260,7 +260,7 @@ def _fault(error: Exception, value: Value) -> Fault:
 
 
 def _found(value: Value, path: str, kind: str) -> str:
-    """Return the text of the value at a path, or only its kind if it is a list or mapping."""
+    """Return a text for the value at a path. For a list or mapping it is only the kind."""
     try:
         plain: Any = value.to(object)
         for step in steps(path):

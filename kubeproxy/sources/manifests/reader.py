@@ -1,4 +1,4 @@
-"""Compares the manifests with the last reading of them, and reads what has changed. It blocks, so it runs in a
+"""Compares manifests with their last reading, and reads the changed manifests. It blocks, so it has to run in a
 thread."""
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ STDIN = "-"
 STDIN_ORIGIN = "standard input"
 NO_MEMORY = "not enough memory to read it"
 EMPTIED_S = 10.0
-"""How long a file that has lost all of its Services keeps them, because editors and copies may first truncate it."""
+"""How long the Services of a file are kept after the file has lost all of them, because programs may truncate a file
+before they write it."""
 
 Answer = bytes | ReadError | None
-"""The content of a URL or of standard input, or the reason why it cannot be read. None means that it is unchanged."""
+"""The content of a URL or of standard input, or the reason why it cannot be read, or None if it is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one comparison. It has all objects if they were asked for."""
+    """The result of one comparison: the changes, and all objects if they were requested."""
 
     difference: Difference
     state: ManifestState
@@ -41,7 +42,7 @@ class Step:
 
 
 class _Look(NamedTuple):
-    """The files of a named path, and their difference from the last reading."""
+    """The files of a configured path, and their differences from the last reading."""
 
     files: Mapping[str, Signature]
     changed: list[str]
@@ -50,7 +51,7 @@ class _Look(NamedTuple):
 
 
 class ManifestReader:
-    """Keeps what was read of each manifest. Its caller ensures that only one comparison runs at a time."""
+    """Keeps the last reading of each manifest. The caller ensures that only one comparison runs at a time."""
 
     def __init__(self, paths: Sequence[str], *, recursive: bool, terms: Terms) -> None:
         self.paths = tuple(dict.fromkeys(path if _special(path) else os.path.normpath(path) for path in paths))
@@ -60,44 +61,45 @@ class ManifestReader:
         self._inventory = Inventory()
         self._readings: dict[str, Reading] = {}
         self._faults: dict[str, dict[str, str]] = {}
-        """The faults of each named path, and those of files and directories in it."""
+        """The faults of each configured path, and of files and directories in it, by path."""
         self._unread: dict[str, str] = {}
-        """For each file, the reason why its newest version could not be read."""
+        """The reason why a file's newest version could not be read, by file."""
         self._emptied: dict[str, float] = {}
-        """The files that have lost all of their Services, and until when they keep them."""
+        """The files that have lost all of their Services, and the time until which the Services are kept."""
         self._state = ManifestState()
         self.directories: Directories = frozenset()
-        """The directories to watch without their subdirectories. The parents of named paths are among them, because a
-        path may be replaced."""
+        """The directories to be watched without their subdirectories. They include the parents of configured paths,
+        because a path may be replaced."""
         self.trees: Directories = frozenset()
-        """The directories to watch with everything below them."""
+        """The directories to be watched with everything below them."""
 
     @property
     def awaits_stdin(self) -> bool:
-        """Return whether standard input is a manifest that was not read yet."""
+        """Return whether standard input is a manifest and has not been read yet."""
         return STDIN in self.paths and STDIN_ORIGIN not in self._readings
 
     @property
     def settling(self) -> bool:
-        """Return whether a file has changed so recently that it may not be complete yet."""
+        """Return whether any file has changed so recently that the change may be incomplete."""
         return any(memory.settling for memory in self._memories.values())
 
     @property
     def emptied(self) -> bool:
-        """Return whether a file has lost all of its Services and still keeps them."""
+        """Return whether Services are kept of a file that has lost all of them."""
         return bool(self._emptied)
 
     def why_not_served(self, namespace: str, name: str) -> str:
-        """See `Inventory.why_not_served`."""
+        """Return why a Service is not served, as `Inventory.why_not_served` does."""
         return self._inventory.why_not_served(namespace, name)
 
     def forget(self) -> None:
-        """Let the next comparison read all files again, whether they have changed or not."""
+        """Let the next comparison read all files again, even unchanged files."""
         for memory in self._memories.values():
             memory.forget()
 
     def compare(self, answers: Mapping[str, Answer], *, whole: bool = False) -> Step:
-        """Check all files, add `answers`, and return what has changed. With `whole`, return all objects, too."""
+        """Check all files, add the `answers` of URLs and standard input, and return the changes. With `whole`, return
+        all objects, too."""
         faults = self._faults | {path: {} for path in answers}
         now = time.monotonic()
         looks = {path: self._look_at(memory, now) for path, memory in self._memories.items()}
@@ -138,7 +140,7 @@ class ManifestReader:
         return _Look(listing.files, changed, gone, faults)
 
     def _read(self, looks: Mapping[str, _Look], answers: Mapping[str, Answer]) -> dict[str, Reading]:
-        """Return the readings of changed manifests, and note the files that cannot be read."""
+        """Read the changed manifests, and note files that cannot be read."""
         states: dict[str, list[tuple[PathMemory, Signature]]] = {}
         readings = {}
         for origin, data in self._texts(looks, answers, states):
@@ -158,7 +160,7 @@ class ManifestReader:
         return readings
 
     def _keeps_services(self, file: str, reading: Reading) -> bool:
-        """Return whether a file keeps its Services for now, although this reading of it has none."""
+        """Return whether the Services of a file are kept for now, although this reading of the file has none."""
         lost = self._inventory.services_of(file) and not any(
             entry.broken or (entry.name is not None and entry.name.kind is ObjectKind.SERVICE)
             for _, entry in reading.entries
@@ -174,8 +176,8 @@ class ManifestReader:
         answers: Mapping[str, Answer],
         states: dict[str, list[tuple[PathMemory, Signature]]],
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield the changed manifests, in the order of the named paths. Add the state of each file that was read to
-        `states`, for the memory to keep once the file is parsed."""
+        """Yield the texts of the changed manifests, in the order of the configured paths. Add the signature of each
+        file to `states`. The caller passes it to the file's `PathMemory` after the file is parsed."""
         for path in self.paths:
             for file in looks[path].changed if path in looks else ():
                 self._unread.pop(file, None)
@@ -195,7 +197,8 @@ class ManifestReader:
                 yield _origin(path), answer
 
     def _watched(self) -> tuple[Directories, Directories]:
-        """Return the directories to watch alone, and those to watch with everything below them."""
+        """Return the directories to be watched without their subdirectories, and those to be watched with everything
+        below them."""
         own = [path for path, memory in self._memories.items() if memory.directory is not None]
         parents = [os.path.dirname(os.path.abspath(path)) for path in self._memories]
         if self._recursive:
@@ -206,7 +209,7 @@ class ManifestReader:
         for path, faults in self._faults.items():
             origin = _origin(path)
             for place, reason in faults.items():
-                # Some manifests of the path may be kept. Naming the exact file would take a search.
+                # The message does not say which manifests of the path are kept, because that would take a search.
                 kept = any(_holds(origin, other) for other in self._inventory.origins())
                 message = f"{reason}; its last good version stays served" if kept else reason
                 yield ManifestProblem(_origin(place), 0, "", message)

@@ -1,4 +1,5 @@
-"""Finds mistakes between objects: slices without a Service, unknown port names, addresses of two Services."""
+"""Finds mistakes in references between objects: slices without a Service, unknown port names, and addresses of two
+Services."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from kubeproxy.model import EndpointSlice, Protocol, Service, ServiceName
 from kubeproxy.sources.manifests.documents import Piece
 
 Where = tuple[str, Piece]
-"""The manifest's name, and the object in it."""
+"""The name of a manifest, and an object in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """The objects of all manifests, each with its manifest and its text."""
+    """The Services and EndpointSlices of all manifests, each with its manifest and its text."""
 
     services: Mapping[ServiceName, tuple[Where, Service | None]] = field(default_factory=dict)
-    """The Services by name. None stands for one that is headless, faulty, or served by another proxy."""
+    """The Services by name. The value has None for a Service that is headless, faulty, or served by another proxy."""
     slices: Sequence[tuple[Where, EndpointSlice]] = ()
 
 
 def warnings(defined: Defined) -> Iterator[tuple[Where, str, str]]:
-    """Yield each mistake: its object, the path of the field in it, and a message."""
+    """Yield each mistake: the object, the path of the field, and a message."""
     yield from _dangling(defined)
     yield from _port_names(defined)
     yield from _same_addresses(defined.services.values())
@@ -43,7 +44,7 @@ def _dangling(defined: Defined) -> Iterator[tuple[Where, str, str]]:
 
 
 def _port_names(defined: Defined) -> Iterator[tuple[Where, str, str]]:
-    """Yield ports of slices that their Service does not have, and ports of Services that no slice has."""
+    """Yield ports of slices that the Service lacks, and ports of Services that all slices lack."""
     of_slices: dict[ServiceName, set[tuple[str, Protocol]]] = defaultdict(set)
     for where, one in defined.slices:
         known = defined.services.get(one.service)
@@ -88,7 +89,8 @@ def _same_addresses(services: Iterable[tuple[Where, Service | None]]) -> Iterato
 
 
 def _addresses(service: Service) -> Iterator[tuple[str, str, Protocol, int]]:
-    """Yield the path, address, protocol and port of everything that clients may use. A node port has no address."""
+    """Yield the path, address, protocol and port of each destination of a Service. The address of a node port is
+    empty."""
     by_path = (
         ("spec.clusterIP", service.cluster_ips),
         ("spec.externalIPs", service.external_ips),

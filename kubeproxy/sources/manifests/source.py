@@ -1,4 +1,5 @@
-"""The source ``manifests``: follows files, directories, URLs and standard input, and delivers their objects."""
+"""The manifest source. It reads and watches files, directories, URLs and standard input, and delivers their objects to
+a `Sink`."""
 
 from __future__ import annotations
 
@@ -26,23 +27,23 @@ log = structlog.get_logger(__name__)
 
 NAME = SourceName("manifests")
 POLL_S = 5.0
-"""How often files are checked without a notification, because inotify reports no changes on NFS, nor those of a link's
-target in another directory."""
+"""The interval in seconds at which files are checked without a notification. inotify does not report changes on NFS, or
+of a link's target in another directory."""
 UNWATCHED_POLL_S = 1.0
-"""How often files are checked if directories cannot be watched."""
+"""The interval in seconds at which files are checked if directories cannot be watched."""
 URL_POLL_S = 10.0
-"""How often each URL is requested."""
+"""The interval in seconds at which each URL is requested."""
 SLICE_S = 0.001
-"""For how long changes go to the sink before other tasks run."""
+"""After this time of delivering changes, in seconds, other tasks of the event loop get a turn."""
 WHOLE = 200
-"""How many changes reach the sink without a pause between them."""
+"""The number of changes that are delivered without giving other tasks a turn."""
 MAX_LINES = 20
-"""How many faults of one change are logged individually. The others are only counted."""
+"""The largest number of faults of one update that are logged individually. Further faults are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A new fault, or the end of a fault if it is `resolved`."""
+    """A new fault, or, if `resolved` is true, a fault that no longer exists."""
 
     problem: ManifestProblem
     resolved: bool = False
@@ -51,8 +52,8 @@ class Report:
 class ManifestSource:
     """Delivers the objects of manifests to a sink.
 
-    Reading happens in a thread, so that a large manifest does not block the event loop, and a lock allows one step at a
-    time. The sink and `on_report` are called from the event loop.
+    Manifests are read in a thread, one step at a time, so that a large manifest does not block the event loop. The sink
+    and `on_report` are called in the event loop.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ManifestSource:
         self._deep = Watcher(self._poke.set, recursive=True)
 
     def state(self) -> ManifestState:
-        """Return the source's contents now."""
+        """Return the present state of the source."""
         return self._state
 
     def why_not_served(self, namespace: str, name: str) -> str:
@@ -83,7 +84,7 @@ class ManifestSource:
         return self._reader.why_not_served(namespace, name)
 
     async def run(self) -> None:
-        """Read everything, deliver it to the sink, then follow changes until cancelled."""
+        """Read all manifests, deliver their objects to the sink, and then follow changes until cancelled."""
         async with Session() as web:
             async with self._lock:
                 await self._start(web)
@@ -95,7 +96,7 @@ class ManifestSource:
                     group.create_task(self._follow_url(web, url), name=f"manifests: {url}")
 
     async def reload(self) -> None:
-        """Read all files and URLs again now. Do nothing before the first reading."""
+        """Read all files and URLs again at once. Do nothing if the first reading is not complete."""
         if not self._state.loaded:
             return
         async with self._lock:
@@ -107,8 +108,7 @@ class ManifestSource:
                 group.create_task(self._fetch(web, url))
 
     async def _start(self, web: Session) -> None:
-        """Read everything, also if an earlier run failed. A missing path that was never there counts as empty and is
-        reported."""
+        """Read all manifests, and deliver all objects. A missing path is reported, and counts as empty."""
         self._reader.forget()
         self._versions = {url: Version() for url in self._versions}
         async with asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ class ManifestSource:
         self._publish(step)
         log.info("manifests loaded", services=step.state.services, endpointslices=step.state.slices)
 
-    # Files.
+    # Files
 
     async def _follow_files(self) -> None:
         while True:
@@ -149,7 +149,7 @@ class ManifestSource:
     async def _look(self, answers: Mapping[str, Answer] = MappingProxyType({})) -> None:
         await self._deliver(await in_thread(lambda: self._reader.compare(answers)))
 
-    # URLs.
+    # URLs
 
     async def _follow_url(self, web: Session, url: str) -> None:
         while True:
@@ -171,10 +171,10 @@ class ManifestSource:
         self._versions[url] = fetched.version
         return fetched.data
 
-    # Delivery.
+    # Delivery
 
     async def _deliver(self, step: Step) -> None:
-        """Pass the changes to the sink, with endpoints before their new Services, and removals last."""
+        """Deliver changes to the sink: first endpoints, then Services, and removals last."""
         self._publish(step)
         calls: list[Callable[[], None]] = []
         difference = step.difference
@@ -187,12 +187,12 @@ class ManifestSource:
         turns = TimeSlice(SLICE_S)
         for number, call in enumerate(calls, 1):
             call()
-            # A change of a few objects, such as a Service and its renamed ports, takes effect as a whole.
+            # Small changes are delivered without a pause, so that a Service and its renamed ports take effect together.
             if number % WHOLE == 0:
                 await turns.offer()
 
     def _publish(self, step: Step) -> None:
-        """Make the new state the current one, and report new and resolved faults."""
+        """Store the new state, and report new and resolved faults."""
         if step.state is self._state:
             return
         previous, self._state = self._state, step.state

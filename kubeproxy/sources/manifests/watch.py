@@ -1,4 +1,4 @@
-"""Reports that some directories have changed. The source finds out which files."""
+"""Watches directories, and reports that something in them has changed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from kubeproxy.kubernetes.manifests.files import Identity
 log = structlog.get_logger(__name__)
 
 STEP_MS = 50
-"""watchfiles reports after this time without a change, and takes as long to stop."""
+"""watchfiles reports changes after this time without a further change, and needs this time to stop."""
 DEBOUNCE_MS = 200
-"""For how long watchfiles collects changes at most."""
+"""The longest time for which watchfiles collects changes before it reports them."""
 RETRY_S = 60.0
-"""After this delay a failed watch is tried again."""
+"""The delay in seconds after which a failed watch is repeated."""
 
 Directories = frozenset[tuple[str, Identity]]
-"""Paths, each with its device and inode, so that a new directory at an old path counts as a change."""
+"""Directories with their paths, devices and inodes, so that a new directory at an old path is recognized as a
+change."""
 
 
 def directories(paths: list[str]) -> Directories:
-    """Return the directories that exist."""
+    """Return those of the paths that are existing directories."""
     found = set()
     for path in paths:
         try:
@@ -38,7 +39,7 @@ def directories(paths: list[str]) -> Directories:
 
 
 class Watcher:
-    """Watches a changing set of directories, either all recursively or none."""
+    """Watches a set of directories, which may change, with or without their subdirectories."""
 
     def __init__(self, on_change: Callable[[], None], *, recursive: bool) -> None:
         self._on_change = on_change
@@ -46,11 +47,11 @@ class Watcher:
         self._directories: Directories = frozenset()
         self._moved = asyncio.Event()
         self.fault = ""
-        """The reason why nothing is watched, usually the kernel's limit on inotify watches. It is empty while the watch
-        works."""
+        """Why the directories cannot be watched, usually the kernel's limit of inotify watches, or empty while they are
+        watched."""
 
     def watch(self, directories: Directories) -> None:
-        """Watch these directories from now on."""
+        """Watch these directories from now on, instead of the former ones."""
         if directories != self._directories:
             self._directories = directories
             self._moved.set()
@@ -62,8 +63,7 @@ class Watcher:
             paths = [path for path, _ in self._directories]
             try:
                 if paths:
-                    # This also reports changes from before the watch, because the callback runs after the watch has
-                    # begun.
+                    # Report once after the watch has begun, because of changes before it.
                     asyncio.get_running_loop().call_soon(self._on_change)
                     changes = watchfiles.awatch(
                         *paths,

@@ -1,7 +1,7 @@
-"""Translates wire objects to the model, with the API server's validation.
+"""Translates objects of the API to the model, and validates them as an API server does.
 
-A fault does not affect the rest of its object: the faulty part is left out and reported, the rest is served. A fault
-has a path, and a message with the value found and the values allowed.
+A faulty part of an object is left out and reported, and the rest is served. A fault has the path of the field, and a
+message with the value found and the values allowed.
 """
 
 from kubeproxy.sources.translate.nodes import node

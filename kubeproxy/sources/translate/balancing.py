@@ -1,7 +1,7 @@
-"""Translates the annotations about how clients are spread: scheduler, slow start, weight.
+"""Translates the annotations about spreading clients over endpoints: scheduler, slow start and weight.
 
-A fault in one of them does not keep anything from being served. So it is also a remark of the Service, which becomes an
-Event, because the Service's author does not read the log of each node.
+With a faulty annotation, the Service is still served. The fault is also a remark of the Service, which becomes an
+Event, because the Service's author does not read the logs of nodes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kubeproxy.model import MAX_WEIGHT, Scheduler
 from kubeproxy.sources.translate.validation import allowed
 
 LONGEST_SLOW_START_S = 3600
-"""The longest slow start. With a longer one a rollout would not be over when the next begins."""
+"""The longest slow start, in seconds. A longer slow start would outlast the time between two rollouts."""
 _DURATION = re.compile(r"(?:([0-9]{1,3})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _WEIGHT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 class Wishes(NamedTuple):
-    """The wishes of a Service."""
+    """The settings in a Service's annotations."""
 
     scheduler: Scheduler | None = None
     slow_start_s: int = 0
@@ -29,7 +29,7 @@ class Wishes(NamedTuple):
 
 
 def wishes_of(annotations: api_types.Annotations | None, faults: list[Fault]) -> Wishes:
-    """Return what a Service asks for by annotations. Values that cannot be used are left out."""
+    """Return the settings in a Service's annotations. Invalid values become faults, and the defaults are used."""
     if annotations is None or (annotations.scheduler is None and annotations.slow_start is None):
         return Wishes()
     found: list[Fault] = []
@@ -40,7 +40,7 @@ def wishes_of(annotations: api_types.Annotations | None, faults: list[Fault]) ->
 
 
 def weight_of(annotations: api_types.Annotations | None, faults: list[Fault]) -> int:
-    """Return the weight of the endpoints of a slice."""
+    """Return the weight in an EndpointSlice's annotations, or 1 if it is absent or invalid."""
     text = None if annotations is None else annotations.weight
     if text is None:
         return 1

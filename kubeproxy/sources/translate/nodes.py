@@ -1,4 +1,4 @@
-"""Translates Nodes: addresses, the blocks of pods, zone, and eligibility for load balancers."""
+"""Translates Nodes: addresses, pod CIDRs, zone, and eligibility for load balancers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from kubeproxy.sources.translate.validation import (
 )
 
 LEAVING = "ToBeDeletedByClusterAutoscaler"
-"""The taint of a node that the cluster autoscaler is about to remove (KEP-3836), whatever its value or effect."""
+"""The key of the taint on a node that the cluster autoscaler is about to remove (KEP-3836). Value and effect do not
+matter."""
 
 _TYPES = ("InternalIP", "ExternalIP")
-"""The types of status addresses that are IP addresses, in the order of trust."""
+"""The types of addresses in a Node's status that are IP addresses, the preferred type first."""
 
 
 def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
-    """Return a Node of the model, or None and a fault if its name is invalid."""
+    """Return a Node of the model, and the faults. The Node is None if its name is invalid."""
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
     name = meta.name or ""
@@ -47,7 +48,7 @@ def node(raw: api_types.Node) -> tuple[Node | None, list[Fault]]:
 
 
 def _pod_cidrs(spec: api_types.NodeSpec, faults: list[Fault]) -> tuple[str, ...]:
-    """Return the blocks of pods. An API server of before 1.16 knows one alone."""
+    """Return the pod CIDRs. An API server before 1.16 has only the field podCIDR."""
     found: dict[str, None] = {}
     for index, text in indexed(spec.pod_cidrs or [spec.pod_cidr]):
         try:

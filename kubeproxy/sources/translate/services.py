@@ -34,9 +34,9 @@ from kubeproxy.sources.translate.validation import (
 )
 
 DEFAULT_AFFINITY_S = 10800
-"""Three hours, the API's default for sessionAffinityConfig.clientIP.timeoutSeconds."""
+"""The API's default for sessionAffinityConfig.clientIP.timeoutSeconds, three hours."""
 MAX_AFFINITY_S = 86400
-"""One day, the API's upper bound."""
+"""The API's maximum for sessionAffinityConfig.clientIP.timeoutSeconds, one day."""
 
 _PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
 _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -45,10 +45,10 @@ _CIDR = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
 def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
-    """Return a Service of the model, and the object's faults.
+    """Translate a Service. Return the Service of the model, or None, and the object's faults.
 
-    None without faults means that the Service is not for this proxy (headless, ExternalName, another proxy's). None
-    with faults means that no part of it can be served.
+    None without faults means that the Service is not for this proxy: it is headless, an ExternalName, or another
+    proxy's. None with faults means that no part of the Service can be served.
     """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
@@ -98,7 +98,7 @@ def service(raw: api_types.Service) -> tuple[Service | None, list[Fault]]:
 
 
 def not_for_this_proxy(raw: api_types.Service) -> str:
-    """Return why a Service without faults is not for this proxy, or an empty text if it is."""
+    """Return why a valid Service is not for this proxy, or an empty text if it is for this proxy."""
     meta, spec = raw.metadata or api_types.ObjectMeta(), raw.spec or api_types.ServiceSpec()
     if meta.labels is not None and meta.labels.service_proxy_name is not None:
         return f"it belongs to another proxy, {show(meta.labels.service_proxy_name)} (label {_PROXY_LABEL})"
@@ -110,8 +110,8 @@ def not_for_this_proxy(raw: api_types.Service) -> str:
 
 
 def _created(text: str | None, faults: list[Fault]) -> int:
-    """Return when the Service was created, in Unix seconds, or 0 if it does not tell, as with ``null`` in generated
-    manifests."""
+    """Return the Service's creation time in Unix seconds, or 0 if it is absent or invalid. In generated manifests it is
+    often ``null``."""
     if not text:
         return 0
     try:
@@ -125,7 +125,7 @@ def _created(text: str | None, faults: list[Fault]) -> int:
 
 
 def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> DrainRequests | None:
-    """Return the drain requests, or None if there are none, or if they cannot be used; then all endpoints serve."""
+    """Return the drain requests, or None if there are none. Invalid requests become a fault, and are ignored."""
     text = None if annotations is None else annotations.drain_requests
     if not text:
         return None
@@ -137,7 +137,7 @@ def _drain(annotations: api_types.Annotations | None, faults: list[Fault]) -> Dr
 
 
 def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Address, ...]:
-    """Return at most one address per family, in the Service's order. Older servers set only clusterIP."""
+    """Return the cluster IPs, at most one of each family, in the Service's order. Older servers set only clusterIP."""
     if spec.cluster_ips:
         texts = [(f"spec.clusterIPs[{index}]", text) for index, text in indexed(spec.cluster_ips)]
     else:
@@ -163,7 +163,7 @@ def _cluster_ips(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[Addr
 def _service_addresses(
     path: str, texts: list[str | None] | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """Return the addresses from outside the cluster, without invalid and doubtful ones."""
+    """Return the valid addresses of a field such as spec.externalIPs. Invalid addresses become faults."""
     found: dict[Address, None] = {}
     for index, text in indexed(texts):
         if address := _service_address(f"{path}[{index}]", text, families, faults):
@@ -188,8 +188,8 @@ def _service_address(path: str, text: str, families: set[Family], faults: list[F
 def _ingress_addresses(
     status: api_types.ServiceStatus | None, families: set[Family], faults: list[Fault]
 ) -> tuple[Address, ...]:
-    """Return the load balancer's addresses that the node captures, which are those of mode VIP. Host names belong to
-    DNS."""
+    """Return the load balancer addresses that the node has to serve, which are those with ipMode VIP. Host names are
+    ignored, because they belong to DNS."""
     if status is None or status.load_balancer is None or not status.load_balancer.ingress:
         return ()
     found: dict[Address, None] = {}
@@ -207,10 +207,10 @@ def _ingress_addresses(
 def _source_ranges(
     spec: api_types.ServiceSpec, annotations: api_types.Annotations | None, faults: list[Fault]
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the canonical CIDRs, and whether all given ranges are invalid.
+    """Return the canonical CIDRs of loadBalancerSourceRanges, and whether all given ranges are invalid.
 
-    If they are, the load balancer's addresses are not served, because an empty list would admit all clients. The field
-    overrides the older annotation.
+    If all are invalid, the load balancer addresses are not served, because without ranges all clients would be let in.
+    The field has precedence over the older annotation.
     """
     if spec.load_balancer_source_ranges:
         texts = [(f"spec.loadBalancerSourceRanges[{i}]", text) for i, text in indexed(spec.load_balancer_source_ranges)]
@@ -231,7 +231,8 @@ def _source_ranges(
 
 
 def _service_ports(spec: api_types.ServiceSpec, faults: list[Fault]) -> tuple[ServicePort, ...]:
-    """Return the ports that can be served. If two have the same name, number or node port, the first wins."""
+    """Return the ports that can be served. If two ports have the same name, number or node port, only the first is
+    served."""
     raw_ports = list(indexed(spec.ports))
     if not raw_ports:
         faults.append(Fault("spec.ports", "missing; allowed: at least one port"))
@@ -320,6 +321,6 @@ def _health_check_node_port(spec: api_types.ServiceSpec, faults: list[Fault]) ->
 
 
 def _check_distribution(text: str | None, faults: list[Fault]) -> None:
-    # The value controls how hints of EndpointSlices are written. A proxy reads only the hints.
+    # The value matters to the controller that writes the hints of EndpointSlices. A proxy reads only the hints.
     if text and text not in _DISTRIBUTIONS:
         faults.append(Fault("spec.trafficDistribution", f"{show(text)}; {allowed(_DISTRIBUTIONS)}. None is used"))

@@ -1,4 +1,4 @@
-"""Translates EndpointSlices, and legacy Endpoints into slices."""
+"""Translates EndpointSlices and legacy Endpoints to slices of the model."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from kubeproxy.sources.translate.validation import (
 
 
 def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, list[Fault]]:
-    """Return a slice of the model, and the object's faults.
+    """Translate an EndpointSlice. Return the slice of the model, or None, and the object's faults.
 
-    None without faults means that it belongs to no Service of this proxy (no service-name label, headless, another
-    proxy's), or has names instead of addresses (FQDN). None with faults means that no part of it can be served.
+    None without faults means that the slice belongs to no Service of this proxy, because it has no service-name label
+    or its Service is headless or another proxy's, or that it has host names (FQDN) instead of addresses. None with
+    faults means that no part of the slice can be served.
     """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
@@ -72,10 +73,10 @@ def endpoint_slice(raw: api_types.EndpointSlice) -> tuple[EndpointSlice | None, 
 
 
 def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault]]:
-    """Return a legacy Endpoints object as slices, one per subset and family.
+    """Translate a legacy Endpoints object. Return a slice for each subset and family, and the object's faults.
 
-    Their names ``NAME/SUBSET/FAMILY`` cannot be those of API objects. There are none for Endpoints of headless
-    Services, and of another proxy's.
+    The names of the slices, ``NAME/SUBSET/FAMILY``, are invalid in the API, so they are unique. Endpoints of headless
+    Services and of another proxy's Services become no slices.
     """
     faults: list[Fault] = FaultList()
     meta = raw.metadata or api_types.ObjectMeta()
@@ -110,8 +111,8 @@ def endpoints(raw: api_types.Endpoints) -> tuple[list[EndpointSlice], list[Fault
 def _endpoint_ports(
     path: str, raw_ports: list[api_types.EndpointPort | None] | None, faults: list[Fault]
 ) -> tuple[EndpointPort, ...]:
-    """Return the ports that can be dialed. A null port means all ports, to which no service port maps. SCTP is reported
-    at the Service."""
+    """Return the ports that can be dialed. A null port, which means all ports, is left out, because no service port
+    maps to it. SCTP ports are left out without a fault, because the Service has that fault."""
     ports: dict[str, EndpointPort] = {}
     for index, raw in indexed(raw_ports):
         if raw.port is None:
@@ -130,10 +131,10 @@ def _endpoint_ports(
 
 
 def _endpoint_address(path: str, text: str | None, faults: list[Fault]) -> Address | None:
-    """Return an address to dial.
+    """Return the address of an endpoint, or None and a fault if it is invalid.
 
-    A loopback address is accepted although an API server refuses it: without a cluster, backends on the host itself are
-    usual, and in a cluster the API server lets none pass.
+    Loopback addresses are accepted. Without a cluster, endpoints on the host itself are common; in a cluster, the API
+    server refuses such addresses.
     """
     address = address_in(text)
     if address is None:
@@ -149,7 +150,7 @@ def _slice_endpoints(
     raw_endpoints: list[api_types.Endpoint | None] | None, family: Family, weight: int, faults: list[Fault]
 ) -> Iterator[Endpoint]:
     for index, raw in indexed(raw_endpoints):
-        # Only the first address counts, because the API gives the others no meaning and kube-proxy does not use them.
+        # Only the first address is used, as in kube-proxy, because the API gives the others no meaning.
         text = raw.addresses[0] if raw.addresses else None
         path = f"endpoints[{index}].addresses[0]"
         address = _endpoint_address(path, text, faults)
@@ -190,7 +191,7 @@ def _subset_endpoints(
     found: dict[Address, Endpoint],
     faults: list[Fault],
 ) -> None:
-    """Add a subset's addresses to `found`. An address that is already ready stays ready."""
+    """Add the addresses of a subset to `found`. An address that is already there as ready stays ready."""
     for index, raw in indexed(raw_addresses):
         address = _endpoint_address(f"{path}[{index}].ip", raw.ip, faults)
         if address is not None and address not in found:

@@ -1,4 +1,4 @@
-"""Checks that several translations use, with their fault messages."""
+"""The checks that several translations share, with their fault messages."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ _CANONICAL_IPV4 = re.compile(rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}")
 
 
 def foreign(labels: api_types.Labels) -> bool:
-    """Return whether endpoints with these labels belong to a headless Service or another proxy's."""
+    """Return whether the labels of an EndpointSlice or Endpoints say that its Service is headless or another
+    proxy's."""
     return labels.headless is not None or labels.service_proxy_name is not None
 
 
 def indexed(items: list[T | None] | None) -> Iterator[tuple[int, T]]:
-    """Yield the items with their indices, without nulls."""
+    """Yield the items of a list that are not null, with their indices."""
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)
 
 
 def allowed(values: Iterable[str]) -> str:
-    """Return the allowed values, for a fault's message."""
+    """Return a text with the allowed values, for a fault's message."""
     return f"allowed: {', '.join(values)}"
 
 
 def object_name(
     meta: api_types.ObjectMeta, faults: list[Fault], pattern: re.Pattern[str], longest: int
 ) -> tuple[str, str] | None:
-    """Return namespace and name, or None and a fault if they are invalid."""
+    """Return an object's namespace and name. Return None and add a fault if they are invalid."""
     namespace, name = meta.namespace or "", meta.name or ""
     good = True
     if not LABEL.fullmatch(namespace):
@@ -56,10 +57,10 @@ def object_name(
 
 
 def address_in(text: str | None) -> Address | None:
-    """Return the canonical address, or None if `text` is not an address."""
+    """Return the canonical form of an address, or None if `text` is not an address."""
     if text is None:
         return None
-    # This pattern matches nearly all addresses, and is twenty times as fast as ipaddress.
+    # The pattern matches nearly all addresses, and is twenty times as fast as ipaddress.
     if _CANONICAL_IPV4.fullmatch(text):
         return Address(text)
     try:
@@ -69,7 +70,7 @@ def address_in(text: str | None) -> Address | None:
 
 
 def reserved(address: Address, *, loopback: bool) -> str:
-    """Return the reason why no Service can have this address, or an empty text if it can."""
+    """Return why no Service can have this address, such as because it is multicast, or an empty text if it can."""
     if address.startswith(_ORDINARY_BEGINNINGS):
         return ""
     parsed = ipaddress.ip_address(address)
@@ -83,11 +84,11 @@ def reserved(address: Address, *, loopback: bool) -> str:
 
 
 _ORDINARY_BEGINNINGS = ("10.", "172.", "192.168.", "fd", "2001:")
-"""The prefixes of most addresses in use, which only serve as a shortcut."""
+"""The prefixes of most addresses in use, which are checked first, for speed."""
 
 
 def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
-    """Return whether this is a valid port number, and add a fault if it is not."""
+    """Return whether a port number is valid. Add a fault if it is not."""
     if number is not None and 1 <= number <= 65535:
         return True
     faults.append(Fault(path, f"{show(number)}; allowed: 1 to 65535"))
@@ -95,7 +96,7 @@ def port_number(path: str, number: int | None, faults: list[Fault]) -> bool:
 
 
 def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | None:
-    """Return the protocol, which is TCP by default, or None and a fault if it is unknown."""
+    """Return the protocol, which is TCP by default. Return None and add a fault if it is unknown."""
     try:
         return Protocol(text or "TCP")
     except ValueError:
@@ -104,7 +105,7 @@ def protocol_in(path: str, text: str | None, faults: list[Fault]) -> Protocol | 
 
 
 def port_name(path: str, name: str, faults: list[Fault]) -> bool:
-    """Return whether this is a valid port name or empty, and add a fault if it is not."""
+    """Return whether a port name is valid or empty. Add a fault if it is not."""
     if not name or LABEL.fullmatch(name):
         return True
     faults.append(Fault(path, f"{show(name)}; {LABEL_RULE}"))
