@@ -1,4 +1,4 @@
-"""Addresses and address blocks in the configuration, each with its parser (see `value_types`)."""
+"""The types of addresses and address blocks in the configuration, each with its parser (see `value_types`)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class IP(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse any form of an IPv4 or IPv6 address without zone."""
+        """Parse an IPv4 or IPv6 address in any notation, without zone. Raise ValueError if the text is invalid."""
         return cls(parse_address(text))
 
     @property
     def address(self) -> Address:
-        """Return the address as a type of the model."""
+        """Return the address as a `model.address.Address`."""
         return Address(str(self))
 
     @property
@@ -35,7 +35,7 @@ class IP(str):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The IP address and port of an HTTP server. Port 0 means no server."""
+    """The IP address and port of an HTTP server. With port 0, the server is off."""
 
     NOTATION: ClassVar[str] = "IP:PORT"
     ALLOWED: ClassVar[str] = (
@@ -49,7 +49,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``IP:port``, ``[IPv6]:port``, or an address alone, which gets the default port."""
+        """Parse ``IP:port``, ``[IPv6]:port``, or an address without port, which gets the default port. Raise ValueError
+        if the text is invalid."""
         if match := re.fullmatch(r"\[([^]]*)](?::(\d{1,5}))?|([^:]*)(?::(\d{1,5}))?", text, re.ASCII):
             address = parse_address(match[1] if match[1] is not None else match[3])
             if (family_of(address) is Family.IPV6) != (match[1] is not None):
@@ -64,13 +65,13 @@ class ServerAddress:
 
     @property
     def served(self) -> bool:
-        """Return whether there is a server."""
+        """Return whether the server is on."""
         return self.port != 0
 
     @property
     def loopback(self) -> Address:
-        """Return the address at which this host reaches the server: its own if it is loopback, and otherwise a loopback
-        address."""
+        """Return the address at which this host reaches the server: the server's address if it is a loopback address,
+        and otherwise the loopback address of its family."""
         address = ipaddress.ip_address(self.address)
         if address.is_loopback:
             return self.address
@@ -78,7 +79,7 @@ class ServerAddress:
 
     @property
     def is_everywhere(self) -> bool:
-        """Return whether the address is the unspecified one, which stands for all addresses of its family."""
+        """Return whether the server listens on all addresses, because its address is the unspecified address."""
         return ipaddress.ip_address(self.address).is_unspecified
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ class MetricsAddress(ServerAddress):
 
 
 class CIDR(str):
-    """An address block in canonical form, host bits cleared as Go's ParseCIDR does."""
+    """An address block in canonical form. Like Go's ParseCIDR, it has no host bits."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "CIDR"
@@ -110,7 +111,7 @@ class CIDR(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``address/bits``."""
+        """Parse ``address/bits``. Raise ValueError if the text is invalid."""
         address, slash, bits = text.partition("/")
         if not slash or not (bits.isascii() and bits.isdecimal()):
             raise ValueError(text)
@@ -118,7 +119,8 @@ class CIDR(str):
 
 
 class ClusterCIDR(str):
-    """The pods' address block, or one per family separated by a comma. Empty if it is not known."""
+    """The address block of the cluster's pods, or one block of each family, separated by a comma. It is empty if the
+    block is unknown."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "CIDR"
@@ -128,7 +130,7 @@ class ClusterCIDR(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse one block, two, or an empty text."""
+        """Parse one block, two blocks, or an empty text. Raise ValueError if the text is invalid."""
         if not text:
             return cls("")
         blocks = [CIDR.parse(part.strip()) for part in text.split(",")]
@@ -138,12 +140,12 @@ class ClusterCIDR(str):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Return one block, or one per family."""
+        """Return the blocks: none, one, or one of each family."""
         return tuple(self.split(",")) if self else ()
 
 
 class _CIDROrWord(str):
-    """An address block, or one of some words."""
+    """An address block, or one of the words in `WORDS`."""
 
     __slots__ = ()
     WORDS: ClassVar[tuple[str, ...]]
@@ -151,12 +153,12 @@ class _CIDROrWord(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a block or a word."""
+        """Parse a block or a word. Raise ValueError if the text is neither."""
         return cls(text if text in cls.WORDS else CIDR.parse(text))
 
 
 class NodePortAddress(_CIDROrWord):
-    """Node addresses for node ports: an address block, or one of kube-proxy's words."""
+    """The node addresses that serve node ports, as an address block or one of kube-proxy's words."""
 
     __slots__ = ()
     WORDS = ("primary", "localhost", "all")
@@ -164,7 +166,7 @@ class NodePortAddress(_CIDROrWord):
 
 
 class DeniedEndpoints(_CIDROrWord):
-    """Denied endpoints: an address block, or the word for this node's own addresses."""
+    """The addresses of denied endpoints, as an address block or the word for this node's addresses."""
 
     __slots__ = ()
     NODE: ClassVar[str] = "node"

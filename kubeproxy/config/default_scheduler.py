@@ -1,5 +1,5 @@
-"""Finds the scheduler of Services that do not ask for one, from `kubeproxy.scheduler` or, as in kube-proxy, from its
-ipvs mode."""
+"""Finds the scheduler of Services that do not request one, from the setting `kubeproxy.scheduler` or, in mode ipvs,
+from kube-proxy's `ipvs.scheduler`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OF_IPVS: Final = {
     "sh": Scheduler.SOURCE_HASH,
     "mh": Scheduler.MAGLEV,
 }
-"""The counterpart of each scheduler of IPVS. Those that are missing choose by the destination, which all clients of a
-Service have in common. They are meant for caches on the way to many servers, and would send all clients of a Service to
-one endpoint."""
+"""The scheduler that replaces each IPVS scheduler. The missing IPVS schedulers choose an endpoint by the destination
+address. They are meant for caches in front of many servers, and would send all clients of a Service to the same
+endpoint."""
 
 
 def scheduler_of(configuration: Configuration) -> Scheduler:
-    """Return the scheduler of Services that do not ask for one."""
+    """Return the scheduler of Services without the annotation kubeproxy/scheduler."""
     if configuration.kubeproxy.scheduler != "auto":
         return Scheduler(configuration.kubeproxy.scheduler)
     if configuration.mode != "ipvs":
@@ -35,7 +35,7 @@ def scheduler_of(configuration: Configuration) -> Scheduler:
 
 
 def warnings_of(configuration: Configuration) -> Iterator[str]:
-    """Yield the warnings about a scheduler that does not do what its name says."""
+    """Yield warnings about a configured scheduler that is replaced by another one."""
     name = configuration.ipvs.scheduler
     if configuration.mode == "ipvs" and configuration.kubeproxy.scheduler == "auto" and name not in OF_IPVS:
         yield (

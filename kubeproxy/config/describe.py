@@ -1,4 +1,4 @@
-"""Describes types and values as text, for messages, help and the reference."""
+"""Describes types and values as text, for messages, help and the configuration reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SHOWN: Final = 60
 
 
 def allowed(kind: inspect.Type) -> str:
-    """Return the values that a type allows, in words."""
+    """Describe the values that a type allows."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
@@ -41,7 +41,7 @@ def allowed(kind: inspect.Type) -> str:
 
 
 def notation(kind: inspect.Type) -> str:
-    """Return the placeholder for a value of a type in help."""
+    """Return the placeholder in help for a value of a type, such as ``DURATION``."""
     kind = plain(kind)
     match kind:
         case inspect.BoolType():
@@ -63,7 +63,7 @@ def notation(kind: inspect.Type) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text for its flag."""
+    """Format a value in the way in which its flag accepts it."""
     match value:
         case bool():
             return str(value).lower()
@@ -78,7 +78,7 @@ def text_of(value: Any) -> str:
 
 
 def describe(value: object) -> str:
-    """Describe a value that was found in a few words, on one line."""
+    """Describe a found value in a few words, on one line."""
     match value:
         case None:
             return "nothing"
@@ -99,12 +99,12 @@ def describe(value: object) -> str:
 
 
 def name_of(name: object) -> str:
-    """Return a key of a map as text on one line."""
+    """Format a key of a map as text on one line."""
     return name if isinstance(name, str) and name.isprintable() and len(name) <= _MAX_SHOWN else describe(name)
 
 
 def leaf(kind: inspect.CustomType | inspect.DataclassType) -> type[Leaf]:
-    """Return the class of a value with its own notation."""
+    """Return the class of a type that has a notation of its own (see `value_types`)."""
     found: type[Leaf] = kind.cls
     return found
 
@@ -126,7 +126,7 @@ def _either(words: list[str]) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return the text in double quotes, shortened, with unprintable characters escaped."""
+    """Quote a text in double quotes, shortened, with unprintable characters escaped."""
     quoted = json.dumps(text[:_MAX_SHOWN], ensure_ascii=False)
     line = printable(quoted)
     return line if len(text) <= _MAX_SHOWN else f"{line}…"

@@ -1,4 +1,4 @@
-"""The difference between two configurations, and its effect on a running daemon."""
+"""Finds the differences between two configurations, and their effect on a running daemon."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kubeproxy.config.schema import Configuration
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Paths of the changed fields, without fields that have no effect."""
+    """The paths of the changed fields. Fields without effect are left out."""
 
     live: tuple[str, ...]
-    """The changed fields that take effect at once."""
+    """The changed fields that take effect on reload."""
     restart: tuple[str, ...]
-    """The changed fields that wait for the next start."""
+    """The changed fields that take effect only at the next start."""
 
 
 def compare(old: Configuration, new: Configuration) -> Difference:
-    """Return the changed fields from `old` to `new`."""
+    """Return the fields in which two configurations differ."""
     before, after = flatten(old), flatten(new)
     changed = [field for path, field in fields().items() if before[path] != after[path]]
     return Difference(
@@ -30,10 +30,10 @@ def compare(old: Configuration, new: Configuration) -> Difference:
 
 
 def effective(old: Configuration, new: Configuration) -> Configuration:
-    """Return the configuration in effect after a reload. It has the new values, except for fields that wait for the
-    next start.
+    """Return the configuration that is in effect after a reload. Fields that take effect only at the next start keep
+    their old values.
 
-    Until then, every reload lists those fields again.
+    So until the next start, every reload reports these fields again.
     """
     before, after = flatten(old), flatten(new)
     waiting = {path for path, field in fields().items() if field.effect is Effect.RESTART}

@@ -1,4 +1,4 @@
-"""Writes a configuration as a file from which `load` reads an equal one."""
+"""Writes a configuration as a file. `load` reads the file to an equal configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kubeproxy.config.value_types import Leaf
 
 
 def dump(configuration: Configuration) -> str:
-    """Return the whole configuration as YAML, including defaults."""
+    """Return the whole configuration, with all defaults, as YAML."""
     import yaml
 
     return yaml.safe_dump(plain_data(configuration), sort_keys=False)
 
 
 def plain_data(value: Any) -> Any:
-    """Return a value as data of JSON and YAML, with the field names of the file."""
+    """Convert a value to plain data for JSON or YAML, with the field names of the file."""
     match value:
         case Struct():
             return {name: plain_data(getattr(value, member.name)) for name, member in members(type(value)).items()}
@@ -38,7 +38,7 @@ def go_data(configuration: Configuration) -> dict[str, Any]:
     """Return the configuration with Go's field names, as in kube-proxy's /configz, without credentials of manifest
     URLs."""
     shown = plain_data(configuration)
-    for key in ("apiVersion", "kind"):  # kube-proxy drops both when it reads the file.
+    for key in ("apiVersion", "kind"):  # kube-proxy does not show these.
         del shown[key]
     manifests = shown["kubeproxy"]["manifests"]
     manifests["paths"] = [_LOGIN.sub("xxxxx@", path) for path in manifests["paths"]]
@@ -46,7 +46,7 @@ def go_data(configuration: Configuration) -> dict[str, Any]:
 
 
 def go_name(name: str) -> str:
-    """Return the Go name of a field of the file: capitalized, with abbreviations in capitals."""
+    """Return Go's name for a field of the file, which is capitalized, with abbreviations in capitals."""
     if name in _GO_NAMES:
         return _GO_NAMES[name]
     first, rest = re.fullmatch(r"([a-z0-9]+)(.*)", name).groups()  # type: ignore[union-attr]
@@ -56,8 +56,7 @@ def go_name(name: str) -> str:
 _GO_NAMES: Final = {"iptables": "IPTables", "nftables": "NFTables"}
 _ABBREVIATIONS: Final = frozenset(("ipvs", "oom", "qps", "snat", "tcp", "udp"))
 _AS_IN_THE_FILE: Final = frozenset(("featureGates", "logging"))
-"""The top-level fields whose contents keep the file's names: feature gates have names of their own, and the logging
-options are spelled in /configz as in the file."""
+"""The top-level fields whose contents keep the names of the file, as in kube-proxy's /configz."""
 _LOGIN: Final = re.compile(r"(?<=://)[^/@]*@")
 
 

@@ -1,5 +1,4 @@
-"""The information about a field in addition to its type and default: its meaning, its flag, and the effect of a
-change."""
+"""The functions with which the schema declares the meaning of a field, its flag, and the effect of a change."""
 
 from __future__ import annotations
 
@@ -13,33 +12,33 @@ class Group(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Effect(StrEnum):
-    """The effect that a changed field has on a running daemon."""
+    """The effect of a changed field on a running daemon."""
 
     LIVE = "live"
     """The change takes effect on reload."""
     RESTART = "restart"
     """The change takes effect at the next start."""
     NONE = "none"
-    """The field has no effect. It is accepted so that kube-proxy's files and flags work. A warning lists such
-    fields."""
+    """The field has no effect. It is accepted for compatibility with kube-proxy's files and flags, and a warning lists
+    it."""
 
 
 def live(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """Declare a field that can change while the daemon runs.
+    """Declare a field whose changes take effect on reload.
 
-    `flag` is its flag without dashes. With `zero_is_default`, 0 or the empty value in the file means the default, as in
-    some fields of kube-proxy (pkg/proxy/apis/config/v1alpha1/defaults.go).
+    `text` is the meaning of the field, and `flag` its flag without dashes. With `zero_is_default`, 0 or an empty value
+    in the file means the default, as for some fields of kube-proxy (pkg/proxy/apis/config/v1alpha1/defaults.go).
     """
     return _about(text, Effect.LIVE, flag, zero_is_default)
 
 
 def restart(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """Declare a field that is read only at start."""
+    """Declare a field whose changes take effect at the next start. The parameters are those of `live`."""
     return _about(text, Effect.RESTART, flag, zero_is_default)
 
 
 def unused(text: str, *, flag: str = "", zero_is_default: bool = False) -> Meta:
-    """Declare a field without effect."""
+    """Declare a field without effect. The parameters are those of `live`."""
     return _about(text, Effect.NONE, flag, zero_is_default)
 
 

@@ -1,7 +1,7 @@
-"""The schema as a flat table, from the path in the file to the field.
+"""The schema as a flat table of fields by their path in the file.
 
-A path is written as in messages: ``iptables.syncPeriod``. A field has a value, which may be a list or a map. Groups
-have none.
+Paths have the form ``iptables.syncPeriod``. Fields have a value, which may be a list or a map. Groups of fields are not
+in the table.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class Field:
 
     path: str
     attributes: tuple[str, ...]
-    """The Python attributes from the root to the value."""
+    """The Python attributes from the configuration to the value."""
     type: inspect.Type
     default: Any
     text: str
     """The meaning of the setting."""
     effect: Effect
     flag: str
-    """The flag of the setting without dashes. It is empty if the setting has none."""
+    """The setting's flag without dashes, or empty if it has no flag."""
     zero_is_default: bool
 
     @property
     def ours(self) -> bool:
-        """Return whether kube-proxy does not have the setting."""
+        """Return whether the setting is the project's own, which kube-proxy does not have."""
         return self.path.startswith("kubeproxy.")
 
 
 @cache
 def fields() -> Mapping[str, Field]:
-    """Return every field, in the order of the schema."""
+    """Return all fields by path, in the order of the schema."""
     return {field.path: field for field in _walk(Configuration, "", ())}
 
 
 def plain(kind: inspect.Type) -> inspect.Type:
-    """Return the type without its metadata."""
+    """Return a type without its annotations."""
     return plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
 
 
@@ -73,14 +73,14 @@ def _walk(group: type[Struct], prefix: str, attributes: tuple[str, ...]) -> Iter
 
 @cache
 def members(group: type[Struct]) -> Mapping[str, inspect.Field]:
-    """Return the members of a group by their names in the file."""
+    """Return the fields and groups in a group, by their names in the file."""
     described = inspect.type_info(group)
     assert isinstance(described, inspect.StructType)
     return {member.encode_name: member for member in described.fields}
 
 
 def flatten(configuration: Configuration) -> dict[str, Any]:
-    """Return the value of each field, keyed by its path."""
+    """Return the value of each field by path."""
     values = {}
     for path, field in fields().items():
         value: Any = configuration
@@ -91,7 +91,7 @@ def flatten(configuration: Configuration) -> dict[str, Any]:
 
 
 def build(settings: Mapping[str, Any]) -> Configuration:
-    """Return the configuration with these values by path, and defaults for all other fields."""
+    """Return a configuration with these values, given by path, and defaults for all other fields."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         *groups, leaf = fields()[path].attributes

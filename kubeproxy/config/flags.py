@@ -1,8 +1,8 @@
-"""The flags of the command line in one table: kube-proxy's and those of our own settings.
+"""The table of all command line flags: kube-proxy's flags, and the flags of the project's own settings.
 
-The schema declares most flags at their field; this module lists those without a field. With ``--config``, kube-proxy
-ignores all flags but a few (cmd/kube-proxy/app/options.go); those few and the flags of our own settings override the
-file.
+The schema declares most flags together with their fields. This module lists the flags without a field. With
+``--config``, kube-proxy ignores nearly all flags (cmd/kube-proxy/app/options.go). The exceptions, and the flags of the
+project's own settings, override the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SWITCH: Final = inspect.BoolType()
 _PORT: Final = inspect.IntType(ge=0, le=65535)
 
 _OVERRIDES_FILE: Final = ("hostnameOverride", "logging.", "kubeproxy.")
-"""Fields with flags that override the file: kube-proxy's exceptions, and our settings."""
+"""The fields whose flags override the file. A name with a dot at its end is a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Flag:
     kind: inspect.Type
     text: str
     path: str = ""
-    """The field that the flag sets. It is empty if the flag sets none."""
+    """The path of the field that the flag sets, or empty if it sets none."""
     overrides_file: bool = True
-    """Whether the flag has an effect together with ``--config``."""
+    """Whether the flag overrides the file of ``--config``. Otherwise it is ignored if there is a file."""
     ignored: bool = False
-    """Whether the flag is accepted only for compatibility with kube-proxy."""
+    """Whether the flag has no effect, and is accepted only for compatibility with kube-proxy."""
 
     @property
     def switch(self) -> bool:
-        """Return whether ``--name`` alone means ``--name=true``."""
+        """Return whether the flag needs no value, because ``--name`` means ``--name=true``."""
         kind = plain(self.kind)
         return isinstance(kind, inspect.BoolType) or (isinstance(kind, inspect.LiteralType) and "true" in kind.values)
 
@@ -67,7 +67,7 @@ ACTIONS: Final = (
     Flag("init-only", _SWITCH, "Size connection tracking, which takes more privileges than the daemon, and exit."),
     Flag("version", inspect.LiteralType(("true", "false", "raw")), "Print the version and exit."),
 )  # fmt: skip
-"""Flags that select an action instead of a setting."""
+"""The flags that select an action and are not settings."""
 
 _PORTS: Final = (
     Flag(
@@ -107,7 +107,7 @@ _WITHOUT_FIELD: Final = (
 
 @cache
 def flags() -> Mapping[str, Flag]:
-    """Return every flag by its name."""
+    """Return all flags by name."""
     of_fields = [
         Flag(field.flag, field.type, field.text, field.path, overrides_file=field.path.startswith(_OVERRIDES_FILE))
         for field in fields().values()
@@ -118,22 +118,23 @@ def flags() -> Mapping[str, Flag]:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The typed values of a command line."""
+    """The values of a command line, with their types."""
 
     settings: Mapping[str, Any]
-    """The values by the path of their field, without ignored flags."""
+    """The values by the path of their field. Values of ignored flags are left out."""
     ports: Mapping[str, int]
-    """The ports by the field of their server. 0 turns a server off."""
+    """The values of the deprecated port flags, by the field of the server. Port 0 turns a server off."""
     actions: Mapping[str, str]
-    """The texts of the actions by the name of their flag."""
+    """The values of action flags, by flag name."""
     ignored: Sequence[str]
-    """The given flags without effect, with dashes."""
+    """The given flags that have no effect, with dashes."""
 
 
 def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> CommandLine:
-    """Return the settings of a command line. The flags are given as texts by name, in their order.
+    """Convert the flags of a command line to settings. `given` has the texts of each flag by name, in their order.
 
-    A wrong value is a fault even if the file overrides it. One warning lists the flags that the file overrides.
+    An invalid value is a fault even if the flag is ignored because of ``--config``. One warning lists the flags that
+    are ignored for that reason.
     """
     settings: dict[str, Any] = {}
     actions: dict[str, str] = {}
@@ -147,7 +148,7 @@ def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> Comman
             value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
             actions[name] = str(value).lower() if isinstance(value, bool) else texts[-1]
         elif flag in _PORTS:
-            pass  # These flags are read together below.
+            pass  # Read by `_read_ports`.
         elif flag.ignored:
             convert_flag(flag.kind, texts, flag.dashed, diagnostics)
         else:
@@ -164,13 +165,14 @@ def read(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> Comman
 
 
 def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics) -> Any:
-    """Return the value of a field from its flag. Return None for the default, or after a fault."""
+    """Convert the texts of a flag to the value of its field. Return None if that is the default, or after adding a
+    fault."""
     kind, last = plain(flag.kind), texts[-1]
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, ServerAddress) and not last:
         return replace(field.default, port=0)
     if isinstance(kind, inspect.DataclassType) and issubclass(kind.cls, Duration):
         value = convert_flag(flag.kind, texts, flag.dashed, diagnostics)
-        # In the file 0 means the default. On the command line it means 0, and is written as the shortest duration.
+        # On the command line 0 means 0. In a field where 0 means the default, it is stored as the shortest duration.
         return replace(value, nanoseconds=1) if field.zero_is_default and value and not value.nanoseconds else value
     if field.zero_is_default and is_zero(last):
         return None
@@ -183,7 +185,8 @@ def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics)
 
 
 def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> dict[str, int]:
-    """Return the effective deprecated port flags. 0 turns a server off. A port in the address overrides any other."""
+    """Return the ports of the deprecated port flags, by the field of the server. A flag is left out if the address flag
+    has a port, too."""
     ports = {}
     for flag in _PORTS:
         if flag.name in given:
@@ -195,7 +198,7 @@ def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) ->
 
 
 def _is_bare(address: str) -> bool:
-    """Return whether the address of a server has no port."""
+    """Return whether a server's address is given without a port."""
     try:
         parse_address(address.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The groups of settings that kube-proxy has, too."""
+"""The groups of settings that kube-proxy also has."""
 
 from __future__ import annotations
 

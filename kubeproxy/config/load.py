@@ -1,4 +1,4 @@
-"""Loads a `Configuration` from file and flags, or reports every fault."""
+"""Loads a `Configuration` from a file and flags, or reports all faults."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from kubeproxy.model import Family
 from kubeproxy.model.errors import ConfigError
 
 MAX_CHARACTERS = 1_000_000
-"""The most characters of a file. A whole configuration has a few thousand."""
+"""The largest number of characters in a file. A whole configuration has a few thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration without faults."""
+    """A valid configuration, and the rest of the command line."""
 
     configuration: Configuration
     actions: Mapping[str, str]
-    """The flags that select an action, such as ``write-config-to``, with their texts."""
+    """The values of the flags that select an action, such as ``write-config-to``, by flag name."""
     warnings: tuple[str, ...]
 
 
 def load(given: Mapping[str, Sequence[str]]) -> Loaded:
-    """Load the configuration of a command line, given as texts by flag name, and of its file, if there is one.
+    """Load the configuration from a command line and from the file that ``--config`` names. `given` has the texts of
+    each flag by name.
 
-    Raise ConfigError with all faults of file and flags. Faults between fields are found only if there are no others.
+    Raise ConfigError with all faults of file and flags. Rules between fields are checked only if there are no other
+    faults.
     """
     diagnostics = Diagnostics()
     command_line = flags.read(given, diagnostics)
@@ -57,7 +59,7 @@ def load(given: Mapping[str, Sequence[str]]) -> Loaded:
 
 
 def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the valid values of a file by the path of their field, and the faults of the others."""
+    """Read as much of a file as is valid. Return the valid values by path, and the faults."""
     diagnostics = Diagnostics()
     settings = _read_file(path, diagnostics)
     _complete(settings, {})
@@ -65,8 +67,8 @@ def read_partly(path: Path) -> tuple[dict[str, Any], Sequence[str]]:
 
 
 def read(text: str, diagnostics: Diagnostics, *, name: str) -> dict[str, Any]:
-    """Parse a file's text and return values by path of their field. `name` is the file's name, for faults that concern
-    the whole text."""
+    """Parse the text of a file, and return the values by path. `name` is the file's name, for faults of the whole
+    text."""
     from kubeproxy.config import read_text
 
     try:
@@ -103,8 +105,8 @@ def _read_file(path: Path, diagnostics: Diagnostics) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of the file, cut one character beyond the limit."""
-    # O_NONBLOCK is set because the file may be a pipe, and opening one waits for a writer.
+    """Return the text of a file, at most one character more than the limit."""
+    # O_NONBLOCK: the file may be a pipe, and opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor, encoding="utf-8-sig") as file:
@@ -133,7 +135,8 @@ def _read_group(
 
 
 def _complete(settings: dict[str, Any], ports: Mapping[str, int]) -> None:
-    """Add values that depend on another field. As in kube-proxy, an IPv6 bind address applies to the servers, too."""
+    """Add values that follow from other fields: ports from the deprecated flags, and, as in kube-proxy, IPv6 addresses
+    of the servers if bindAddress is IPv6."""
     bind = settings.get("bindAddress")
     if isinstance(bind, IP) and bind.family is Family.IPV6:
         settings.setdefault("healthzBindAddress", HealthzAddress.parse("[::]"))

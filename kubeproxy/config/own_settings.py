@@ -1,4 +1,4 @@
-"""The settings that kube-proxy does not have: the group ``kubeproxy`` of the file."""
+"""The project's own settings, which kube-proxy does not have. They are the group ``kubeproxy`` of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the text of a configuration file, YAML or JSON, to plain data."""
+"""Parses the text of a configuration file, which is YAML or JSON, to plain data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import yaml
 
 _NOT_IN_JSON = {"tag:yaml.org,2002:timestamp"}
-"""The scalars that PyYAML converts to objects. Kubernetes keeps their text, because it reads YAML as a notation of
-JSON."""
+"""The tags of scalars that PyYAML would convert to objects. Their text is kept, as in Kubernetes, because JSON has no
+such values."""
 
 
 MAX_VALUES = 100_000
-"""The largest number of values in a document with aliases expanded. A whole configuration has 150."""
+"""The largest number of values in a document, with aliases expanded. A whole configuration has 150 values."""
 
 
 MAX_DEPTH = 50
-"""The deepest nesting. A whole configuration is nested four levels deep."""
+"""The maximum nesting depth. A whole configuration has four levels."""
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also records fields that are given twice."""
+    """PyYAML's safe loader, which also records fields that occur twice."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_IN_JSON]
@@ -54,15 +54,16 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str) -> tuple[Any, list[str]]:
-    """Parse a text with one document, and warn of every field that is given twice. Of two values the last one counts.
+    """Parse a text with one document. Return the data, and a warning for each field that occurs twice, of which the
+    last value counts.
 
-    Raise ValueError, with a text for the operator, if it is neither YAML nor JSON.
+    Raise ValueError, with a message for the operator, if the text is neither YAML nor JSON.
     """
     if text.lstrip().startswith("{"):
         try:
             return _parse_json(text)
         except ValueError:
-            pass  # The text may be YAML in braces. Otherwise the message of the YAML parser names the line.
+            pass  # The text may be YAML in braces. If it is not, the YAML parser's message names the line.
     try:
         loader = _Loader(_without_empty_end(text))
         try:
@@ -82,12 +83,12 @@ def parse(text: str) -> tuple[Any, list[str]]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # PyYAML raises this for an explicit tag that contradicts its text, such as !!bool 3.
+        # PyYAML raises these for a tag that contradicts the value, such as !!bool 3.
         raise ValueError(f"a value with the wrong type ({type(error).__name__}: {_one_line(error)})") from error
 
 
 def _without_empty_end(text: str) -> str:
-    """Return the text without separators at its end, which many tools write. kube-proxy reads the first document."""
+    """Return the text without document separators at its end, which many tools write."""
     lines = text.split("\n")
     while lines and lines[-1].rstrip() in ("", "---"):
         lines.pop()
@@ -95,12 +96,12 @@ def _without_empty_end(text: str) -> str:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values in a node, with aliases expanded.
+    """Return the number of values in a YAML node, with aliases expanded.
 
-    Merging copies the values, so the number must be known before the nodes are constructed.
+    It is computed before objects are constructed, because constructing copies merged values.
     """
     if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1  # This is the size while a value is inside itself: such a value has no end.
+        known[id(node)] = MAX_VALUES + 1  # A value that contains itself is too large.
         children = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)

@@ -1,10 +1,12 @@
-"""The whole KubeProxyConfiguration v1alpha1, with our own settings in the group ``kubeproxy``.
+"""The schema of the configuration file: kube-proxy's KubeProxyConfiguration v1alpha1, and the project's own settings in
+the group ``kubeproxy``.
 
-Names, types and defaults are kube-proxy's: those of 1.20, the last release with the whole userspace mode, and later
-fields. The text of a field tells if it differs. Python uses snake case, the file camel case.
+Names, types and defaults are those of kube-proxy 1.20, the last release with the whole userspace mode, and of fields
+that were added later. If a field differs from kube-proxy's, its text says so. Names are in snake case here, and in
+camel case in the file.
 
-A new setting is one line in the file of its group: type, meaning, flag, default. The flag, ``--help``,
-``docs/configuration.md`` and ``--write-config-to`` follow from it.
+A new setting is one declaration, in the file of its group, of type, meaning, flag and default. The flag, ``--help``,
+``docs/configuration.md`` and ``--write-config-to`` are derived from it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ ProxyMode = Literal["", "userspace", "iptables", "ipvs", "nftables", "kernelspac
 
 
 class Configuration(Group, frozen=True):
-    """Everything that can be configured; the root of the file."""
+    """All settings. This is the root of the configuration file."""
 
     api_version: Literal["kubeproxy.config.k8s.io/v1alpha1"] = API_VERSION
     kind: Literal["KubeProxyConfiguration"] = KIND
@@ -166,22 +168,24 @@ class Configuration(Group, frozen=True):
 
     @property
     def sync_period_s(self) -> float:
-        """Return the seconds between two comparisons of everything with the kernel."""
+        """Return the seconds between two full comparisons of the rules with the kernel, according to the proxy mode."""
         return (self.nftables if self.mode == "nftables" else self.iptables).sync_period.seconds
 
     @property
     def min_sync_period_s(self) -> float:
-        """Return the least number of seconds between two syncs."""
+        """Return the shortest time between two syncs in seconds, according to the proxy mode."""
         return (self.nftables if self.mode == "nftables" else self.iptables).min_sync_period.seconds
 
     @property
     def masquerade_all(self) -> bool:
-        """Return whether endpoints see this node's address instead of that of every client of a cluster IP."""
+        """Return whether endpoints see this node's address as the source of all connections to cluster IPs, according
+        to the proxy mode."""
         return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
 
     @property
     def netfilter_order(self) -> tuple[str, ...]:
-        """Return the packet filter adapters to try in this order until one works. There may be none."""
+        """Return the names of the packet filter adapters, in the order in which to try them until one works. It may be
+        empty."""
         match self.kubeproxy.netfilter:
             case "none":
                 return ()

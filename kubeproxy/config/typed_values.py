@@ -1,4 +1,4 @@
-"""Converts the data of a configuration file to typed values, and reports all faults at once."""
+"""Converts plain data of a configuration file, or texts of flags, to typed values, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from kubeproxy.config.fields import members, plain
 
 _TRUE: Final = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE: Final = ("0", "f", "F", "false", "FALSE", "False")
-"""The texts for false that Go's strconv.ParseBool accepts, and so kube-proxy's flags."""
+"""The texts for false. Texts for true and false are those of Go's strconv.ParseBool, which kube-proxy's flags use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """Faults and warnings of a configuration, one line each."""
+    """The faults and warnings of a configuration, as lines of text."""
 
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def fault(self, path: str, found: str, allowed: str) -> None:
-        """Add a fault of a field: path, found value, allowed values."""
+        """Add a fault of a field, with its path, the value found and the values allowed."""
         self.faults.append(f"{path}: found {found}; allowed: {allowed}")
 
     def unknown(self, path: str, name: object, known: Iterable[str]) -> None:
-        """Add a warning for an unknown field, with the most similar name. kube-proxy ignores such fields, too."""
+        """Add a warning about an unknown field, which suggests the most similar known name. Like kube-proxy, ignore
+        such fields."""
         near = get_close_matches(name_of(name), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.warnings.append(f"{path}: unknown field, ignored{hint}")
 
 
 def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics) -> Any:
-    """Convert plain data to its typed value. Add a fault and return None if the data has the wrong type."""
+    """Convert plain data to a value of a type. If that is impossible, add a fault and return None."""
     kind = plain(kind)
     match kind:
         case inspect.VarTupleType():
@@ -75,17 +76,18 @@ def convert(kind: inspect.Type, value: Any, path: str, diagnostics: Diagnostics)
                 try:
                     return leaf(kind).parse(str(value))
                 except ValueError:
-                    pass  # The fault is added below, as for every other type.
+                    pass  # Fall through to the fault below.
     hint = " (put it in quotes)" if isinstance(kind, inspect.StrType) and isinstance(value, (bool, int, float)) else ""
     diagnostics.fault(path, describe(value), allowed(kind) + hint)
     return None
 
 
 def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: Diagnostics) -> Any:
-    """Return the typed value of a flag's texts. A flag with a single value takes the last text."""
+    """Convert the texts of a flag to a value of a type. Of a flag with a single value, the last text counts. If that is
+    impossible, add a fault and return None."""
     match kind:
         case inspect.VarTupleType(item_type=item):
-            # A path may contain a comma. Values with a syntax of their own cannot.
+            # Split at commas, except plain strings, because paths may contain commas.
             parts = texts if isinstance(plain(item), inspect.StrType) else _split(texts)
             if isinstance(plain(item), inspect.StructType):
                 return _convert_list(kind, [_pair(item, part, flag, diagnostics) for part in parts], flag, diagnostics)
@@ -104,12 +106,12 @@ def convert_flag(kind: inspect.Type, texts: list[str], flag: str, diagnostics: D
 
 
 def join(path: str, name: object) -> str:
-    """Return the path of a member of a group or map."""
+    """Return the path of a member of a group or a map."""
     return f"{path}.{name_of(name)}" if path else name_of(name)
 
 
 def is_zero(value: object) -> bool:
-    """Return whether a value is Go's zero value, in any notation."""
+    """Return whether a value is the zero value of its type in Go, in any notation."""
     return value is None or value in ("", "0", "0s") or (_is_number(value) and value == 0)
 
 
@@ -137,7 +139,8 @@ def _convert_group(group: type[Struct], value: Mapping[Any, Any], path: str, dia
 
 
 def _scalar(kind: inspect.Type, text: str) -> Any:
-    """Convert a flag's text to data as a file has it. A text of the wrong type stays a text, and so becomes a fault."""
+    """Convert the text of a flag to data as in a file. Return a text that does not match the type unchanged; `convert`
+    then adds the fault."""
     kind = plain(kind)
     match kind:
         case inspect.BoolType():
@@ -152,7 +155,7 @@ def _scalar(kind: inspect.Type, text: str) -> Any:
 
 
 def _pair(group: inspect.Type, text: str, flag: str, diagnostics: Diagnostics) -> dict[str, Any]:
-    """Split the two members of a group, written ``pattern=N``."""
+    """Split a text such as ``pattern=N`` into the two members of a group."""
     described = plain(group)
     assert isinstance(described, inspect.StructType)
     (first, _), (second, member) = members(described.cls).items()

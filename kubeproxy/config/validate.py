@@ -1,6 +1,6 @@
-"""Checks for faults between fields.
+"""Checks the rules between fields of a configuration.
 
-The rules are kube-proxy's (pkg/proxy/apis/config/validation) and a few of our own.
+The rules are kube-proxy's (pkg/proxy/apis/config/validation), and further rules for the project's own settings.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _MAX_KEEPALIVE_S: Final = 32767
 """MAX_TCP_KEEPIDLE in the kernel's include/net/tcp.h."""
 
 _SHORT_UDP_S: Final = 1.0
-"""A shorter UDP timeout causes a warning, because a resolver that queries other servers may take this long."""
+"""A UDP timeout of fewer seconds causes a warning, because a resolver that queries other servers may take this long."""
 
 _PLACEHOLDER: Final = ".example.com"
-"""A name that no host has (RFC 2606). deploy/example and deploy/components/api-server use it to mark a place to
-edit."""
+"""A part of a name that no host has (RFC 2606). In deploy/example and deploy/components/api-server it marks a value
+that has to be edited."""
 
 _URL: Final = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:.]+]|[^\s/:\[\]]+)(?::\d{1,5})?(?:/\S*)?", re.ASCII)
-"""A URL as in kubeconfig files, where the scheme is optional."""
+"""Matches a URL as in kubeconfig files, where the scheme is optional."""
 
 
 def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
-    """Add every fault between fields, and warnings for values that are allowed but probably a mistake."""
+    """Check the rules between fields. Add all faults, and warnings about allowed values that are probably mistakes."""
     _check_periods(configuration, diagnostics)
     _check_local_mode(configuration, diagnostics)
     _check_servers(configuration, diagnostics)
@@ -46,7 +46,8 @@ def validate(configuration: Configuration, diagnostics: Diagnostics) -> None:
 
 
 def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
-    """Return one line that lists set fields and given flags without effect. It is empty if there are none."""
+    """Return a line that lists the fields and flags that were set but have no effect, or an empty text if there are
+    none."""
     described, values = fields(), flatten(configuration)
     paths = [path for path, field in described.items() if field.effect is Effect.NONE and values[path] != field.default]
     if configuration.mode in ("ipvs", "kernelspace"):
@@ -56,8 +57,8 @@ def unused(configuration: Configuration, flags: Iterable[str] = ()) -> str:
 
 
 def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) -> bool:
-    """Return whether Services come from an API server. As for client-go, two variables in `environ` show that this is a
-    pod."""
+    """Return whether Services come from an API server. Like client-go, recognize a pod by two variables in
+    `environ`."""
     match configuration.kubeproxy.kubernetes:
         case "auto":
             return bool(
@@ -70,8 +71,8 @@ def uses_kubernetes(configuration: Configuration, environ: Mapping[str, str]) ->
 
 
 def require_source(configuration: Configuration, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if there is no source of Services. That depends on the host, so it is not part of
-    `validate`."""
+    """Raise ConfigError if there is no source of Services. That depends on the host and its environment, so `validate`
+    does not check it."""
     if not configuration.kubeproxy.manifests.paths and not uses_kubernetes(configuration, environ):
         raise ConfigError(
             "kubeproxy.manifests.paths: found no source of Services; allowed: manifests (--manifests), or an API server"
@@ -148,7 +149,7 @@ def _check_own(configuration: Configuration, diagnostics: Diagnostics) -> None:
             diagnostics.fault(path, f"{describe(address)} again", "every address once")
     if own.userspace_fallback == "never":
         if own.data_path != "kernel":
-            # With auto the path changes to user space while failed connections are not rescued.
+            # With dataPath auto, workers are needed while failed connections are not rescued.
             diagnostics.fault("kubeproxy.dataPath", own.data_path, "kernel, as kubeproxy.userspaceFallback is never")
         if own.netfilter in ("iptables", "none"):
             diagnostics.fault(
@@ -159,7 +160,8 @@ def _check_own(configuration: Configuration, diagnostics: Diagnostics) -> None:
 
 
 def _check_udp_timeout(configuration: Configuration, diagnostics: Diagnostics) -> None:
-    """Warn of a short timeout: kube-proxy up to 1.25 wrote its default, 250ms, which only its userspace mode used."""
+    """Warn of a short UDP timeout. kube-proxy up to 1.25 wrote its default of 250ms into files, although only its
+    userspace mode used it."""
     timeout = configuration.udp_idle_timeout
     if timeout.seconds < _SHORT_UDP_S:
         diagnostics.warnings.append(

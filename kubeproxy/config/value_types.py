@@ -1,7 +1,7 @@
-"""Values of the configuration with their own notation and parser.
+"""The types of configuration values that have a notation and a parser of their own.
 
-Every class has `parse`, which raises ValueError for an invalid text, and a `str` that `parse` reads back to an equal
-value. `ALLOWED` describes the allowed texts in words, and `NOTATION` is the placeholder in help.
+Every class has a method `parse`, which raises ValueError for an invalid text. `parse` converts the result of `str` back
+to an equal value. `ALLOWED` describes the allowed texts, and `NOTATION` is the placeholder in help.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Protocol, Self, runtime_checkable
 
 @runtime_checkable
 class Leaf(Protocol):
-    """The interface of these classes."""
+    """The interface of the classes in this module."""
 
     NOTATION: ClassVar[str]
     ALLOWED: ClassVar[str]
@@ -36,14 +36,15 @@ _UNITS: Final = {
     "h": 3600 * _SECOND,
 }
 _LONGEST: Final = 2**63 - 1
-"""The longest duration: Go's time.Duration is an int64 of nanoseconds (some 292 years)."""
+"""The longest duration in nanoseconds, some 292 years. Go's time.Duration is a 64-bit integer of nanoseconds."""
 _TERM: Final = re.compile(r"(\d{1,19}(?:\.\d{0,19})?|\.\d{1,19})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATION: Final = re.compile(rf"([+-]?)((?:{_TERM.pattern})+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Duration:
-    """A length of time, not negative, in Go's notation (time.ParseDuration): ``1h2m3.5s``, ``250ms``, ``0``."""
+    """A duration of at least 0, in the notation of Go's time.ParseDuration, such as ``1h2m3.5s``, ``250ms`` or
+    ``0``."""
 
     NOTATION: ClassVar[str] = "DURATION"
     ALLOWED: ClassVar[str] = "a duration of 0 or more with its unit, such as 30s, 1m30s or 250ms"
@@ -53,7 +54,7 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse Go's notation. Raise ValueError for an invalid text, and for a duration below `LEAST`."""
+        """Parse Go's notation. Raise ValueError for an invalid text, or a duration below `LEAST` nanoseconds."""
         if text in ("0", "+0", "-0"):
             nanoseconds = 0
         elif match := _DURATION.fullmatch(text):
@@ -67,16 +68,16 @@ class Duration:
 
     @classmethod
     def of(cls, *, seconds: float) -> Self:
-        """Convert seconds, to the nearest nanosecond."""
+        """Make a duration from seconds, rounded to nanoseconds."""
         return cls(round(seconds * _SECOND))
 
     @property
     def seconds(self) -> float:
-        """Return the duration in seconds, the unit of the rest of the program."""
+        """Return the duration in seconds."""
         return self.nanoseconds / _SECOND
 
     def __str__(self) -> str:
-        """Return the duration as Go prints it: ``1h2m3.5s``, ``1.5ms``, ``0s``."""
+        """Format the duration as Go does, such as ``1h2m3.5s``, ``1.5ms`` or ``0s``."""
         if self.nanoseconds < _SECOND:
             for unit in ("ms", "µs", "ns"):
                 if self.nanoseconds >= _UNITS[unit]:
@@ -99,7 +100,8 @@ class PositiveDuration(Duration):
 
 
 class NanosecondsOrDuration(Duration):
-    """The duration of ``logging.flushFrequency``, which may also be whole nanoseconds (component-base logs/api/v1)."""
+    """A duration that may also be given as an integer of nanoseconds, for ``logging.flushFrequency`` (component-base
+    logs/api/v1)."""
 
     __slots__ = ()
     ALLOWED = "a duration of 0 or more, such as 5s, or a whole number of nanoseconds"
@@ -122,7 +124,7 @@ def _decimal(count: int, unit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports from `first` to `last`, both included. With 0 and 0 the kernel chooses."""
+    """The ports from `first` to `last`, both included. If both are 0, the kernel chooses ports."""
 
     NOTATION: ClassVar[str] = "PORTS"
     ALLOWED: ClassVar[str] = (
@@ -135,7 +137,8 @@ class PortRange:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse kube-proxy's notation. As in kube-proxy, ``first+count`` ends at 65535 at most."""
+        """Parse kube-proxy's notation. As in kube-proxy, a range ``first+count`` is cut at 65535. Raise ValueError if
+        the text is invalid."""
         text = text.strip()
         if text in ("", "0", "0-0"):
             return cls()
@@ -160,14 +163,14 @@ class PortRange:
 
 
 class Ports(PortRange):
-    """One port or a range of ports, never empty."""
+    """One port, or a range of ports that is not empty."""
 
     __slots__ = ()
     ALLOWED = "ports from 1 to 65535: one (443), or first-last (30000-32767)"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the notation of a port range. Raise ValueError if the range is empty."""
+        """Parse the notation of a port range. Raise ValueError if the text is invalid or the range is empty."""
         ports = super().parse(text)
         if not ports:
             raise ValueError(text)
@@ -179,7 +182,7 @@ class Ports(PortRange):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
-    """The number of workers. None lets the number of CPUs decide."""
+    """The number of workers. None means that it depends on the number of CPUs."""
 
     NOTATION: ClassVar[str] = "N|auto"
     ALLOWED: ClassVar[str] = "auto, or a number from 0 (everything in one process) to 64"
@@ -189,7 +192,7 @@ class WorkerCount:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a number or ``auto``."""
+        """Parse a number or ``auto``. Raise ValueError if the text is neither."""
         if text == "auto":
             return cls()
         if not (text.isascii() and text.isdecimal() and int(text) <= cls.MAX):
@@ -201,21 +204,21 @@ class WorkerCount:
 
 
 class _MatchedText(str):
-    """A text that matches a pattern, and stays as it is."""
+    """A string that has to match a pattern, and is kept unchanged."""
 
     __slots__ = ()
     PATTERN: ClassVar[re.Pattern[str]]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text that matches as a whole."""
+        """Return the text as a value. Raise ValueError unless the whole text matches the pattern."""
         if not cls.PATTERN.fullmatch(text):
             raise ValueError(text)
         return cls(text)
 
 
 class LabelValue(_MatchedText):
-    """A label's value, such as a zone's name. It may be empty."""
+    """The value of a label, such as the name of a zone. It may be empty."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"
@@ -224,7 +227,7 @@ class LabelValue(_MatchedText):
 
 
 class Quantity(_MatchedText):
-    """A Kubernetes resource quantity, as written: ``0``, ``64Ki``, ``1.5M``."""
+    """A Kubernetes resource quantity such as ``64Ki`` or ``1.5M``, kept as text."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "QUANTITY"
@@ -233,7 +236,7 @@ class Quantity(_MatchedText):
 
 
 class Namespace(_MatchedText):
-    """A namespace's name, which is an RFC 1123 label. It may be empty."""
+    """The name of a namespace, which is an RFC 1123 label. It may be empty."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"

@@ -127,7 +127,7 @@ class Frontend:
     when_empty: Verdict = Verdict.REFUSE
 
     def keeping(self, endpoints: Container[Target]) -> Frontend:
-        """Return the frontend with only those of its endpoints that are in `targets`."""
+        """Return the frontend with only those of its endpoints that `endpoints` contains."""
         kept = [target in endpoints for target in self.endpoints]
         weights = tuple(compress(self.balancing.weights, kept))
         return replace(

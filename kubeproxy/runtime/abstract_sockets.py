@@ -1,11 +1,12 @@
-"""Lists the abstract Unix sockets of our own user that listen in this network namespace.
+"""Lists the abstract Unix sockets of this process's user that listen in this network namespace.
 
-Such names have no permissions: any process may bind any free name. So the kernel reports the user of each socket
-(sock_diag with UDIAG_SHOW_UID, Linux 5.3), and names of other users are ignored. Users are compared as this user
-namespace maps them; a user without a mapping shows as the overflow user, which is another user.
+Abstract names have no permissions, so any process may bind a free name. Therefore sockets of other users are ignored.
+The kernel reports the user of each socket by sock_diag with UDIAG_SHOW_UID (Linux 5.3). A user without a mapping in
+this user namespace is reported as the overflow user, and so counts as another user.
 
-Without unix_diag in the kernel, /proc/net/unix lists the names, and SO_PEERCRED of a connection has the user. A name
-with a full queue accepts no connection; it counts as ours then, because overlooking a proxy is worse than waiting.
+If the kernel lacks unix_diag, names are read from /proc/net/unix, and the user from SO_PEERCRED of a connection. A
+socket with a full queue accepts no connection. It then counts as this user's, because overlooking another proxy would
+be worse than waiting for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LISTENS: Final = 0x10000
 """__SO_ACCEPTCON, in the flags of /proc/net/unix."""
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-"""linux/netlink.h, linux/sock_diag.h; Python has no names for them."""
+"""From linux/netlink.h and linux/sock_diag.h. Python has no names for these."""
 _MESSAGE = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, sequence, sender."""
 _REQUEST_DUMP, _NLMSG_ERROR, _NLMSG_DONE = 0x301, 2, 3
@@ -41,7 +42,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def listening(prefix: str) -> frozenset[str]:
-    """Return the names with that prefix, without the leading NUL. Raise OSError if the kernel cannot list names."""
+    """Return the names of this user's listening sockets that begin with `prefix`, without the leading NUL. Raise
+    OSError if the kernel cannot list names."""
     ours = os.geteuid()
     try:
         names = [name for name, uid in _by_sock_diag() if uid == ours and name.startswith(prefix)]
@@ -51,8 +53,8 @@ def listening(prefix: str) -> frozenset[str]:
 
 
 def users(prefix: str) -> Mapping[str, int]:
-    """Return the names with that prefix, of all users, each with its user. The result is empty if the kernel cannot
-    tell."""
+    """Return the UIDs of all users' listening sockets whose names begin with `prefix`, by name. The result is empty if
+    the kernel does not report users."""
     try:
         return {name: uid for name, uid in _by_sock_diag() if name.startswith(prefix)}
     except OSError:
@@ -60,7 +62,8 @@ def users(prefix: str) -> Mapping[str, int]:
 
 
 def listener(name: str) -> int:
-    """Return the process that listens at a name, or 0 if it does not answer or is in another PID namespace."""
+    """Return the PID of the process that listens at a name, or 0 if it does not accept a connection or is in another
+    PID namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
         try:
             sock.connect(f"\0{name}")
@@ -70,13 +73,13 @@ def listener(name: str) -> int:
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Return the user that the process at the other end had when it connected or began to listen."""
+    """Return the UID of the process at the other end of a Unix socket, at the time when it connected or began to
+    listen."""
     return _credentials(sock)[1]
 
 
 def pid_of(sock: socket.socket) -> int:
-    """Return the process that connected at the other end, or began to listen there. Return 0 if it is in another PID
-    namespace."""
+    """Return the PID of the process at the other end of a Unix socket, or 0 if it is in another PID namespace."""
     return _credentials(sock)[0]
 
 
@@ -86,7 +89,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def _by_sock_diag() -> Iterator[tuple[str, int]]:
-    """Yield listening names, each with its user. Raise OSError if the kernel does not report users."""
+    """Yield the name and the UID of each listening socket. Raise OSError if the kernel does not report users."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
         question = _QUESTION.pack(socket.AF_UNIX, 0, 0, 1 << _TCP_LISTEN, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
         netlink.send(_MESSAGE.pack(_MESSAGE.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + question)
@@ -120,7 +123,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _by_proc() -> Iterator[str]:
-    with open(NAMES, encoding="ascii", errors="replace") as listing:  # A worker runs without pathlib.
+    with open(NAMES, encoding="ascii", errors="replace") as listing:  # Workers do not import pathlib.
         lines = listing.read().splitlines()[1:]
     for line in lines:
         fields = line.split(maxsplit=7)

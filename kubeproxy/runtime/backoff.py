@@ -1,4 +1,4 @@
-"""Delays between tries of an operation that fails. There is no clock and no sleep in this module."""
+"""Computes the delays between attempts of an operation that fails. It is pure, and does not sleep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from random import Random
 class DoublingBackoff:
     """Delays that double with each failure in a row, from `first_s` to `limit_s`.
 
-    They are deterministic, for a client that has a resource of its own, so that no other client retries in step with
-    it.
+    They are not random. Use them for a resource that only this process uses, so that no other clients retry at the same
+    time.
     """
 
     def __init__(self, *, first_s: float, limit_s: float) -> None:
@@ -24,22 +24,22 @@ class DoublingBackoff:
         return delay_s
 
     def reset(self) -> None:
-        """Start from the first delay again, after a success."""
+        """Begin with the first delay again, after a success."""
         self._next_s = self._first_s
 
 
 class DecorrelatedJitter:
-    """Random delays, each between `base_s` and three times the previous one, or `cap_s`.
+    """Random delays. Each is between `base_s` and three times the previous delay, but at most `cap_s`.
 
-    They are for clients of one server: a thousand nodes that lost it at the same instant drift apart from the first
-    delay on. The range of the draw is bounded, not its result, because otherwise most results would be the cap itself,
-    and the nodes would meet there again. The cap bounds how long a node stays behind after the server's return.
+    Use them for many clients of one server, so that a thousand nodes that lose the server at the same instant do not
+    retry at the same time. The upper end of the range is limited to `cap_s` before the random choice. If the result
+    were limited instead, most delays would equal `cap_s`.
     """
 
     def __init__(self, *, base_s: float, cap_s: float, random: Random) -> None:
         self._first_s = base_s
         self.range_s = base_s, cap_s
-        """The range may be changed between two draws."""
+        """The shortest and the longest delay. They may be changed between two calls of `next`."""
         self._random = random
         self._last_s = base_s
 
@@ -50,5 +50,5 @@ class DecorrelatedJitter:
         return self._last_s
 
     def reset(self) -> None:
-        """Start from the base again, after a success."""
+        """Begin with the base again, after a success."""
         self._last_s = self._first_s

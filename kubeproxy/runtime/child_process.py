@@ -1,4 +1,4 @@
-"""A child process of the control process, with a channel, from its start until it has exited."""
+"""Starts, kills and reaps a child process of the control process, which is connected by a socket."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 LOOK_S: Final = 0.01
-"""How often a process with a closed channel is checked for its exit."""
+"""The interval in seconds at which an ending process is checked for its exit."""
 EXIT_S: Final = 2.0
-"""How long a process may take to exit before it is killed."""
+"""A process that has not exited after this time in seconds is killed."""
 
 
 class ChildProcess:
-    """A child process, which the constructor starts. `channel` is our end of a socketpair. The user of this object
-    closes it."""
+    """A child process, which the constructor starts. `channel` is this process's end of a socketpair, which the user of
+    this object has to close."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class ChildProcess:
         kind: socket.SocketKind = socket.SOCK_STREAM,
         inherit: Sequence[int] = (),
     ) -> None:
-        """`make_command` returns the command line for the descriptor of the other end. `inherit` are further
-        descriptors for the process. Raise OSError if it cannot start."""
+        """Start the process. `make_command` gets the descriptor of the other end, and returns the command line.
+        `inherit` are further descriptors that the process inherits. Raise OSError if it cannot start."""
         self._killed_for: str | None = None
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
@@ -45,7 +45,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
+        """Return the PID."""
         return self._process.pid
 
     @property
@@ -54,14 +54,14 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def kill(self, reason: str) -> None:
-        """Kill the process. If this is called several times, the first reason counts."""
+        """Kill the process. If this is called several times, the first reason is reported."""
         self._killed_for = self._killed_for or reason
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def reap(self, reason: str, on_exit: Callable[[str], None]) -> None:
-        """Call `on_exit` with the way in which the process has ended, once it has ended. A process that takes too long
-        is killed, for `reason`."""
+        """Wait in the background until the process has exited, and then call `on_exit` with a text that says how it
+        ended. A process that takes longer than `EXIT_S` is killed, with this reason."""
         loop = asyncio.get_running_loop()
         self._look(loop, loop.time() + EXIT_S, reason, on_exit)
 

@@ -1,8 +1,8 @@
-"""Imports the compiled form of some modules.
+"""Imports compiled modules instead of their Python sources, if a build has made them.
 
-A build that has a compiler also makes extension modules of the byte path's busiest modules (``deploy/compile.py``), in
-``kubeproxy/compiled/``, each under the full name of its module. Where that directory has one for this Python, it is
-imported instead of the source. Both do the same.
+A build with a compiler also compiles the busiest modules of the byte path to extension modules (``deploy/compile.py``),
+in ``kubeproxy/compiled/``, under the full names of the modules. If that directory has an extension module for this
+Python, it is imported instead of the source. Both have the same behaviour.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 from types import ModuleType
 
 PURE = "KUBEPROXY_PURE"
-"""A variable of the environment. If it is not empty, the sources are imported everywhere."""
+"""An environment variable. If it is not empty, only sources are imported."""
 DIRECTORY = "KUBEPROXY_COMPILED"
-"""A variable of the environment: another directory with compiled modules, for tests. A source tree has none itself."""
+"""An environment variable with another directory of compiled modules, for tests, because a source tree has none."""
 
 
 class CompiledModules:
-    """A finder of those modules that a directory has in compiled form."""
+    """An import finder for the modules that a directory has in compiled form."""
 
     def __init__(self, directory: str) -> None:
         suffix = EXTENSION_SUFFIXES[0]
@@ -32,13 +32,14 @@ class CompiledModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is, or None if the usual finders are to look for it."""
+        """Return the spec of a compiled module, or None if there is none, so that the usual finders look for the
+        module."""
         file = self.files.get(name)
         return None if file is None else ModuleSpec(name, ExtensionFileLoader(name, file), origin=file)
 
 
 def prefer_compiled_modules() -> None:
-    """Import compiled modules where there are any, from now on."""
+    """Import compiled modules, if there are any, from now on."""
     if not os.environ.get(PURE):
         beside = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compiled")
         finder = CompiledModules(os.environ.get(DIRECTORY) or beside)
@@ -47,5 +48,5 @@ def prefer_compiled_modules() -> None:
 
 
 def form() -> str:
-    """Return how the byte path runs: ``compiled`` or ``pure``."""
+    """Return the form in which the byte path runs: ``compiled`` or ``pure``."""
     return "compiled" if any(isinstance(finder, CompiledModules) for finder in sys.meta_path) else "pure"

@@ -1,4 +1,4 @@
-"""Restarts a part of the daemon that fails by an internal error."""
+"""Restarts a part of the daemon after an internal error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from kubeproxy.model.errors import KubeproxyError
 log = structlog.get_logger(__name__)
 
 RESTART_S = 1.0
-"""The pause before a failed part starts again, in seconds."""
+"""The pause in seconds before a failed part is restarted."""
 
 
 async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `part` until it returns, and start it again whenever it raises. Traffic does not stop meanwhile."""
+    """Run `part` until it returns. If it raises, log the error and run it again after `RESTART_S`. Meanwhile the rest
+    of the daemon goes on."""
     while True:
         try:
             await part()
@@ -35,5 +36,5 @@ async def kept_running(name: str, part: Callable[[], Coroutine[Any, Any, None]])
 def _is_want_of_memory(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_want_of_memory, error.exceptions))
-    # Python raises the second if there is no memory for a thread, or the limit on threads is reached.
+    # Python raises RuntimeError if there is no memory for a thread, or the limit on threads is reached.
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))

@@ -1,11 +1,12 @@
-"""Landlock, with which a process gives up the file system for good, without any privilege (Linux 5.13).
+"""Uses Landlock (Linux 5.13), with which a process permanently gives up access to the file system without any
+privilege.
 
-The rule set is empty, so every right that the running kernel can withhold is withheld: reading, writing, executing,
-creating, removing. In addition to files these are signals to other processes and abstract Unix sockets of others (Linux
-6.12), and binding a TCP port of its own choice (6.7). See landlock(7).
+The rule set is empty, so the process loses every right that the running kernel can withhold. For files these are
+reading, writing, executing, creating and removing. Newer kernels also withhold signals to other processes and
+connections to abstract Unix sockets of others (Linux 6.12), and binding TCP ports (6.7). See landlock(7).
 
-Landlock does not cover calls that need no open file: chmod, stat, connect to a Unix socket in the file system. The
-filter of `seccomp` refuses the first of these; `sandbox` has both.
+Landlock does not cover system calls that need no open file, such as chmod, stat, and connecting to a Unix socket in the
+file system. The filter in `seccomp` refuses chmod. `sandbox` uses both.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import struct
 from typing import Final
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The numbers of the system calls, on all architectures."""
+"""The numbers of the system calls, which are the same on all architectures."""
 _ASK_VERSION, _NET_PORT = 1, 2
-"""LANDLOCK_CREATE_RULESET_VERSION and LANDLOCK_RULE_NET_PORT. They are from linux/landlock.h, like the other numbers
-here."""
+"""LANDLOCK_CREATE_RULESET_VERSION and LANDLOCK_RULE_NET_PORT, from linux/landlock.h, like the following numbers."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""How many rights concern files, from each version of the interface on."""
+"""Pairs of a version of the interface and the number of file rights that exist from this version on."""
 _BIND_TCP, _NETWORK_SINCE = 1, 4
 _ABSTRACT_SOCKETS, _SIGNALS, _SCOPES_SINCE = 1, 2, 6
 _ANY_PORT = 0
-"""The port number that lets the kernel choose the port."""
+"""The port number with which the kernel chooses the port."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -34,16 +34,16 @@ _syscall.argtypes = [ctypes.c_long] * 5
 
 
 def version() -> int:
-    """Return the version of Landlock's interface. Raise OSError if the kernel has no Landlock, or has it disabled."""
+    """Return the version of Landlock's interface. Raise OSError if the kernel lacks Landlock, or it is disabled."""
     return _call(_CREATE_RULESET, 0, 0, _ASK_VERSION)
 
 
 def restrict(*, abstract_sockets: bool) -> None:
-    """Give up files, signals to others, and all TCP ports except those that the kernel chooses.
+    """Give up access to files, signals to other processes, and binding TCP ports, except ports that the kernel chooses.
 
-    With `abstract_sockets` this process may still connect to abstract sockets of other processes. This requires
-    no_new_privs (`privileges.drop`), and applies to this thread and those that it starts. Raise OSError if the kernel
-    refuses.
+    With `abstract_sockets`, this process may still connect to abstract Unix sockets of other processes. The call
+    requires no_new_privs (see `privileges.drop`), and applies to this thread and to threads that it starts later. Raise
+    OSError if the kernel refuses.
     """
     present = version()
     files = (1 << max(count for since, count in _FILE_RIGHTS if since <= present)) - 1

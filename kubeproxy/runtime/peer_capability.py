@@ -1,20 +1,21 @@
-"""Proof that a peer holds CAP_NET_ADMIN over this network namespace, checked by the kernel.
+"""Proves to a peer process that this process has CAP_NET_ADMIN in the network namespace. The kernel checks the proof.
 
-The verifier sends the peer a new socket. The peer sets SO_TXTIME with CLOCK_TAI on it, which the kernel allows only to
-a process with CAP_NET_ADMIN in the user namespace that owns the socket's network namespace (net/core/sock.c). The
-verifier reads the option back. Neither side looks at process numbers or /proc: two pods on the host's network have
-PID namespaces of their own and do not see each other there, and a number may be reused.
+The verifier sends the prover a new socket. The prover sets the option SO_TXTIME with CLOCK_TAI on this socket, which
+the kernel allows only to a process with CAP_NET_ADMIN in the user namespace that owns the socket's network namespace
+(net/core/sock.c). Then the verifier reads the option. PIDs and /proc are not used, because two pods on the host's
+network have PID namespaces of their own, and PIDs may be reused.
 
-A socket can be passed on, so a process without the capability could have it answered by another one: by the verifier
-itself on a second connection, by the peer of somebody else, or by a control process of another network namespace. So
-the verifier binds it before it is sent, to ``kubeproxy/challenge/PURPOSE/CONTROL SOCKET/RANDOM``: what the proof is
-for, and between whom. The kernel binds a socket once and for ever. A prover answers only what is bound to the purpose
-and to the control socket of this very connection, and belongs to its own network namespace.
+A process without the capability could pass the socket on, and have another process set the option: the verifier itself
+on a second connection, a prover of another verifier, or a control process in another network namespace. So the verifier
+first binds the socket to ``kubeproxy/challenge/PURPOSE/CONTROL SOCKET/RANDOM``, which names the purpose of the proof
+and the control socket. A bound socket cannot be bound again. A prover sets the option only if the name has the expected
+purpose and the control socket of its own connection, and the socket belongs to its own network namespace.
 
-The same option makes a socket a certificate: `sign` sets it on a socket of one's own that has a name, and `is_signed`
-tells a later process, which gets the socket from somebody else, that the name is from a process with the capability.
+The same option makes a named socket a certificate. `sign` sets the option on a socket of this process. A later process
+that receives the socket from another process finds out by `is_signed` that a process with the capability has signed the
+name.
 
-The socket is an unconnected Unix socket, so that the option has no other effect.
+The sockets are unconnected Unix sockets, on which the option has no other effect.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from typing import Final
 
 _PREFIX: Final = "kubeproxy/challenge"
 _SO_TXTIME: Final = 61
-"""asm-generic/socket.h; Linux 4.19 and newer. Python has no name for it."""
+"""From asm-generic/socket.h (Linux 4.19). Python has no name for this socket option."""
 _TXTIME: Final = struct.Struct("=iI")
-"""The struct sock_txtime, which has a clock and flags."""
+"""The struct sock_txtime: clock and flags."""
 _SIOCGSKNS: Final = 0x894C
-"""linux/sockios.h: asks for the network namespace of a socket. It needs CAP_NET_ADMIN there, and Linux 4.10 or
-newer."""
+"""The ioctl that returns the network namespace of a socket, from linux/sockios.h (Linux 4.10). It requires
+CAP_NET_ADMIN in that namespace."""
 
 
 class Purpose(Enum):
@@ -43,21 +44,21 @@ class Purpose(Enum):
     OWN = "own"
     """The process at a control socket proves that it may own the node."""
     TAKE = "take"
-    """A new instance of the same protocol version proves that it may take over from the owner."""
+    """A new instance with the same protocol version proves that it may take over from the owner."""
     STOP = "stop"
-    """A new instance of another protocol version proves that it may have the owner stop."""
+    """A new instance with another protocol version proves that it may stop the owner."""
     ORDER = "order"
-    """A command proves that its caller may give orders about endpoints."""
+    """A command proves that it may change the state of endpoints."""
     RETIRE = "retire"
-    """The owner proves that an orphaned worker may obey it."""
+    """The owner proves that it may stop an orphaned worker."""
 
 
 class Challenge:
-    """A socket for a peer to answer on."""
+    """A socket on which a peer has to prove that it has CAP_NET_ADMIN."""
 
     def __init__(self, purpose: Purpose, control: str) -> None:
-        """Make the socket. `control` is the control socket over which it is sent. Raise OSError if there is no
-        descriptor."""
+        """Make the socket. `control` is the name of the control socket over which it will be sent. Raise OSError if no
+        descriptor is available."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._sock.bind(_bound(purpose, control) + os.urandom(8).hex().encode())
@@ -66,12 +67,12 @@ class Challenge:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor to send."""
+        """Return the descriptor to be sent to the peer."""
         return self._sock.fileno()
 
     @property
     def answered(self) -> bool:
-        """Return whether a process with CAP_NET_ADMIN has answered."""
+        """Return whether a process with CAP_NET_ADMIN has answered the challenge."""
         return _has_option(self._sock)
 
     def close(self) -> None:
@@ -80,10 +81,10 @@ class Challenge:
 
 
 def answer(challenge: int, purpose: Purpose, control: str) -> bool:
-    """Answer on a received descriptor, and close the descriptor. Return whether the challenge is for that purpose, and
-    the kernel has allowed the answer.
+    """Answer a challenge, which is a received descriptor, and close the descriptor. Return whether the challenge has
+    this purpose and the kernel has allowed the answer.
 
-    `control` is the control socket over which the descriptor came.
+    `control` is the name of the control socket over which the descriptor was received.
     """
     try:
         received = socket.socket(fileno=challenge)
@@ -95,7 +96,8 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
             if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_DGRAM:
                 return False
             name = sock.getsockname()
-            # Names of control sockets may begin alike, so everything before the random part is compared.
+            # Compare everything before the random part, because the name of one control socket may be a prefix of
+            # another.
             if not isinstance(name, bytes) or name[: name.rfind(b"/") + 1] != _bound(purpose, control):
                 return False
             if not _of_this_network(sock):
@@ -106,8 +108,8 @@ def answer(challenge: int, purpose: Purpose, control: str) -> bool:
 
 
 def sign(sock: socket.socket) -> bool:
-    """Certify the name of a socket of ours for as long as the socket exists. Return whether the kernel has allowed
-    that, which takes CAP_NET_ADMIN."""
+    """Sign the name of a socket of this process. The signature lasts as long as the socket. Return whether the kernel
+    has allowed that, because this process has CAP_NET_ADMIN."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.pack(time.CLOCK_TAI, 0))
     except OSError:
@@ -116,8 +118,8 @@ def sign(sock: socket.socket) -> bool:
 
 
 def is_signed(descriptor: int, name: str) -> bool:
-    """Return whether a received descriptor is a socket of this network namespace with that abstract name, which a
-    process with CAP_NET_ADMIN has signed. Close it."""
+    """Return whether a received descriptor is a signed socket of this network namespace with this abstract name. Close
+    the descriptor."""
     try:
         received = socket.socket(fileno=descriptor)
     except OSError:  # The descriptor is no socket.
@@ -135,25 +137,26 @@ def _has_option(sock: socket.socket) -> bool:
     """Return whether a process with CAP_NET_ADMIN has set the option."""
     try:
         clock, _ = _TXTIME.unpack(sock.getsockopt(socket.SOL_SOCKET, _SO_TXTIME, _TXTIME.size))
-    except OSError:  # This is a kernel before 4.19.
+    except OSError:  # The kernel is older than 4.19.
         return False
     return bool(clock == time.CLOCK_TAI)
 
 
 def _bound(purpose: Purpose, control: str) -> bytes:
-    """Return the part of a name before its random part."""
+    """Return the name of a challenge's socket up to its random part."""
     return f"\0{_PREFIX}/{purpose.value}/{control}/".encode()
 
 
 def _of_this_network(sock: socket.socket) -> bool:
-    """Return whether a socket belongs to our network namespace. In every other namespace the names of control sockets
-    are free."""
+    """Return whether a socket belongs to this network namespace. In other namespaces, any process could bind the names
+    of control sockets."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         return _network(own) == _network(sock)
 
 
 def _network(sock: socket.socket) -> tuple[int, int]:
-    """Return the network namespace of a socket. Raise OSError without CAP_NET_ADMIN there."""
+    """Return device and inode of a socket's network namespace. Raise OSError if this process lacks CAP_NET_ADMIN in
+    that namespace."""
     descriptor = fcntl.ioctl(sock, _SIOCGSKNS)
     try:
         status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Drops capabilities for good. Workers drop nearly all of them, and the control process most of them."""
+"""Drops capabilities permanently. Workers drop nearly all capabilities, and the control process drops most of them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ class Capability(IntEnum):
     """The capabilities in use (linux/capability.h)."""
 
     DAC_OVERRIDE = 1
-    """Reading files of other users: manifests, certificates and keys, the access log, the lock of iptables."""
+    """Needed to read files of other users: manifests, certificates and keys, the access log, and the lock of
+    iptables."""
     NET_BIND_SERVICE = 10
-    """Binding ports below 1024."""
+    """Needed to bind ports below 1024."""
     NET_ADMIN = 12
-    """Changing rules and routes, and dialing from a client's address."""
+    """Needed to change rules and routes, and to dial from clients' addresses."""
     NET_RAW = 13
-    """Using the legacy tables, and dialing from a client's address."""
+    """Needed to use the legacy iptables tables, and to dial from clients' addresses."""
     SYS_CHROOT = 18
-    """Leaving the file system, for workers and the rescue process that a person has started as root."""
+    """Needed to leave the file system (chroot), if a person has started the program as root."""
 
 
 FOR_DIALING = (Capability.NET_RAW,)
-"""The capability of a worker, which marks its dials and dials from clients' addresses. It is never CAP_NET_ADMIN, with
-which every rule of the node could be rewritten."""
+"""The capability with which workers mark their connections and dial from clients' addresses. It is not CAP_NET_ADMIN,
+with which a worker could change all rules of the node."""
 CONTROL = frozenset(Capability)
-"""The capabilities of the control process."""
+"""The capabilities that the control process keeps."""
 
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 23, 24, 38
 """linux/prctl.h."""
 _VERSION_3 = 0x20080522
-"""linux/capability.h: sets of 64 bits, in two halves."""
+"""The version of capget and capset with sets of 64 bits, in two halves (linux/capability.h)."""
 _SETS = struct.Struct("=6I")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,24 +45,24 @@ _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def held() -> int:
-    """Return the permitted capabilities of this process, as a set of bits."""
+    """Return the permitted capabilities of this process as a bit mask."""
     permitted: int = _SETS.unpack(_call_with_sets("capget", bytes(_SETS.size)))[1]
     return permitted
 
 
 def drop(keep: Collection[Capability] = ()) -> None:
-    """Drop every capability except the first of `keep` that is permitted, in all sets. No exec returns any of them.
-    Raise OSError if the kernel refuses."""
+    """Drop all capabilities, from all sets, except the first of `keep` that this process has. They cannot be regained
+    by exec. Raise OSError if the kernel refuses."""
     kept = _first_held(keep)
     _restrict(kept, inheritable=0)
 
 
 def restrict(keep: Collection[Capability] = CONTROL) -> None:
-    """Drop every capability except `keep`, in all sets. No exec returns any of them.
+    """Drop all capabilities except `keep`, from all sets. They cannot be regained by exec.
 
-    Programs that this process starts, and the program that it executes next, keep the same ones: as root by the
-    bounding set, as another user by the ambient set. This applies to the calling thread and those that it starts, so
-    call it before there are others. Raise OSError if the kernel refuses.
+    Programs that this process starts or executes keep the same capabilities: as root because of the bounding set, and
+    as another user because of the ambient set. The call applies to this thread and to threads that it starts later, so
+    make it before there are other threads. Raise OSError if the kernel refuses.
     """
     kept = held() & sum(1 << capability for capability in keep)
     _restrict(kept, inheritable=kept & _inheritable())
@@ -73,22 +74,22 @@ def _inheritable() -> int:
 
 
 def _restrict(kept: int, *, inheritable: int) -> None:
-    # This needs CAP_SETPCAP, so it comes first. Without that capability the bounding set does not matter to the process
-    # either.
+    # Changing the bounding set needs CAP_SETPCAP, so it comes first. Without CAP_SETPCAP, the bounding set has no
+    # effect on this process.
     for number in count():
         if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
             break
         if not kept >> number & 1 and _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             _forgive(errno.EPERM)
-    # The kernel removes from the ambient set what is not both permitted and inheritable.
+    # The kernel also removes capabilities from the ambient set that are not both permitted and inheritable.
     _call_with_sets("capset", _SETS.pack(kept, kept, inheritable, 0, 0, 0))
     if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         _forgive()
 
 
 def use_alone(keep: Collection[Capability]) -> None:
-    """Reduce this thread to the first of `keep` that is permitted, to try what that allows. Raise OSError on
-    refusal."""
+    """Reduce this thread's capabilities to the first of `keep` that is permitted, to find out what it allows. Raise
+    OSError if the kernel refuses."""
     _call_with_sets("capset", _SETS.pack(_first_held(keep), held(), 0, 0, 0, 0))
 
 

@@ -1,13 +1,15 @@
-"""System call filter of a confined process: refuses calls that only an attacker would make.
+"""The system call filter of a confined process. It refuses system calls that only an attacker would make.
 
-A worker reads clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability alone an
-attacker could read and forge every packet of the node by a packet or raw socket. The filter leaves TCP, UDP and Unix
-sockets, and of netlink the listing of sockets (sock_diag), by which an orphan looks for its next owner. It refuses all
-that opens, creates or changes files, starts processes, concerns other processes (signals, by F_SETOWN, too; limits,
-priorities), types into a terminal (TIOCSTI), or reaches the parts of the kernel with the most known faults.
+A worker reads clients' bytes, and may keep CAP_NET_RAW to dial from clients' addresses. With that capability, an
+attacker could read and forge every packet of the node by a packet socket or raw socket. So the filter allows only TCP,
+UDP and Unix sockets, and the netlink protocol that lists sockets (sock_diag), with which an orphaned worker looks for
+its next owner. It refuses calls that open, create or change files, start processes, signal other processes (also by
+F_SETOWN) or change their limits or priorities, type into a terminal (TIOCSTI), or reach the parts of the kernel with
+the most known vulnerabilities.
 
-A refused call returns EPERM, and one that is newer than the tables of `system_calls` ENOSYS; see seccomp(2). The
-kernel remembers which numbers are allowed whatever their arguments are (Linux 5.11), so these cost nothing.
+A refused call returns EPERM. A call that is newer than the tables in `system_calls` returns ENOSYS. Since Linux 5.11,
+the kernel caches which calls are allowed regardless of their arguments, so the filter does not slow these down. See
+seccomp(2).
 """
 
 from __future__ import annotations
@@ -27,44 +29,47 @@ from kubeproxy.runtime.system_calls import FILES, INSPECTED, KERNEL, PAIRS, PROC
 
 
 class Machine(NamedTuple):
-    """An architecture: its audit number, and its place in `Numbers`."""
+    """An architecture, with its audit number and its index in `Numbers`."""
 
     arch: int
     place: int
 
     def numbers(self, calls: Mapping[str, Numbers]) -> dict[str, int]:
-        """Return the numbers of those calls that the architecture has."""
+        """Return the number of each of these calls that the architecture has, by name."""
         return {name: number for name, numbers in calls.items() if (number := numbers[self.place]) is not None}
 
 
 MACHINES: Final = {"x86_64": Machine(0xC000003E, 0), "aarch64": Machine(0xC00000B7, 1)}
-"""The machines by their name in uname(2); the numbers are those of linux/audit.h."""
+"""The architectures by their names in uname(2). The audit numbers are from linux/audit.h."""
 
 _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
-"""Offsets in struct seccomp_data. An argument has 64 bits, and these are the offsets of its low half."""
+"""Offsets in struct seccomp_data. The offset of a 64-bit argument is that of its low half."""
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 """linux/seccomp.h."""
 _REFUSE, _UNKNOWN = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
 _NETLINK_SOCK_DIAG = 4
 """linux/netlink.h."""
 _TYPE_MASK = 0xF
-"""linux/net.h: the bits of a socket's type that are not flags."""
+"""The bits of a socket's type that are not flags (linux/net.h)."""
 _IOCTLS = (0x5421, 0x541B, 0x5450, 0x5451, 0x8910, 0x8933)
-"""FIONBIO, FIONREAD, FIONCLEX, FIOCLEX, SIOCGIFNAME, SIOCGIFINDEX: Python's and the C library's for sockets. TIOCSTI is
-not among them: it types into the terminal at which a person has started the program."""
+"""The allowed ioctls, which Python and the C library use for sockets: FIONBIO, FIONREAD, FIONCLEX, FIOCLEX,
+SIOCGIFNAME, SIOCGIFINDEX. Among the refused ones is TIOCSTI, which types into the terminal from which the program was
+started."""
 _SIGNALS_BY_DESCRIPTOR = (8, 10, 15)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX, by which the kernel sends any signal to any process of the same user."""
+"""The refused fcntl commands F_SETOWN, F_SETSIG and F_SETOWN_EX. With them, the kernel would send any signal to any
+process of the same user."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 def refused(machine: Machine, *, sockets: bool) -> dict[str, int]:
-    """Return the calls that are refused whatever their arguments are, by name."""
+    """Return the numbers of the calls that are refused regardless of their arguments, by name."""
     tables = FILES, PROCESSES, KERNEL, PAIRS, *(() if sockets else (SOCKETS,))
     return {name: number for table in tables for name, number in machine.numbers(table).items()}
 
 
 def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
-    """Return the filter for a process, as an array of struct sock_filter. With `sockets` the process may open some."""
+    """Return the filter for the process `pid`, as an array of struct sock_filter. With `sockets`, the process may open
+    sockets."""
     inspected = machine.numbers(INSPECTED)
     rules: dict[str, list[Step]] = {
         "tgkill": _require(_FIRST, pid),
@@ -79,7 +84,7 @@ def program(machine: Machine, pid: int, *, sockets: bool = True) -> bytes:
         (JEQ, 1, 0, machine.arch),
         (RET, 0, 0, _KILL),
         (LD_ABS, 0, 0, _NUMBER),
-        (JGE, 0, 1, UNKNOWN_FROM),  # The x32 ABI has other numbers for the same calls.
+        (JGE, 0, 1, UNKNOWN_FROM),  # This also refuses the x32 ABI, which has other numbers for the same calls.
         (RET, 0, 0, _UNKNOWN),
     ]
     for name, rule in rules.items():
@@ -105,13 +110,14 @@ def _forbid(argument: int, *values: int) -> list[Step]:
 
 
 def _unless(*allowed: int) -> list[Step]:
-    """Refuse all values except these, and continue with the others."""
+    """Return instructions that refuse the call unless A is one of these values."""
     tests = [(JEQ, len(allowed) - place, 0, value) for place, value in enumerate(allowed)]
     return [*tests, (RET, 0, 0, _REFUSE)]
 
 
 def _plain_socket() -> list[Step]:
-    """Allow TCP, UDP and Unix sockets with their own protocols, and of netlink the listing of sockets."""
+    """Return instructions that allow TCP, UDP and Unix sockets with their default protocols, and netlink sockets for
+    sock_diag."""
     listing = _require(_THIRD, _NETLINK_SOCK_DIAG)
     return [
         (LD_ABS, 0, 0, _FIRST),
@@ -126,7 +132,7 @@ def _plain_socket() -> list[Step]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Return the first and last number of each unbroken sequence, in order."""
+    """Yield the first and the last number of each run of consecutive numbers, in order."""
     present = set(numbers)
     firsts = sorted(number for number in present if number - 1 not in present)
     lasts = sorted(number for number in present if number + 1 not in present)
@@ -134,10 +140,10 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def confine(*, sockets: bool = True) -> str | None:
-    """Filter the system calls of this process. Return the reason why that is not possible, or None if it is done.
+    """Filter the system calls of this process. Return the reason why that is impossible, or None if they are filtered.
 
-    With `sockets` the process may still open those that a worker needs. This requires no_new_privs (`privileges.drop`),
-    and applies to this thread, which can start no other.
+    With `sockets`, the process may still open the sockets that a worker needs. The call requires no_new_privs (see
+    `privileges.drop`). It applies to this thread, which cannot start other threads afterwards.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little" or struct.calcsize("P") != 8:

@@ -1,7 +1,7 @@
-"""System calls that a confined process does not need: their names, and their numbers on each architecture.
+"""Tables of the system calls that a confined process does not need, with their numbers on each architecture.
 
-The numbers are those of arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. From 424 on, all
-architectures have the same. None means that the architecture does not have the call.
+The numbers are from arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. From 424 on, they are
+the same on all architectures.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 Numbers = tuple[int | None, int | None]
-"""The numbers on x86_64 and on aarch64."""
+"""The numbers on x86_64 and on aarch64. None means that the architecture lacks the call."""
 
 FILES: Final[Mapping[str, Numbers]] = {
-    # Calls that open and create.
+    # Calls that open or create files.
     "open": (2, None),
     "openat": (257, 56),
     "openat2": (437, 437),
@@ -30,14 +30,14 @@ FILES: Final[Mapping[str, Numbers]] = {
     "name_to_handle_at": (303, 264),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # Calls that remove and rename.
+    # Calls that remove or rename files.
     "unlink": (87, None),
     "unlinkat": (263, 35),
     "rmdir": (84, None),
     "rename": (82, None),
     "renameat": (264, 38),
     "renameat2": (316, 276),
-    # Calls that change files. Calls on descriptors are included, because standard error may be a file.
+    # Calls that change files. They include calls with descriptors, because standard error may be a file.
     "truncate": (76, 45),
     "ftruncate": (77, 46),
     "fallocate": (285, 47),
@@ -59,7 +59,7 @@ FILES: Final[Mapping[str, Numbers]] = {
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
-    # These read attributes and links, or watch files, without opening them.
+    # Calls that read attributes or links, or watch files, without opening them.
     "getxattr": (191, 8),
     "lgetxattr": (192, 9),
     "listxattr": (194, 11),
@@ -93,7 +93,7 @@ FILES: Final[Mapping[str, Numbers]] = {
 }
 
 PROCESSES: Final[Mapping[str, Numbers]] = {
-    # Calls that start programs, processes and threads. No confined process starts any.
+    # Calls that start programs, processes or threads.
     "fork": (57, None),
     "vfork": (58, None),
     "clone": (56, 220),
@@ -102,7 +102,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
     "execveat": (322, 281),
     "unshare": (272, 97),
     "setns": (308, 268),
-    # Signals to other processes, access to them, and their priorities.
+    # Calls that signal or access other processes, or change their priorities.
     "kill": (62, 129),
     "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138),
@@ -124,7 +124,7 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
     "sched_setaffinity": (203, 122),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # These reach what processes share by name: queues, semaphores, memory, keys.
+    # Calls on objects that processes share by name: queues, semaphores, memory and keys.
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
     "msgget": (68, 186),
@@ -144,7 +144,8 @@ PROCESSES: Final[Mapping[str, Numbers]] = {
 }
 
 KERNEL: Final[Mapping[str, Numbers]] = {
-    # The parts of the kernel with the most known faults, and its own log and modules.
+    # Calls of the parts of the kernel with the most known vulnerabilities, and calls about the kernel's log and
+    # modules.
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -164,7 +165,7 @@ KERNEL: Final[Mapping[str, Numbers]] = {
 }
 
 SOCKETS: Final[Mapping[str, Numbers]] = {
-    # Calls that are refused if all sockets are already open.
+    # Calls that are refused if the process needs no new sockets.
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -176,10 +177,10 @@ SOCKETS: Final[Mapping[str, Numbers]] = {
 }
 
 PAIRS: Final[Mapping[str, Numbers]] = {"socketpair": (53, 199)}
-"""These are refused because a datagram socket of a pair can send to any name of another Unix socket."""
+"""Refused, because a datagram socket of a pair can send to any other Unix socket by name."""
 
 INSPECTED: Final[Mapping[str, Numbers]] = {
-    # Calls that are allowed by their arguments.
+    # Calls that are allowed or refused depending on their arguments.
     "socket": SOCKETS["socket"],
     "tgkill": (234, 131),
     "prlimit64": (302, 261),
@@ -188,4 +189,4 @@ INSPECTED: Final[Mapping[str, Numbers]] = {
 }
 
 UNKNOWN_FROM: Final = 463
-"""Calls from this number on (Linux 6.13) are newer than these tables."""
+"""The first number (Linux 6.13) that is newer than these tables."""

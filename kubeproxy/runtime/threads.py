@@ -1,4 +1,4 @@
-"""Runs blocking work in a thread that does not delay the end of the process."""
+"""Runs blocking work in threads that do not delay the exit of the process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEGIN_S = 10.0
-"""For how many seconds the start of a thread is awaited. A thread that takes longer is considered lost."""
+"""A thread that has not begun to run after this time in seconds counts as failed."""
 
 
 class ThreadNotStartedError(MemoryError):
-    """Raised if no thread could start, because memory was short or a limit on processes was reached. No work was
-    done."""
+    """Raised if a thread could not start, because there was no memory or a limit on processes was reached. The work was
+    not begun."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do `work` in a thread of its own and return its result. Raise ThreadNotStartedError if the thread could not
-    begin.
+    """Run `work` in a new thread, and return its result. Raise ThreadNotStartedError if the thread could not start.
 
-    asyncio.to_thread is not used, because Python waits for an executor's threads at exit, and neither a read of
-    standard input nor the parsing of fifty megabytes can be interrupted.
+    asyncio.to_thread is not used, because at exit Python waits for an executor's threads. Neither a read of standard
+    input nor the parsing of fifty megabytes can be interrupted.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -52,8 +51,8 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    # threading.Thread is not used, because its start() waits until the thread reports that it runs. A thread without
-    # memory for that would block the whole process forever.
+    # threading.Thread is not used, because its start() waits until the thread runs. If the thread had no memory for
+    # that, the whole process would wait forever.
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError as error:
@@ -72,9 +71,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def imported(*modules: str) -> None:
-    """Import modules while the event loop goes on. If there is no thread, the caller's own import does the work.
+    """Import modules in a thread, so that the event loop continues. Do nothing if no thread can start; the caller then
+    imports them itself.
 
-    On a busy node imports take seconds, in which a blocked loop could not keep the rescue alive.
+    On a busy node imports take seconds. If they blocked the event loop, the rescue process would take the daemon for
+    dead.
     """
 
     def work() -> None:

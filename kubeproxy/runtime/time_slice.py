@@ -1,4 +1,4 @@
-"""Lets an event loop run other work during a long task."""
+"""Lets the event loop run other tasks during long work."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from time import monotonic
 
 
 class TimeSlice:
-    """Yields to the loop by elapsed time, because one piece of work may take a hundred times as long as another."""
+    """Yields to the event loop after a time slice. It measures time and does not count pieces of work, because some
+    take a hundred times as long as others."""
 
     def __init__(self, slice_s: float) -> None:
-        """Begin a slice. `slice_s` is the time between two yields, to which one longer piece of work may add."""
+        """Begin a slice of `slice_s` seconds. A slice lasts longer if a piece of work does."""
         self._slice_s = slice_s
         self._end = monotonic() + slice_s
 
     async def offer(self) -> None:
-        """Yield if the slice is over. Call this between two pieces of work."""
+        """If the slice is over, yield to the event loop and begin a new slice. Call this between two pieces of work."""
         if monotonic() >= self._end:
             await asyncio.sleep(0)
             self._end = monotonic() + self._slice_s
