@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kubeproxy.commands.rollout.command import Rollout
+from kubeproxy.controllers.deployments.controller import DeploymentController
 from kubeproxy.controllers.deployments.drain_plan import OPT_IN
 from kubeproxy.controllers.proxy_requests.deployment_drains import COST, MARK, REST_S
 from kubeproxy.controllers.proxy_requests.requests import LIFETIME_S
@@ -247,7 +248,16 @@ def test_long_connections_are_cut_at_the_time_out_and_not_before() -> None:
     play(scenario, annotations={OPT_IN: "true", DRAIN_TIMEOUT: "25s"})
 
 
-def test_drain_longer_than_the_progress_deadline_is_no_failure() -> None:
+def test_drain_longer_than_the_progress_deadline_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[str] = []
+    sync = DeploymentController.sync
+
+    async def counted(controller: DeploymentController, key: str) -> None:
+        syncs.append(key)
+        await sync(controller, key)
+
+    monkeypatch.setattr(DeploymentController, "sync", counted)
+
     async def scenario(cluster: Cluster, proxies: Proxies) -> None:
         proxies.connection_s = 10_000.0
         failed: list[str] = []
@@ -261,6 +271,7 @@ def test_drain_longer_than_the_progress_deadline_is_no_failure() -> None:
         cluster.set_image("web:2")
         await cluster.complete()
         assert failed == []
+        assert len(syncs) < 2 * asyncio.get_running_loop().time(), "it looks about once a second, whatever the deadline"
 
     play(scenario, replicas=2, annotations={OPT_IN: "true", DRAIN_TIMEOUT: "5m"})
 

@@ -342,7 +342,8 @@ class DeploymentSync:
         if status != self._deployment.status:
             await self._write(status)
             return
-        wait_s = progress.deadline_in(self._deployment, status, now)
+        # While the rollout waits for proxies it cannot fail, and the next look is planned above.
+        wait_s = None if drain is not None and drain.waits else progress.deadline_in(self._deployment, status, now)
         if wait_s is not None:
             self._around.enqueue_after(wait_s)
 
