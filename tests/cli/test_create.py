@@ -8,80 +8,38 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from kubeproxy.cli import main
+from tests.commands.create.server import WriteServer
+from tests.support.web_server import in_thread
 
 PROGRAM = str(Path(sys.executable).with_name("kubeproxy"))
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\n"
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Enough of an API server, in threads of this process: ConfigMaps can be created."""
-
-    protocol_version = "HTTP/1.1"
-    created: list[str]
-    pause_s = 0.0
-
-    def do_GET(self) -> None:
-        if self.path == "/api":
-            self._answer(200, {"versions": ["v1"]})
-        elif self.path == "/apis":
-            self._answer(200, {"groups": []})
-        elif self.path == "/version":
-            self._answer(200, {"major": "1", "minor": "36"})
-        elif self.path == "/openapi/v2":
-            self._answer(200, {"definitions": {}})
-        elif self.path == "/api/v1":
-            resource = {"name": "configmaps", "kind": "ConfigMap", "namespaced": True, "verbs": ["create"]}
-            self._answer(200, {"resources": [resource]})
-        else:
-            self._answer(404, {"kind": "Status", "reason": "NotFound", "message": "not found"})
-
-    def do_POST(self) -> None:
-        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        time.sleep(self.pause_s)
-        self.created.append(sent["metadata"]["name"])
-        self._answer(201, sent)
-
-    def _answer(self, status: int, body: object) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
-    handler = type("It", (Handler,), {"created": []})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    config = {
-        "current-context": "it",
-        "contexts": [{"name": "it", "context": {"cluster": "it"}}],
-        "clusters": [{"name": "it", "cluster": {"server": f"http://127.0.0.1:{http.server_address[1]}"}}],
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    yield handler
-    http.shutdown()
-    http.server_close()
-    thread.join()
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteServer]:
+    with in_thread(WriteServer()) as found:
+        config = {
+            "current-context": "it",
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "clusters": [{"name": "it", "cluster": {"server": found.url}}],
+            "users": [{"name": "it", "user": {"token": "good"}}],
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.chdir(tmp_path)
+        yield found
+
+
+def created(server: WriteServer) -> list[str]:
+    """Return the names of the ConfigMaps, in the order of their creation."""
+    return server.names("configmaps")
 
 
 def run(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -90,19 +48,20 @@ def run(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_files_and_standard_input(server: type[Handler], tmp_path: Path) -> None:
+def test_files_and_standard_input(server: WriteServer, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     done = run("-f", "a.yaml", "-f=-", "-o", "name", stdin=MAP % "b")
     assert (done.returncode, done.stdout, done.stderr) == (0, "configmap/a\nconfigmap/b\n", "")
-    assert server.created == ["a", "b"]
+    assert created(server) == ["a", "b"]
 
 
-def test_raw(server: type[Handler]) -> None:
-    done = run("--raw", "/api/v1/namespaces/x/configmaps", "-f", "-", stdin='{"metadata":{"name":"r"}}')
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"metadata": {"name": "r"}})
+def test_raw(server: WriteServer) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+    done = run("--raw", path, "-f", "-", stdin=json.dumps({"kind": "ConfigMap", "metadata": {"name": "r"}}))
+    assert (done.returncode, json.loads(done.stdout)) == (0, server.objects[f"{path}/r"])
 
 
-def test_edit(server: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edit(server: WriteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     monkeypatch.setenv("KUBE_EDITOR", "sed -i s/'name: a'/'name: edited'/")
     done = run("-f", "a.yaml", "--edit")
@@ -115,10 +74,11 @@ def test_edit(server: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KUBE_EDITOR", "echo 'kind: [' >>")
     done = run("-f", "a.yaml", "--edit")
     assert "error parsing edited-file" in done.stderr
-    assert server.created == ["edited"]
+    assert created(server) == ["edited"]
 
 
-def test_flags_as_kubectl_takes_them(server: type[Handler], tmp_path: Path) -> None:
+def test_flags_as_kubectl_takes_them(server: WriteServer, tmp_path: Path) -> None:
+    server.tokens.add("secret")
     (tmp_path / "a.yaml").write_text(MAP % "a")
     done = run("-f=a.yaml", "--dry_run=client", "--save-config=true", "--validate", "--edit=false", "-ojson")
     assert done.returncode == 0, done.stderr
@@ -133,7 +93,7 @@ def test_flags_as_kubectl_takes_them(server: type[Handler], tmp_path: Path) -> N
         '{"kubernetes.io/change-cause":"kubeproxy create --filename=a.yaml --record=true --dry-run=client'
         ' --output=jsonpath={.metadata.annotations}"}'
     )
-    assert server.created == []
+    assert created(server) == []
 
 
 @pytest.mark.parametrize(
@@ -174,7 +134,7 @@ def test_help_imports_no_client() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_creating_imports_neither_the_large_client_nor_the_daemon(server: type[Handler], tmp_path: Path) -> None:
+def test_creating_imports_neither_the_large_client_nor_the_daemon(server: WriteServer, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     heavy = ("kubernetes_asyncio", "structlog", "iptc", "prometheus_client", "kubeproxy.daemon", "kubeproxy.proxier")
     script = (
@@ -185,8 +145,8 @@ def test_creating_imports_neither_the_large_client_nor_the_daemon(server: type[H
     assert (done.stdout, done.stderr) == ("configmap/a created\n", "[]\n")
 
 
-def test_an_interrupt_ends_it_and_tells_what_is_left(server: type[Handler], tmp_path: Path) -> None:
-    server.pause_s = 0.1
+def test_an_interrupt_ends_it_and_tells_what_is_left(server: WriteServer, tmp_path: Path) -> None:
+    server.delay_s = 0.1
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(500)))
     process = subprocess.Popen(
         [PROGRAM, "create", "-f", "many.yaml"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -196,13 +156,13 @@ def test_an_interrupt_ends_it_and_tells_what_is_left(server: type[Handler], tmp_
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.startswith(f"interrupted: {len(server.created)} created; not created: ")
+    assert err.startswith(f"interrupted: {len(created(server))} created; not created: ")
     assert "of many.yaml" in err
     assert "Traceback" not in err
-    assert out.splitlines() == [f"configmap/{name} created" for name in server.created[1:]]
+    assert out.splitlines() == [f"configmap/{name} created" for name in created(server)[1:]]
 
 
-def test_an_interrupt_while_standard_input_is_waited_for(server: type[Handler]) -> None:
+def test_an_interrupt_while_standard_input_is_waited_for(server: WriteServer) -> None:
     process = subprocess.Popen(
         [PROGRAM, "create", "-f", "-"],
         stdin=subprocess.PIPE,
@@ -223,8 +183,8 @@ def test_an_interrupt_while_standard_input_is_waited_for(server: type[Handler]) 
     assert err.startswith("interrupted: ")
 
 
-def test_progress_is_shown_on_a_terminal(server: type[Handler], tmp_path: Path) -> None:
-    server.pause_s = 0.3
+def test_progress_is_shown_on_a_terminal(server: WriteServer, tmp_path: Path) -> None:
+    server.delay_s = 0.3
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(12)))
     leader, follower = pty.openpty()
     try:
@@ -243,7 +203,7 @@ def test_progress_is_shown_on_a_terminal(server: type[Handler], tmp_path: Path) 
     assert shown.endswith("\r\x1b[K")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(server: type[Handler], tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(server: WriteServer, tmp_path: Path) -> None:
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(200)))
     done = subprocess.run(
         ["sh", "-c", f"{PROGRAM} create -f many.yaml -o yaml | head -1"],
@@ -256,7 +216,7 @@ def test_a_reader_that_goes_away_is_no_traceback(server: type[Handler], tmp_path
     assert "Traceback" not in done.stderr
 
 
-def test_a_long_stream_takes_no_more_memory_than_a_short_one(server: type[Handler], tmp_path: Path) -> None:
+def test_a_long_stream_takes_no_more_memory_than_a_short_one(server: WriteServer, tmp_path: Path) -> None:
     def most_kib(count: int) -> int:
         path = tmp_path / f"{count}.yaml"
         path.write_text("---\n".join(MAP % f"c{number}" for number in range(count)))

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from kubeproxy.cli import main
 from kubeproxy.cli.healthcheck import has_visible_listener
+from tests.support.web_server import in_thread, web_server
 
 ANSWERS = {"/readyz": (503, '{"ready": false, "reason": "draining"}'), "/livez": (200, '{"healthy": true}')}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        status, body = ANSWERS[self.path]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+async def answer(request: web.Request) -> web.Response:
+    status, text = ANSWERS[request.path]
+    return web.Response(status=status, text=text)
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with in_thread(web_server(answer)) as server:
+        yield server.address
 
 
 def test_a_live_daemon(server: str, capsys: pytest.CaptureFixture[str]) -> None:

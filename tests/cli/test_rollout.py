@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import ClassVar
 
 import pytest
+from aiohttp import web
 
 from kubeproxy.cli import main
 from kubeproxy.cli.rollout import _name, status, undo
 from kubeproxy.model.errors import ConfigError
+from tests.support.web_server import in_thread, web_server
 
 
 @pytest.mark.parametrize(
@@ -34,48 +33,39 @@ def test_other_targets_are_refused(target: tuple[str, ...]) -> None:
         _name(target)
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing:
     """An API server that answers everything with one Status."""
 
-    code, reason, message = 403, "Forbidden", "no"
-    paths: ClassVar[list[str]] = []
+    def __init__(self) -> None:
+        self.url = ""
+        self.paths: list[str] = []
+        self.code, self.reason, self.message = 403, "Forbidden", "no"
 
-    def do_GET(self) -> None:
-        self.paths.append(self.path)
-        body = json.dumps({"kind": "Status", "reason": self.reason, "message": self.message, "code": self.code})
-        self.send_response(self.code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+    async def answer(self, request: web.Request) -> web.Response:
+        self.paths.append(request.path)
+        status = {"kind": "Status", "reason": self.reason, "message": self.message, "code": self.code}
+        return web.json_response(status, status=self.code)
 
 
 @pytest.fixture
-def refusing() -> Iterator[str]:
-    """The URL of such a server."""
-    Refusing.paths.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def refusing() -> Iterator[Refusing]:
+    found = Refusing()
+    with in_thread(web_server(found.answer)) as server:
+        found.url = server.url
+        yield found
 
 
-def test_the_kubeconfig_is_kubectls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str) -> None:
+def test_the_kubeconfig_is_kubectls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: Refusing) -> None:
     """Files of KUBECONFIG are merged, the context has the namespace, and flags win."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("{current-context: it, contexts: [{name: it, context: {cluster: it, namespace: shop}}]}")
     second.write_text('{clusters: [{name: it, cluster: {server: "http://127.0.0.1:1"}}]}')
     monkeypatch.setenv("KUBECONFIG", f"/nonexistent:{first}:{second}")
-    assert main.status_of(["rollout", "pause", "deployment/x", f"--server={refusing}"]) == 1
-    assert main.status_of(["rollout", "pause", "deployment/x", "-n", "own", f"--server={refusing}"]) == 1
-    second.write_text(json.dumps({"clusters": [{"name": "it", "cluster": {"server": refusing}}]}))
+    assert main.status_of(["rollout", "pause", "deployment/x", f"--server={refusing.url}"]) == 1
+    assert main.status_of(["rollout", "pause", "deployment/x", "-n", "own", f"--server={refusing.url}"]) == 1
+    second.write_text(json.dumps({"clusters": [{"name": "it", "cluster": {"server": refusing.url}}]}))
     assert main.status_of(["rollout", "pause", "deployment/y"]) == 1
-    assert Refusing.paths == [
+    assert refusing.paths == [
         "/apis/apps/v1/namespaces/shop/deployments/x",
         "/apis/apps/v1/namespaces/own/deployments/x",
         "/apis/apps/v1/namespaces/shop/deployments/y",
@@ -101,22 +91,20 @@ def test_refusals_are_worded_as_kubectls(
     reason: str,
     message: str,
     said: str,
-    refusing: str,
-    monkeypatch: pytest.MonkeyPatch,
+    refusing: Refusing,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in (("code", code), ("reason", reason), ("message", message)):
-        monkeypatch.setattr(Refusing, name, value)
-    assert main.status_of(["rollout", "status", "deployment/x", f"--server={refusing}"]) == 1
+    refusing.code, refusing.reason, refusing.message = code, reason, message
+    assert main.status_of(["rollout", "status", "deployment/x", f"--server={refusing.url}"]) == 1
     assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.parametrize("command", [["rollout", "status", "deployment/x"], ["rolling-update", "x", "--image=y"]])
-def test_what_commands_log_is_not_on_stdout(command: list[str], tmp_path: Path, refusing: str) -> None:
+def test_what_commands_log_is_not_on_stdout(command: list[str], tmp_path: Path, refusing: Refusing) -> None:
     """In a process of its own: the tests set logging up."""
     conf = tmp_path / "conf"
     user = {"name": "it", "user": {"tokenFile": str(tmp_path / "none")}}
-    cluster = {"name": "it", "cluster": {"server": refusing}}
+    cluster = {"name": "it", "cluster": {"server": refusing.url}}
     context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
     conf.write_text(
         json.dumps({"current-context": "it", "contexts": [context], "clusters": [cluster], "users": [user]})

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from kubeproxy.kubernetes.manifests import http
 from kubeproxy.kubernetes.resource_builder import file_arguments
 from tests.commands.create.conftest import Run, config_map
 from tests.commands.create.server import WriteServer
-from tests.support.web_server import Handler
-from tests.support.web_server import web_server as web_server_on_loopback
+from tests.support.web_server import web_server
 
 TWO = config_map("a") + config_map("b", data={"text": "ä"})
 
@@ -65,37 +61,6 @@ async def test_a_broken_document_is_named_and_the_others_are_created(
     assert server.names("configmaps") == ["first", "last"]
 
 
-@pytest.fixture
-async def web_server() -> AsyncIterator[tuple[str, list[Handler]]]:
-    """The address of a web server, and what it answers."""
-    async with web_server_on_loopback() as server:
-        yield f"{server.url}/x.yaml", server.handlers
-
-
-async def _redirecting(request: web.Request) -> web.StreamResponse:
-    raise web.HTTPFound(f"{request.path}x")
-
-
-async def _html(request: web.Request) -> web.StreamResponse:
-    return web.Response(text="<!doctype html><title>Sign in</title>", content_type="text/html")
-
-
-async def _endless(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse()
-    await response.prepare(request)
-    while True:
-        await response.write(b"a: 1\n" * 100)
-
-
-async def _silent(request: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(3600)
-    return web.Response()
-
-
-async def _failing(request: web.Request) -> web.StreamResponse:
-    return web.Response(status=503)
-
-
 async def _cut(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Length": "1000"})
     await response.prepare(request)
@@ -105,35 +70,16 @@ async def _cut(request: web.Request) -> web.StreamResponse:
     return response
 
 
-@pytest.mark.parametrize(
-    ("handler", "message"),
-    [
-        (_redirecting, "stopped after 10 redirects"),
-        (_html, "the server answered HTML, not YAML or JSON"),
-        (_endless, "more than 100000 bytes"),
-        (_silent, "the server did not answer in time"),
-        (_failing, "server reported 503 Service Unavailable, status code=503"),
-        (_cut, "unable to read URL "),
-    ],
-    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
-)
 async def test_a_bad_address_costs_none_of_the_files(
-    server: WriteServer,
-    run: Run,
-    web_server: tuple[str, list[Handler]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    handler: Handler,
-    message: str,
+    server: WriteServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """What else may be wrong with an address: tests/kubernetes/resource_builder/test_file_arguments.py."""
     monkeypatch.setattr(file_arguments, "URL_PAUSE_S", 0.01)
-    monkeypatch.setattr(file_arguments, "MAX_BYTES", 100_000)
-    monkeypatch.setattr(http, "SILENT_S", 0.5)
-    url, handlers = web_server
-    handlers[:] = [handler]
     for name in ("first", "last"):
         (tmp_path / f"{name}.yaml").write_text(config_map(name))
-    done = await run(server, filenames=(str(tmp_path / "first.yaml"), url, str(tmp_path / "last.yaml")))
+    async with web_server(_cut) as bad:
+        addressed = (str(tmp_path / "first.yaml"), f"{bad.url}/x.yaml", str(tmp_path / "last.yaml"))
+        done = await run(server, filenames=addressed)
     assert done.status == 1
-    assert message in done.err
+    assert "unable to read URL " in done.err
     assert server.names("configmaps") == ["first", "last"]

@@ -24,6 +24,7 @@ from tests.kubernetes.harness import QUICK, connected, until
 from tests.sources.kubernetes.test_source import in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Cluster, Fault
 from tests.support.apiserver.generate import endpoint_slice, fill, service
+from tests.support.web_server import web_server
 
 REFILL = replace(QUICK, refill_s=1.0)
 
@@ -193,16 +194,8 @@ async def answered(body: bytes, encoding: str) -> tuple[int, bytes]:
     async def handle(_: web.Request) -> web.Response:
         return web.Response(body=body, headers={"Content-Type": "application/json", "Content-Encoding": encoding})
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with connected(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
-            return await pieces_of(client)
-    finally:
-        await runner.cleanup()
+    async with web_server(handle) as server, connected(server.url) as client:
+        return await pieces_of(client)
 
 
 async def pieces_of(client: Client) -> tuple[int, bytes]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from kubeproxy.kubernetes.manifests import http
 from kubeproxy.kubernetes.resource_builder import file_arguments
 from kubeproxy.kubernetes.resource_builder.errors import SourceError
 from kubeproxy.kubernetes.resource_builder.file_arguments import FileSource, UrlSource, expand
-from tests.support.web_server import Handler
-from tests.support.web_server import web_server as web_server_on_loopback
+from tests.support.web_server import Handler, WebServer, web_server
 
 
 def names(root: Path, *arguments: str, recursive: bool = False) -> list[str]:
@@ -62,14 +63,13 @@ async def test_a_file_that_goes_is_an_error_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def web_server() -> AsyncIterator[tuple[str, list[Handler]]]:
-    """Its address, and what it does with the next requests; the last one goes on."""
-    async with web_server_on_loopback() as server:
-        yield f"{server.url}/x.yaml", server.handlers
+async def server() -> AsyncIterator[WebServer]:
+    async with web_server() as found:
+        yield found
 
 
 async def body(url: str) -> bytes:
-    return b"".join([data async for data in UrlSource(url).read()])
+    return b"".join([data async for data in UrlSource(f"{url}/x.yaml").read()])
 
 
 def answer(status: int, text: bytes = b"a: 1\n", **more: str) -> Handler:
@@ -79,27 +79,22 @@ def answer(status: int, text: bytes = b"a: 1\n", **more: str) -> Handler:
     return handler
 
 
-async def test_a_web_server_that_fails_is_asked_three_times(
-    web_server: tuple[str, list[Handler]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_web_server_that_fails_is_asked_three_times(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arguments, "URL_PAUSE_S", 0.01)
-    url, handlers = web_server
-    handlers += [answer(503), answer(500), answer(200)]
-    assert await body(url) == b"a: 1\n"
-    handlers[:] = [answer(502)]
+    server.handlers = [answer(503), answer(500), answer(200)]
+    assert await body(server.url) == b"a: 1\n"
+    server.handlers = [answer(502)]
     with pytest.raises(SourceError, match=r"server reported 502 Bad Gateway, status code=502"):
-        await body(url)
-    handlers[:] = [answer(404), answer(200)]
+        await body(server.url)
+    server.handlers = [answer(404), answer(200)]
     with pytest.raises(SourceError, match=r"server reported 404 Not Found, status code=404"):
-        await body(url)
-    assert len(handlers) == 1
+        await body(server.url)
+    assert len(server.handlers) == 1
 
 
-async def test_what_no_manifest_is_answered_with(
-    web_server: tuple[str, list[Handler]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_no_manifest_is_answered_with(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arguments, "MAX_BYTES", 1000)
-    url, handlers = web_server
+    monkeypatch.setattr(http, "SILENT_S", 0.5)
 
     async def redirect(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(f"{request.path}x")
@@ -110,19 +105,24 @@ async def test_what_no_manifest_is_answered_with(
         while True:
             await response.write(b"a: 1\n" * 100)
 
+    async def silent(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3600)
+        return web.Response()
+
     for handler, expected in (
         (redirect, "stopped after 10 redirects"),
         (endless, "more than 1000 bytes"),
+        (silent, "the server did not answer in time"),
         (answer(200, b"<html>", content_type="text/html"), "the server answered HTML"),
     ):
-        handlers[:] = [handler]
+        server.handlers = [handler]
         with pytest.raises(SourceError, match=expected):
-            await body(url)
+            await body(server.url)
 
 
 async def test_no_listener_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arguments, "URL_PAUSE_S", 0.01)
     with pytest.raises(SourceError, match="unable to read URL"):
-        await body("http://127.0.0.1:1/x.yaml")
+        await body("http://127.0.0.1:1")
     with pytest.raises(SourceError, match="unable to read URL"):
-        await body("http://[/x.yaml")
+        await body("http://[")
