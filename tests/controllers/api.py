@@ -12,14 +12,13 @@ every time limit would be over before the answer arrived.
 from __future__ import annotations
 
 import asyncio
-import copy
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +28,7 @@ from kubeproxy.kubernetes.client.errors import UnreachableError
 from kubeproxy.kubernetes.client.status import status_error
 
 Json = dict[str, Any]
+T = TypeVar("T")
 _PATH = re.compile(
     r"(/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/(status|scale|binding))?"
 )
@@ -204,16 +204,16 @@ class Api:
 
     def get(self, resource: str, name: str, namespace: str = "default") -> Json:
         """A copy of an object; KeyError without one."""
-        return copy.deepcopy(self.objects[resource, namespace, name])
+        return copied(self.objects[resource, namespace, name])
 
     def all(self, resource: str, namespace: str = "default") -> list[Json]:
         """Copies of all objects of a resource, oldest first."""
         found = [item for (of, where, _), item in self.objects.items() if (of, where) == (resource, namespace)]
-        return copy.deepcopy(sorted(found, key=lambda item: int(item["metadata"]["uid"].split("-")[1])))
+        return copied(sorted(found, key=lambda item: int(item["metadata"]["uid"].split("-")[1])))
 
     def create(self, resource: str, namespace: str, item: Json, *, by: str = "world") -> Json:
         """Create an object."""
-        item = copy.deepcopy(item)
+        item = copied(item)
         kind, group_version = _KINDS[resource]
         metadata = item.setdefault("metadata", {})
         if namespace in self.terminating_namespaces:
@@ -248,7 +248,7 @@ class Api:
     ) -> Json:
         """Change an object, or its status."""
         old = self._demand(resource, namespace, name)
-        new = copy.deepcopy(old)
+        new = copied(old)
         if content_type == "application/json-patch+json":
             for operation in patch:
                 _apply(new, operation)
@@ -289,7 +289,7 @@ class Api:
         if running and old["status"].get("phase") not in ("Succeeded", "Failed"):
             if "deletionTimestamp" in old["metadata"]:
                 return old
-            new = copy.deepcopy(old)
+            new = copied(old)
             new["metadata"]["deletionTimestamp"] = timestamps.seconds(self.clock() + 30)
             self._store(resource, old, new, by)
             return new
@@ -300,7 +300,7 @@ class Api:
         """An object is gone at once."""
         old = self.objects.pop((resource, namespace, name))
         self.version += 1
-        gone = copy.deepcopy(old)
+        gone = copied(old)
         gone["metadata"]["resourceVersion"] = str(self.version)
         self._tell(resource, "DELETED", gone)
         self._observe(Write(resource, old, None, by))
@@ -331,6 +331,12 @@ class Api:
             return self.objects[resource, namespace, name]
         except KeyError:
             raise _error(404, "NotFound", f'{resource} "{name}" not found') from None
+
+
+def copied(item: T) -> T:
+    """Copy a value of JSON: ten times as fast as copy.deepcopy, which would be half the time of these tests."""
+    copy: T = msgspec.json.decode(msgspec.json.encode(item))
+    return copy
 
 
 def _parse(path: str) -> tuple[str, str, str, str]:
@@ -376,7 +382,7 @@ def _without_version(item: Json) -> Json:
 
 def _merged(target: Any, patch: Any, *, strategic: bool) -> Any:
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -412,4 +418,4 @@ def _apply(target: Json, operation: Json) -> None:
         if place.get(last) != operation["value"]:
             raise _error(422, "Invalid", "testing value failed")
     else:
-        place[last] = copy.deepcopy(operation["value"])
+        place[last] = copied(operation["value"])

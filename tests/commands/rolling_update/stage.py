@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +26,7 @@ from kubeproxy.kubernetes.client.errors import ApiError, StatusError, Unreachabl
 from kubeproxy.kubernetes.client.policy import NoRetries, Retries, WaitForServer
 from kubeproxy.kubernetes.client.status import status_error
 from kubeproxy.kubernetes.printing.printer import Printer
-from tests.controllers.api import Api, Json, Write, _error, _parse
+from tests.controllers.api import Api, Json, Write, _error, _parse, copied
 from tests.controllers.cluster import Cluster, Controllers, pod_template, running
 from tests.controllers.virtual_time import run, unix_time
 
@@ -55,7 +54,7 @@ class ControllerApi(Api):
         if not sent["spec"]["selector"].items() <= labels.items():
             raise _error(422, "Invalid", "`selector` does not match template `labels`")
         kept = {key: old["metadata"][key] for key in ("uid", "creationTimestamp", "generation", "namespace")}
-        new = copy.deepcopy(sent) | {"status": old["status"]}
+        new = copied(sent) | {"status": old["status"]}
         new["metadata"] |= kept
         if new["spec"] != old["spec"]:
             new["metadata"]["generation"] += 1
@@ -72,7 +71,7 @@ class ControllerApi(Api):
                 raise _error(409, "Conflict", f"Precondition failed: {key}")
         if options.get("propagationPolicy") == "Orphan":
             if "deletionTimestamp" not in old["metadata"]:
-                new = copy.deepcopy(old)
+                new = copied(old)
                 new["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}
                 self._store(RESOURCE, old, new, "command")
                 self._later(self._release, new)
@@ -260,7 +259,7 @@ class Stage:
         requests = ControllerRequests(cast(Client, rest), "default")
 
         async def read_file() -> Controller:
-            return Controller(copy.deepcopy(self.files[settings.filename]))
+            return Controller(copied(self.files[settings.filename]))
 
         async def minor_of_server() -> int:
             return minor

@@ -253,7 +253,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(new, old, states, replicas, over, under, draw(st.booleans()))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_no_step_takes_more_pods_out_of_use_than_may_be_unavailable(case: Case) -> None:
     found = case.plan()
@@ -265,7 +265,7 @@ def test_no_step_takes_more_pods_out_of_use_than_may_be_unavailable(case: Case) 
     assert not taken & {p.metadata.name for p in case.old if p.metadata.annotations.draining is not None}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_new_set_grows_no_further_than_the_surge_allows(case: Case) -> None:
     new, old = case.sets
@@ -274,7 +274,7 @@ def test_new_set_grows_no_further_than_the_surge_allows(case: Case) -> None:
         assert size + old.spec.replicas <= surge.max_total(case.deployment)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_a_rollout_never_stands_still_without_waiting_for_something(case: Case) -> None:
     """Every pod ready, everything followed: then a step is possible until no old pod is left."""
@@ -290,7 +290,7 @@ def test_a_rollout_never_stands_still_without_waiting_for_something(case: Case) 
         assert found.drained or easy.victims() or grown is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_without_marks_and_with_all_pods_in_use_the_steps_are_those_of_upstream(case: Case) -> None:
     old = [pod(each.metadata.name, ready=is_ready(each)) for each in case.old]

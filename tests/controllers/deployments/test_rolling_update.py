@@ -237,7 +237,7 @@ class RollingMachine(RuleBasedStateMachine):
 
 
 TestRollingMachine = RollingMachine.TestCase
-TestRollingMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRollingMachine.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
 
 
 def test_the_sizes_of_a_scale() -> None:
