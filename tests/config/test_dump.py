@@ -46,7 +46,7 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
 }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flags=st.fixed_dictionaries({}, optional=FLAGS))
 def test_any_configuration_is_read_back_equal(tmp_path: Path, flags: dict[str, Any]) -> None:
     original = load({name: [text] for name, text in flags.items()}).configuration

@@ -14,7 +14,7 @@ from tests.fuzz.targets import TARGETS
 
 HERE = Path(__file__).parent
 LONGEST = 8192
-EXAMPLES = 60
+EXAMPLES = 30
 
 
 def seeds(name: str) -> list[bytes]:

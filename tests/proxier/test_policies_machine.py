@@ -296,7 +296,7 @@ class PoliciesMachine(NodeMachine):
 
 
 PoliciesMachine.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

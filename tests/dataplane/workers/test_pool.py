@@ -44,7 +44,7 @@ from kubeproxy.model.errors import KernelError
 from tests.dataplane.conftest import LOOPBACK, Bench, ask, echo, endpoint, eventually, frontend, refusing_target, sends
 from tests.dataplane.workers.harness import WorkerPool, listening, status, udp_client, until, worker_pool
 
-WORKERS = 3
+WORKERS = 2
 
 
 async def accepted(worker_pool: WorkerPool, name: str = "web") -> int:
@@ -609,7 +609,7 @@ async def served_by(count: int) -> AsyncIterator[WorkerPool | Bench]:
     await plane.close()
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, WORKERS), (WORKERS, 2), (0, 2), (2, 0)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2), (0, 2), (2, 0)])
 async def test_clients_keep_their_endpoints_with_other_workers(before: int, after: int) -> None:
     async with AsyncExitStack() as stack:
         pods = [await stack.enter_async_context(endpoint(sends(name))) for name in "abcd"]

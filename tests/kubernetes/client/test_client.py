@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,8 +75,8 @@ async def test_recorded_refusals_name_url_and_reason(recorded: Exchange) -> None
 @pytest.mark.parametrize("pieces", [(), (1,), (7, 1, 200), (2372, 68), (16384,)], ids=str)
 async def test_recorded_streams_arrive_line_by_line(pieces: tuple[int, ...]) -> None:
     for recorded in STREAMS:
-        if pieces == (1,) and len(recorded.body) > 30_000:
-            continue
+        if pieces == (1,) and len(recorded.body) > 2_000:
+            continue  # each byte is a turn of both event loops; (7, 1, 200) has the long ones
         async with ReplayServer([recorded], pieces=pieces) as server, connected(server.url) as client:
             if recorded.cut:
                 with pytest.raises(UnreachableError) as caught:
@@ -258,40 +257,6 @@ async def test_a_401_makes_the_client_read_its_credentials_again(tmp_path: Path)
         server.tokens = {"third"}
         with pytest.raises(UnauthorizedError, match="401"):
             await client.get_json("/apis")
-        await client.close()
-
-
-async def test_a_kubeconfig_with_an_exec_plugin(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("first")
-    runs = tmp_path / "runs"
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text(
-        f"""
-import json, pathlib
-with open({str(runs)!r}, "a") as log: log.write("x")
-token = pathlib.Path({str(token)!r}).read_text()
-version = "client.authentication.k8s.io/v1"
-print(json.dumps({{"apiVersion": version, "kind": "ExecCredential", "status": {{"token": token}}}}))
-"""
-    )
-    user = {
-        "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
-            "command": sys.executable,
-            "args": [str(plugin)],
-            "interactiveMode": "Never",
-        }
-    }
-    async with ApiServer(Cluster(), tokens={"first"}) as server:
-        client = await Client.connect(ClientSettings(kubeconfig=kubeconfig(tmp_path, server.url, user)))
-        for _ in range(3):
-            await client.get_json("/apis")
-        assert runs.read_text() == "x"
-        token.write_text("second")
-        server.tokens = {"second"}
-        await client.get_json("/apis")
-        assert runs.read_text() == "xx"
         await client.close()
 
 

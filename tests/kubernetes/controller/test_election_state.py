@@ -123,4 +123,4 @@ class ElectionMachine(RuleBasedStateMachine):
 
 
 TestElectionMachine = ElectionMachine.TestCase
-TestElectionMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestElectionMachine.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)

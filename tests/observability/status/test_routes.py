@@ -178,19 +178,19 @@ async def test_a_trace(served: StatusPages) -> None:
     assert (answer.status, text) == (400, 'found ""; allowed: IP:PORT, such as 10.96.0.10:53 or [fd00::1]:80\n')
 
 
-async def test_other_tasks_run_while_ten_thousand_services_are_sent(served: StatusPages) -> None:
-    observation = town(10_000)
+async def test_other_tasks_run_while_thousands_of_services_are_sent(served: StatusPages) -> None:
+    observation = town(3_000)
     served.see = lambda: observation
     async with counted_turns() as turns:
         whole = await served.json()
-    assert len(whole["services"]) == whole["matched"] == 10_000
-    assert whole["totals"]["by_state"]["ejected"] == 100
-    assert [it["state"] for it in whole["services"][99:101]] == ["ejected", "ok"]
-    assert turns.count > 100
-    page = await served.json("&limit=50&offset=9990")
+    assert len(whole["services"]) == whole["matched"] == 3_000
+    assert whole["totals"]["by_state"]["ejected"] == 30
+    assert [it["state"] for it in whole["services"][29:31]] == ["ejected", "ok"]
+    assert turns.count > 30
+    page = await served.json("&limit=50&offset=2990")
     assert len(page["services"]) == 10
     text = (await served.get("/statusz"))[1]
-    assert "... and 9800 more" in text
+    assert "... and 2800 more" in text
 
 
 async def test_an_observation_answers_several_queries_for_a_second(served: StatusPages) -> None:

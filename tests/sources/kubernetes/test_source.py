@@ -560,7 +560,7 @@ async def test_forbidden_api_groups_lead_to_slices() -> None:
 # Many events
 
 
-async def test_other_tasks_run_during_ten_thousand_events() -> None:
+async def test_other_tasks_run_during_thousands_of_events() -> None:
     async with ApiServer(cluster(1)) as server, running(server) as (source, sink):
         server.keep_requests = False
         pauses: list[float] = []
@@ -575,13 +575,13 @@ async def test_other_tasks_run_during_ten_thousand_events() -> None:
 
         # Stopped in between, so that everything arrives in one burst.
         server.break_watches(Break.END)
-        for number in range(1, 5001):
+        for number in range(1, 2001):
             server.cluster.put("services", service(number))
             server.cluster.put("endpointslices", endpoint_slice(number, ["10.0.0.1"]))
         beating = asyncio.ensure_future(heartbeat())
-        await until(lambda: len(sink.services) == len(sink.slices) == 5001, within_s=60)
+        await until(lambda: len(sink.services) == len(sink.slices) == 2001, within_s=60)
         beating.cancel()
-        assert len(pauses) > 15
+        assert len(pauses) > 6
         assert all(state.lists == 1 for state in source.state())
 
 

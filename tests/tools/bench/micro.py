@@ -5,6 +5,7 @@ Not collected by `make test`; test_micro.py keeps it alive.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from ipaddress import ip_network
@@ -49,7 +50,7 @@ from tests.tools.bench.clusters import endpoints_of, manifest
 
 T = TypeVar("T")
 
-SERVICES = 10_000
+SERVICES = int(os.environ.get("MICRO_SERVICES", "10000"))
 SOURCE = "kubernetes"
 
 NOW = 1000.0
@@ -227,7 +228,8 @@ def alternating(*values: Callable[[], None]) -> Callable[[], None]:
 
 def test_plan_of_one_change_of_endpoints(benchmark: BenchmarkFixture) -> None:
     state, tracker = standing()
-    slices = [endpoint_slice("s4321", addresses) for addresses in ("10.0.0.1 10.0.0.3", "10.0.0.2 10.0.0.4")]
+    one_of_all = f"s{SERVICES // 2}"
+    slices = [endpoint_slice(one_of_all, addresses) for addresses in ("10.0.0.1 10.0.0.3", "10.0.0.2 10.0.0.4")]
     change = alternating(*(lambda one=one: tracker.put_slice(SOURCE, one) for one in slices))
 
     def planned() -> int:

@@ -1,7 +1,8 @@
-"""The micro-benchmarks run, each once. The tests do not judge their speed."""
+"""The micro-benchmarks run, each once, in a small cluster. The tests do not judge their speed."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.long
 def test_every_micro_benchmark_does_what_it_measures() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", micro.__file__],
+        env={**os.environ, "MICRO_SERVICES": "500"},
         capture_output=True,
         text=True,
         timeout=110,
