@@ -7,6 +7,7 @@ queries of `kubeproxy.dataplane.interface` read its counters and status.
   in_process, workers/  the two implementations: in this process, or in worker processes
   ports_only            serves nothing and only reserves ports, for a strict kernel path
   engine, context       applies messages to listeners; state that the parts of one process share
+  movable               connections and sessions that another process may continue
   connection_log        finished connections, for the access log
   loop/                 the event loop (`reactor`), dial timeouts, end-of-turn writes, lag
   tcp/                  listener, shared listener, dial, connection, endpoint probe, half-closed and keepalive sweeps

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import time
-import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -35,8 +34,8 @@ from kubeproxy.dataplane.messages import (
     SetEndpoints,
     Tune,
 )
+from kubeproxy.dataplane.movable import Frozen, Movable, State
 from kubeproxy.dataplane.tcp.connection import Connection, FrozenConnection
-from kubeproxy.dataplane.tcp.connection_state import ConnectionState
 from kubeproxy.dataplane.tcp.half_closed import HalfClosedSweep
 from kubeproxy.dataplane.tcp.keepalive import KeepaliveSweep
 from kubeproxy.dataplane.tcp.listener import Listener
@@ -44,39 +43,6 @@ from kubeproxy.dataplane.tcp.shared_listener import SharedListener
 from kubeproxy.dataplane.udp.sessions import DatagramListener, FrozenSession, Sessions
 from kubeproxy.dataplane.udp.state import SessionState
 from kubeproxy.model import Address, FrontendName, Protocol, Target
-
-State = ConnectionState | SessionState
-
-
-class Frozen(typing.Protocol):
-    """A connection or session that has left its process, or has come from another one, and does not move bytes. It has
-    a state and descriptors."""
-
-    @property
-    def state(self) -> State:
-        """Return the state that is sent to the other process."""
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors."""
-
-    def thaw(self) -> Movable | None:
-        """Continue it in this process. Return None if that is not possible, and it has ended."""
-
-    def close(self) -> None:
-        """Forget it in this process, because another process continues it."""
-
-
-class Movable(typing.Protocol):
-    """A connection or session that another process can continue."""
-
-    @property
-    def client(self) -> str | None:
-        """The client's address, if the address decides which worker of another instance continues. None if any worker
-        may continue."""
-
-    def freeze(self) -> Frozen | None:
-        """Stop it and return it, or return None if it has ended."""
 
 
 class Engine:

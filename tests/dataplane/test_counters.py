@@ -17,7 +17,8 @@ from kubeproxy.dataplane.messages import Listen, MarkEndpoint, Message, Retire, 
 from kubeproxy.dataplane.workers.batch import CHUNK_MESSAGES, chunks
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.columns import Columns
-from kubeproxy.dataplane.workers.main import COUNTERS_PER_FRAME, SLICE_S, Worker
+from kubeproxy.dataplane.workers.engine_requests import COUNTERS_PER_FRAME
+from kubeproxy.dataplane.workers.main import SLICE_S, Worker
 from kubeproxy.dataplane.workers.orphan import Marker
 from kubeproxy.dataplane.workers.protocol import Apply, CountersReply, DoneReply, Report
 from kubeproxy.model import Address, FrontendName, Protocol, Target

@@ -23,52 +23,35 @@ from kubeproxy.dataplane.balancing.open_counts import SharedRows
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.context import Context
 from kubeproxy.dataplane.engine import Engine
-from kubeproxy.dataplane.interface import Counters, EjectedEndpoint
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
-from kubeproxy.dataplane.messages import Listen, Message, Tune
+from kubeproxy.dataplane.messages import Listen
 from kubeproxy.dataplane.tcp.flow import send_backlogs
 from kubeproxy.dataplane.workers.channel import Channel
+from kubeproxy.dataplane.workers.engine_requests import EngineRequests
 from kubeproxy.dataplane.workers.move_receiver import Adopter
 from kubeproxy.dataplane.workers.move_sender import Mover
 from kubeproxy.dataplane.workers.orphan import Marker, Orphan
 from kubeproxy.dataplane.workers.protocol import (
     Adopt,
     Apply,
-    BindingsReply,
-    ClosePrevious,
-    CountersReply,
     DoneReply,
     Drain,
     DrainReply,
-    EjectedReply,
-    EndedReply,
     Exit,
     GarbledError,
     Heartbeat,
     MoveReply,
     MoveTo,
-    OpenReply,
-    OpenToReply,
-    OpenToRequest,
-    PreviewReply,
-    PreviewRequest,
-    Query,
     Reply,
     Request,
-    StopAccepting,
-    Topic,
-    WorkerStatusReply,
 )
 from kubeproxy.dataplane.workers.takeover_messages import Move, Moved
-from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.runtime import privileges, sandbox
 
 EXIT_INTERNAL_ERROR = 70
 """sysexits' EX_SOFTWARE."""
 SLICE_S = 0.001
 """Time for requests in one turn; events of connections are handled before the next slice."""
-COUNTERS_PER_FRAME = 128
-"""Frontends with counters in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
 LOOK_S = 0.05
 """How often a drain checks for its end, and a channel without memory tries again."""
 FIND_S = 5.0
@@ -91,16 +74,12 @@ class Worker:
         self._context = Context(reactor=self._reactor, budget=DescriptorBudget.of_this_process(), send=send_backlogs)
         self._context.shared_rows = shared_rows
         self._engine = Engine(
-            self._context,
-            open_socket=self._open_socket,
-            close_socket=self._close_socket,
-            rng=random.Random(),
+            self._context, open_socket=self._open_socket, close_socket=self._close_socket, rng=random.Random()
         )
         self._channel: Channel[Request] | None = Channel(sock, Request)
         self._watched = LEVEL
         self._work: deque[Iterator[bool]] = deque()
-        """The requests in progress, in order. Each yields after every step, where it may be interrupted for a turn. It
-        yields True where it must be interrupted, because the rest depends on the end of the turn."""
+        """The steps of the requests in progress, in order (see `EngineRequests.begin`)."""
         self._working = False
         self._arriving: deque[int] = deque()
         """Sockets of the messages in progress."""
@@ -113,7 +92,7 @@ class Worker:
         self._relieved = False
         """Whether the owner lets this worker go, or there is no owner. Then only its own control process keeps it."""
         self._adopters: set[Adopter] = set()
-        self._bindings_sent_at = self._reactor.now
+        self._requests = EngineRequests(self._engine, self._context, worker=number, answer=self._answer)
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
         self._reactor.after(STATUS_S, self._send_status)
         self._listen_to_signals()
@@ -264,25 +243,8 @@ class Worker:
 
     def _handle(self, request: Request, descriptors: int) -> Iterator[bool]:
         match request:
-            case Apply(number, messages):
-                listens = sum(isinstance(message, Listen) for message in messages)
-                if listens != descriptors:
-                    raise GarbledError(f"{listens} frontends to listen for, {descriptors} sockets")
-                return self._apply(number, messages)
-            case ClosePrevious(number, frontends):
-                return self._close_previous(number, frontends)
-            case Query(number, Topic.COUNTERS):
-                return self._count(number)
-            case Query(number, Topic.EJECTED):
-                return self._report_ejected(number)
-            case Query(number, Topic.OPEN):
-                return self._report_open(number)
-            case Query(number, Topic.BINDINGS):
-                return self._report_bindings(number)
-            case OpenToRequest(number, addresses):
-                return self._count_open(number, addresses)
-            case StopAccepting(number):
-                return self._stop_accepting(number)
+            case Apply(messages=messages) if (listens := sum(isinstance(it, Listen) for it in messages)) != descriptors:
+                raise GarbledError(f"{listens} frontends to listen for, {descriptors} sockets")
             case Drain(number, grace_s):
                 self._drain(number, grace_s)
             case MoveTo(number, successor):
@@ -290,97 +252,16 @@ class Worker:
                 self._look_for_owner(successor, FIND_S)
             case Adopt(number):
                 return self._adopt(number)
+            case Exit():
+                return self._exit()
             case _:
-                return self._reply(request)
+                return self._requests.begin(request)
         return iter(())
 
-    def _reply(self, request: Request) -> Iterator[bool]:
-        """Handle a request in one step, after those that came before it."""
-        match request:
-            case Query(number, Topic.WORKER_STATUS):
-                self._answer(WorkerStatusReply(number, self._open, self._engine.worker_status(worker=self._number)))
-            case Query(number, Topic.ENDED):
-                self._answer(EndedReply(number, self._open, tuple(self._engine.take_ended())))
-            case PreviewRequest(number, frontend, client, port):
-                preview = self._engine.preview(frontend, client, port, worker=self._number)
-                self._answer(PreviewReply(number, self._open, preview))
-            case Exit():
-                self._reactor.stop()
+    def _exit(self) -> Iterator[bool]:
+        """Exit after the requests that came before."""
+        self._reactor.stop()
         yield from ()
-
-    def _apply(self, number: int, messages: Sequence[Message]) -> Iterator[bool]:
-        failures: dict[FrontendName, str] = {}
-        present: FrontendName | None = None
-        for message in messages:
-            frontend = None if isinstance(message, Tune) else message.frontend
-            if frontend != present:
-                yield False  # Only between frontends, or clients would reach one that has a part of its messages only.
-                present = frontend
-            if isinstance(message, Listen) and self._engine.serves(message.frontend):
-                if (failure := self._engine.listen_on_new(message)) is not None:
-                    failures[message.frontend] = failure
-            else:
-                failures |= self._engine.handle((message,))
-        yield True  # Sockets are closed at the end of the turn.
-        self._answer(DoneReply(number, self._open, tuple(failures.items())))
-
-    def _close_previous(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
-        for frontend in frontends:
-            self._engine.close_previous(frontend)
-            yield False
-        yield True
-        self._answer(DoneReply(number, self._open))
-
-    def _count(self, number: int) -> Iterator[bool]:
-        changed: list[tuple[FrontendName, Counters]] = []
-        for change in self._engine.changed_counters():
-            if change is not None:
-                changed.append(change)
-                if len(changed) == COUNTERS_PER_FRAME:
-                    self._answer(CountersReply(number, self._open, tuple(changed), more=True))
-                    changed.clear()
-            yield False
-        self._answer(CountersReply(number, self._open, tuple(changed)))
-
-    def _report_ejected(self, number: int) -> Iterator[bool]:
-        found: list[tuple[FrontendName, tuple[EjectedEndpoint, ...]]] = []
-        for ejected in self._engine.ejected(worker=self._number):
-            if ejected is not None:
-                found.append(ejected)
-            yield False
-        self._answer(EjectedReply(number, self._open, tuple(found)))
-
-    def _report_open(self, number: int) -> Iterator[bool]:
-        found: list[tuple[FrontendName, tuple[tuple[Target, int], ...]]] = []
-        for counts in self._engine.open_by_endpoint():
-            if counts is not None:
-                found.append((counts[0], tuple(counts[1].items())))
-            yield False
-        self._answer(OpenReply(number, self._open, tuple(found)))
-
-    def _report_bindings(self, number: int) -> Iterator[bool]:
-        now = self._reactor.now
-        try:
-            for bindings in self._engine.bindings(since=self._bindings_sent_at):
-                if bindings is not None:
-                    self._answer(BindingsReply(number, self._open, bindings))
-                yield False
-            self._bindings_sent_at = now
-        except MemoryError:  # The next query repeats them.
-            self._context.memory.spend()
-        self._answer(BindingsReply(number, self._open))
-
-    def _count_open(self, number: int, addresses: frozenset[Address]) -> Iterator[bool]:
-        counts: dict[Address, int] = {}
-        for _ in self._engine.open_to(addresses, counts):
-            yield False
-        self._answer(OpenToReply(number, self._open, tuple(counts.items())))
-
-    def _stop_accepting(self, number: int) -> Iterator[bool]:
-        for _ in self._engine.retire():
-            yield False
-        yield True
-        self._answer(DoneReply(number, self._open))
 
     def _drain(self, number: int, grace_s: float) -> None:
         begun = self._reactor.clock()

@@ -7,8 +7,9 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from kubeproxy.dataplane.engine import Engine, Frozen, State
+from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.movable import Frozen, State
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.move_protocol import Load, Receipt
 from kubeproxy.dataplane.workers.protocol import GarbledError

@@ -16,8 +16,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from kubeproxy.dataplane.engine import Engine, Frozen, Movable
+from kubeproxy.dataplane.engine import Engine
 from kubeproxy.dataplane.loop.reactor import LEVEL, Reactor
+from kubeproxy.dataplane.movable import Frozen, Movable
 from kubeproxy.dataplane.sockets.reuseport_program import place
 from kubeproxy.dataplane.workers.channel import Channel
 from kubeproxy.dataplane.workers.move_protocol import LOAD_BYTES, LOAD_DESCRIPTORS, Load, Receipt
