@@ -15,7 +15,6 @@ from kubeproxy.daemon import trace_explanation as explanation
 from kubeproxy.daemon.kernel_path_trace import forwarding
 from kubeproxy.daemon.trace_client import Client, client_of
 from kubeproxy.dataplane.interface import BalancePreview, Counters, DataPlane
-from kubeproxy.dataplane.sockets.routes import Way, way_to
 from kubeproxy.model import (
     Address,
     Destination,
@@ -70,11 +69,9 @@ class Tracer:
         facts: Callable[[], NodeFacts],
         rescue: Callable[[], RescueState | None] = lambda: None,
         find_bond: Callable[[Address, Spread], Awaitable[Bond | None]] = bond_of,
-        find_way: Callable[[Address], Way | None] = way_to,
     ) -> None:
-        """`find_bond` asks the kernel for the endpoint to which session affinity binds a client of the kernel path.
-        `find_way` asks the kernel for its route to an address."""
-        self._find_way = find_way
+        """`find_bond` asks the kernel for the endpoint to which session affinity binds a client of the kernel
+        path."""
         self._proxier = proxier
         self._rescue = rescue
         self._find_bond = find_bond
@@ -86,7 +83,7 @@ class Tracer:
         snapshot, facts = self._proxier.view.snapshot(), self._facts()
         in_force = self._proxier.kernel.in_force
         rules = in_force or RuleSet()
-        client = client_of(asked, rules, facts, self._find_way)
+        client = client_of(asked, rules, facts)
         met = decide(asked, client, rules, facts)
         standing = _standing(snapshot, asked.to, met)
         frontend = None if standing is None else standing.frontend

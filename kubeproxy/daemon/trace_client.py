@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from kubeproxy.dataplane.sockets.routes import Way
+from kubeproxy.dataplane.sockets.routes import way_to
 from kubeproxy.model import Address, family_of
 from kubeproxy.netfilter.cidr import contains
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -33,9 +32,7 @@ class Client:
         return "output" if self.is_this_node else "prerouting"
 
 
-def client_of(
-    asked: TraceRequest, rules: RuleSet, facts: NodeFacts, find_way: Callable[[Address], Way | None]
-) -> Client:
+def client_of(asked: TraceRequest, rules: RuleSet, facts: NodeFacts) -> Client:
     """Return the client of a trace request. It is this node if the request names no address.
 
     A packet of this node has the destination address as its source if that address is the node's own, and otherwise the
@@ -48,6 +45,6 @@ def client_of(
     is_pod = not own and contains(rules.internal_sources, asked.source)
     # The trace does not know on which interface the packet arrives. But pods of other nodes are behind a gateway, and
     # pods of this node are not.
-    if is_pod and rules.uplinks and (way := find_way(asked.source)) is not None:
+    if is_pod and rules.uplinks and (way := way_to(asked.source)) is not None:
         is_pod = way.direct
     return Client(asked.source, own, is_pod)

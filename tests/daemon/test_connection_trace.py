@@ -280,7 +280,7 @@ async def test_the_trace_agrees_with_the_kernel(address: str, port: str, source:
     number = next(iter(node.data_plane.listening.values())).port if port == "proxy port" else port
     asked = TraceRequest.of(to=f"{address}:{number}", source=source, protocol=protocol)
     report = await ask(node, f"{address}:{number}", source, protocol)
-    client = client_of(asked, node.netfilter.kernel, FACTS, lambda _: None)
+    client = client_of(asked, node.netfilter.kernel, FACTS)
     assert client.is_this_node == (source in ("", HERE))
     met = node.netfilter.trace(
         asked.to,

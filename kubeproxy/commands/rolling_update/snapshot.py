@@ -78,7 +78,7 @@ class Snapshot:
         sizes = self.sizes
         return sizes.new == limits.desired and sizes.old == 0
 
-    def waiting(self, limits: Bounds) -> Waiting | None:
+    def waiting(self) -> Waiting | None:
         """Return what prevents the next step, or None if no reason is known."""
         up = self.up
         if failure := up.controller.failure:

@@ -208,7 +208,7 @@ class StepLoop:
             left = end - self._clock()
             if left <= 0:
                 return snapshot
-            self._progress.waits(snapshot.waiting(limits) or Waiting("the update period to be over", None))
+            self._progress.waits(snapshot.waiting() or Waiting("the update period to be over", None))
             await asyncio.sleep(min(left, self._pace.poll_interval_s))
 
     async def _wait(self, snapshot: Snapshot, limits: Bounds) -> None:
@@ -218,7 +218,7 @@ class StepLoop:
         if scale_up(limits, replace(sizes, ending=0)) > sizes.new:
             # Only ending pods prevent the next step, and their grace period ends by itself, so this is not a stall.
             self._extend_deadline()
-        waiting = snapshot.waiting(limits)
+        waiting = snapshot.waiting()
         self._progress.waits(waiting or Waiting("a step to become possible", None))
         if self._clock() > self._deadline:
             why = f"; it waits for {waiting.text}" if waiting is not None else ""

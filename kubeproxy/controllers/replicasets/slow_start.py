@@ -12,9 +12,9 @@ BURST: Final = 500
 """The largest number of pods that one sync creates or deletes (upstream's BurstReplicas)."""
 
 
-def batches(number: int, *, initial: int = INITIAL) -> Iterator[int]:
+def batches(number: int) -> Iterator[int]:
     """Yield the sizes of the batches for `number` requests."""
-    size = initial
+    size = INITIAL
     while number > 0:
         size = min(size, number)
         yield size

@@ -27,8 +27,7 @@ class _Expected:
 class Expectations:
     """The outstanding creations and deletions of all controllers. A controller is identified by its key."""
 
-    def __init__(self, *, expiry_s: float = EXPIRY_S) -> None:
-        self._expiry_s = expiry_s
+    def __init__(self) -> None:
         self._expected: dict[str, _Expected] = {}
 
     def __len__(self) -> int:
@@ -67,14 +66,14 @@ class Expectations:
         the cache saw them. Call this only while no request is in progress.
         """
         expected = self._expected.get(key)
-        if expected is None or now - expected.since > self._expiry_s:
+        if expected is None or now - expected.since > EXPIRY_S:
             return True
         return not expected.deletions and (expected.creations <= 0 or includes(expected.newest))
 
     def expires_in(self, key: str, now: float) -> float:
         """Return the seconds until the controller's expectations expire."""
         expected = self._expected.get(key)
-        return 0.0 if expected is None else max(0.0, expected.since + self._expiry_s - now) + 0.001
+        return 0.0 if expected is None else max(0.0, expected.since + EXPIRY_S - now) + 0.001
 
     def outstanding(self, key: str) -> tuple[int, int]:
         """Return the numbers of outstanding creations and deletions of a controller."""

@@ -71,10 +71,10 @@ class QueueCounters:
 class WorkQueue:
     """A queue of keys to be processed. `name` is its label in metrics."""
 
-    def __init__(self, name: str, *, backoff: ItemBackoff | None = None, bucket: TokenBucket | None = None) -> None:
+    def __init__(self, name: str, *, bucket: TokenBucket | None = None) -> None:
         self.name = name
         self.counters = QueueCounters()
-        self._backoff = backoff or ItemBackoff()
+        self._backoff = ItemBackoff()
         self._bucket = bucket or TokenBucket(qps=QPS, burst=BURST)
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._dirty: dict[str, float] = {}

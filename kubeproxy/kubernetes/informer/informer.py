@@ -23,7 +23,7 @@ from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector import Reflector
 from kubeproxy.kubernetes.informer.reflector_state import ReflectorState
 from kubeproxy.kubernetes.informer.resource import Resource
-from kubeproxy.kubernetes.informer.store import Indexer, Store
+from kubeproxy.kubernetes.informer.store import Store
 from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.kubernetes.metadata import Object, key_of
 
@@ -63,14 +63,13 @@ class Informer(Generic[T]):
         kind: str,
         path: str,
         decode: Callable[[msgspec.Raw], T],
-        indexers: Mapping[str, Indexer[T]] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
         self.path = path
         self.query: Mapping[str, str] = query or {}
-        self.store: Store[T] = Store(indexers)
+        self.store: Store[T] = Store()
         self.synced = asyncio.Event()
         """Set when the first whole list is in the store and has been reported to the handlers."""
         self._decode = decode

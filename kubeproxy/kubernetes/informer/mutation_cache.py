@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from kubeproxy.kubernetes.informer.informer import Informer
-from kubeproxy.kubernetes.informer.store import Indexer
+from kubeproxy.kubernetes.informer.store import INDEXERS
 from kubeproxy.kubernetes.metadata import Object, key_of
 
 T = TypeVar("T", bound=Object)
@@ -39,12 +39,12 @@ class MutationCache(Generic[T]):
     def indexed(self, index: str, value: str) -> list[T]:
         """Return the objects that an index lists under a value. Index and result use the newest known states."""
         found = {key_of(item): item for item in self._store.indexed(index, value)}
-        indexer: Indexer[T] = self._store.indexer(index)
+        values_of = INDEXERS[index]
         for key in list(self._written):
             item = self._newest(key)
             if item is None:
                 continue
-            if value in indexer(item):
+            if value in values_of(item):
                 found[key] = item
             else:
                 found.pop(key, None)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from kubeproxy.kubernetes.metadata import Object, controller_of, key_of
 
 T = TypeVar("T", bound=Object)
-Indexer = Callable[[T], Iterable[str]]
+Indexer = Callable[[Object], Iterable[str]]
 """A function that returns the values under which an index lists an object."""
 
 NAMESPACE = "namespace"
@@ -32,7 +32,7 @@ def by_orphanage(item: Object) -> Iterable[str]:
     return (item.metadata.namespace,) if controller_of(item) is None else ()
 
 
-INDEXERS: Mapping[str, Indexer[Object]] = {
+INDEXERS: Mapping[str, Indexer] = {
     NAMESPACE: by_namespace,
     CONTROLLER: by_controller,
     ORPHANS: by_orphanage,
@@ -44,10 +44,9 @@ namespace."""
 class Store(Generic[T]):
     """Objects by ``NAMESPACE/NAME``, with indexes. Returned objects are shared, and must not be modified."""
 
-    def __init__(self, indexers: Mapping[str, Indexer[T]] | None = None) -> None:
-        self._indexers: Mapping[str, Indexer[T]] = INDEXERS if indexers is None else indexers
+    def __init__(self) -> None:
         self._items: dict[str, T] = {}
-        self._indexes: dict[str, dict[str, dict[str, T]]] = {name: {} for name in self._indexers}
+        self._indexes: dict[str, dict[str, dict[str, T]]] = {name: {} for name in INDEXERS}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -67,10 +66,6 @@ class Store(Generic[T]):
         """Return the objects that an index lists under a value, in the order of their insertion."""
         return list(self._indexes[index].get(value, {}).values())
 
-    def indexer(self, index: str) -> Indexer[T]:
-        """Return the function of an index."""
-        return self._indexers[index]
-
     def put(self, item: T) -> T | None:
         """Add or replace an object. Return the replaced object, or None."""
         key = key_of(item)
@@ -78,7 +73,7 @@ class Store(Generic[T]):
         if before is not None:
             self._unlist(key, before)
         self._items[key] = item
-        for name, values in self._indexers.items():
+        for name, values in INDEXERS.items():
             for value in values(item):
                 self._indexes[name].setdefault(value, {})[key] = item
         return before
@@ -91,7 +86,7 @@ class Store(Generic[T]):
         return before
 
     def _unlist(self, key: str, item: T) -> None:
-        for name, values in self._indexers.items():
+        for name, values in INDEXERS.items():
             index = self._indexes[name]
             for value in values(item):
                 listed = index[value]
