@@ -1,6 +1,6 @@
 """Worker processes.
 
-pool              the data plane in workers, as the control process sees it
+pool              the data plane in workers, as the control process sees it; `readings` sums up what they count
 supervisor        keeps workers running; `count` is their default number
 process           one worker and its channel, as the control process sees them
 frontend_sockets  the sockets of a frontend for all workers; `batch` is what goes to a worker at once

@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
 
-from msgspec.structs import astuple, replace
-
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.interface import (
-    NOTHING,
-    BalancePreview,
-    Counters,
-    EjectedEndpoint,
-    Ended,
     Entrances,
-    WorkerStatus,
 )
 from kubeproxy.dataplane.messages import (
     NOT_OPEN,
@@ -45,35 +36,25 @@ from kubeproxy.dataplane.workers.protocol import (
     DoneReply,
     Drain,
     DrainReply,
-    EjectedReply,
-    EndedReply,
     MoveReply,
     MoveTo,
-    OpenReply,
-    OpenToReply,
-    OpenToRequest,
-    PreviewReply,
-    PreviewRequest,
     Query,
     Reply,
     StopAccepting,
     Topic,
-    WorkerStatusReply,
 )
+from kubeproxy.dataplane.workers.readings import WorkerReadings
 from kubeproxy.dataplane.workers.supervisor import Supervisor, WorkerEnd
-from kubeproxy.model import Address, FrontendName, Protocol, Target
+from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.tasks import TaskSet
-from kubeproxy.runtime.time_slice import TimeSlice
 
 SETTLE_S = 1.0
 """How long replaced sockets stay open without new clients, for handshakes in progress."""
 BINDINGS_S = 2.0
 """How often workers report affinity bindings: those made since are lost when a worker is killed."""
-SLICE_S = 0.001
-"""How long counters are summed up before the event loop gets its turn."""
 
 
-class WorkerDataPlane:
+class WorkerDataPlane(WorkerReadings):
     """The data plane in `count` worker processes. It is a `DataPlane` and its `PortReserver`."""
 
     def __init__(
@@ -97,23 +78,20 @@ class WorkerDataPlane:
         self._budget = budget or DescriptorBudget.of_this_process()
         self._ports = ReservedPorts(self._budget)
         self._tune = Tune()
-        self._frontends: dict[FrontendName, ServedFrontend[Any]] = {}
-        self._past: dict[FrontendName, Counters] = {}
-        """The counters of workers that have ended."""
         self._tasks = TaskSet(on_crash)
         self._columns = Columns(count)
-        self._supervisor = Supervisor(
+        supervisor = Supervisor(
             count,
             command=lambda number, fd: command(
                 fd, number=number, counts_fd=self._columns.fd, marker=marker, owner_prefix=owner_prefix
             ),
             inherit=(self._columns.fd,) if marker is None else (self._columns.fd, marker),
             initialize=self._initialize,
-            on_stopped=self._keep_counters,
+            on_stopped=self._on_stopped,
             on_end=on_end,
             on_crash=on_crash,
         )
-        self._workers = self._supervisor.workers
+        super().__init__(supervisor)
         self._clock = asyncio.get_running_loop().time
         self._tasks.start(self._collect_bindings(), name="affinity")
 
@@ -301,60 +279,7 @@ class WorkerDataPlane:
             check(worker, await reply, may_fail)
         return failures
 
-    # Queries.
-
-    async def counters(self) -> Mapping[FrontendName, Counters]:
-        """See `DataPlane.counters`."""
-        await self._supervisor.request_all(lambda number: Query(number, Topic.COUNTERS))
-        found = {name: NOTHING for name, frontend in self._frontends.items() if not frontend.serves_others}
-        time_slice = TimeSlice(SLICE_S)
-        for name in set().union(*self._tables()) & found.keys():
-            parts = [part for table in self._tables() if (part := table.get(name)) is not None]
-            found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else NOTHING
-            await time_slice.offer()  # A worker that dies meanwhile has its counters in `_past` then.
-        return found
-
-    def _tables(self) -> list[Mapping[FrontendName, Counters]]:
-        return [self._past, *(worker.counters for worker in self._workers.values())]
-
-    async def worker_status(self) -> Sequence[WorkerStatus]:
-        """See `DataPlane.worker_status`."""
-        replies = await self._supervisor.request_all(lambda number: Query(number, Topic.WORKER_STATUS))
-        return sorted(
-            (reply.worker_status for reply in replies if isinstance(reply, WorkerStatusReply)),
-            key=lambda worker_status: worker_status.number,
-        )
-
-    async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """See `DataPlane.ejected`."""
-        found: dict[FrontendName, list[EjectedEndpoint]] = {}
-        for reply in await self._supervisor.request_all(lambda number: Query(number, Topic.EJECTED)):
-            if isinstance(reply, EjectedReply):
-                for name, ejected in reply.ejected:
-                    found.setdefault(name, []).extend(ejected)
-        return found
-
-    async def ended(self) -> Sequence[Ended]:
-        """See `DataPlane.ended`."""
-        replies = await self._supervisor.request_all(lambda number: Query(number, Topic.ENDED))
-        return [ended for reply in replies if isinstance(reply, EndedReply) for ended in reply.ended]
-
-    async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """See `DataPlane.open_to`."""
-        wanted, counts = frozenset(addresses), Counter[Address]()
-        for reply in await self._supervisor.request_all(lambda number: OpenToRequest(number, wanted)):
-            if isinstance(reply, OpenToReply):
-                counts.update(dict(reply.counts))
-        return counts
-
-    async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
-        """See `DataPlane.open_by_endpoint`."""
-        found: dict[FrontendName, Counter[Target]] = {}
-        for reply in await self._supervisor.request_all(lambda number: Query(number, Topic.OPEN)):
-            if isinstance(reply, OpenReply):
-                for name, counts in reply.counts:
-                    found.setdefault(name, Counter()).update(dict(counts))
-        return found
+    # Affinity.
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """See `DataPlane.bindings`."""
@@ -380,27 +305,6 @@ class WorkerDataPlane:
             await asyncio.sleep(BINDINGS_S)
             with contextlib.suppress(MemoryError):  # the next query may succeed
                 await self._query_bindings()
-
-    async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
-        """See `DataPlane.previews`."""
-        replies = await self._supervisor.request_all(lambda number: PreviewRequest(number, frontend, client, port))
-        found = (reply.preview for reply in replies if isinstance(reply, PreviewReply) and reply.preview is not None)
-        return sorted(found, key=lambda preview: preview.worker)
-
-    @property
-    def restarts(self) -> int:
-        """See `DataPlane.restarts`."""
-        return self._supervisor.restarts
-
-    @property
-    def problem(self) -> str | None:
-        """See `DataPlane.problem`."""
-        return self._supervisor.problem
-
-    @property
-    def open_connections(self) -> int:
-        """See `DataPlane.open_connections`. The number is at most a second old."""
-        return self._supervisor.open_connections
 
     # Workers.
 
@@ -435,14 +339,11 @@ class WorkerDataPlane:
                 return None
             batch = WorkerBatch(worker)
 
-    def _keep_counters(self, worker: WorkerProcess) -> None:
+    def _on_stopped(self, worker: WorkerProcess) -> None:
         """Record the counters and affinity bindings of a worker that has ended, and stop counting its connections."""
         self._columns.clear(worker.number)
         self._learn(worker)
-        for name, counters in worker.counters.items():
-            if name in self._frontends:
-                sums = replace(counters, active=0, affinity_entries=0)
-                self._past[name] = _sum((self._past.get(name, Counters()), sums))
+        self._keep_counters(worker)
 
     # Shutdown.
 
@@ -484,10 +385,6 @@ class WorkerDataPlane:
         self._frontends.clear()
         self._ports.close()
         self._columns.close()
-
-
-def _sum(parts: Iterable[Counters]) -> Counters:
-    return Counters(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def _cannot_listen(message: Listen, error: OSError) -> str:
