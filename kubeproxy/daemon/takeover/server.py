@@ -22,8 +22,8 @@ from typing import Final
 import structlog
 
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
-from kubeproxy.daemon.takeover.instances import is_marker
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
+from kubeproxy.daemon.takeover.orphans import Orphans, reap, shows_marker
 from kubeproxy.daemon.takeover.owner import HoldTime, Owner
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import (
@@ -51,17 +51,13 @@ from kubeproxy.daemon.takeover.protocol import (
 )
 from kubeproxy.daemon.takeover.serves_enough import in_message
 from kubeproxy.dataplane.balancing.affinity import freshest
-from kubeproxy.dataplane.interface import Entrances
-from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.takeover_messages import (
     LINE_BYTES,
     PROTOCOL,
-    SHOWN,
     Bindings,
     Done,
     OrphanHello,
     Recall,
-    Show,
 )
 from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime import peer_capability
@@ -74,11 +70,6 @@ log = structlog.get_logger(__name__)
 RECALL_S: Final = 1.0
 """How long the data plane may take to answer `Recall`. It is less than ANSWER_S, so that the owner does not seem to
 hang."""
-REAPS: Final = 50
-REAP_S: Final = 0.1
-"""How often to check whether a retired worker has ended."""
-ORPHANS: Final = 256
-"""The largest number of orphaned workers at a time, because they need not prove anything."""
 PEERS: Final = 256
 """The largest number of connections without a proof at a time. Beyond that the oldest is closed."""
 REFUSALS_LOG_S: Final = 60.0
@@ -111,8 +102,8 @@ class TakeoverServer:
         """Set when an instance of another protocol version is waiting for this process to end."""
         self.successor = ""
         """The control socket of the instance that has taken over, to which our connections may move."""
-        self._in_force = self._yielding = False
-        self._orphans: set[OrphanedWorker] = set()
+        self._yielding = False
+        self.orphans = Orphans(owner, self._tasks)
         self._refusals = 0
         self._refusal_logged_at = -math.inf
 
@@ -139,40 +130,6 @@ class TakeoverServer:
     def own(self) -> None:
         """Become the owner of the node. The predecessor is no longer the owner."""
         self._owns = True
-
-    def in_force(self) -> None:
-        """Retire all orphaned workers, also those that connect later, because our rules are in force."""
-        self._in_force = True
-        for orphan in self._orphans:
-            self._tasks.start(self._relieve(orphan), name="takeover: relieve")
-
-    async def _relieve(self, orphan: OrphanedWorker) -> None:
-        """Have an orphaned worker move its connections to our workers, if it may, and then retire it."""
-        if orphan.can_move:
-            try:
-                entrances = await self._owner.adopt()
-            except OSError as error:  # No descriptors are left.
-                log.warning("orphaned worker: connections stay with it", pid=orphan.pid, reason=str(error))
-            else:
-                await self._move(orphan, entrances)
-        await orphan.retire()
-
-    @staticmethod
-    async def _move(orphan: OrphanedWorker, entrances: Entrances) -> None:
-        try:
-            if entrances.sockets:
-                await orphan.move(entrances)
-        finally:
-            entrances.close()
-
-    @property
-    def orphans(self) -> int:
-        """Return the connected orphaned workers."""
-        return len(self._orphans)
-
-    async def recall_orphans(self) -> list[list[RestoreBindings]]:
-        """Ask each orphaned worker for its session affinity bindings. Return those that arrive in time."""
-        return await asyncio.gather(*(orphan.recall() for orphan in self._orphans))
 
     async def between(self) -> None:
         """Wait while a new instance is redirecting clients to itself. A new instance that hangs is not waited for."""
@@ -230,10 +187,10 @@ class TakeoverServer:
             async with asyncio.timeout(ANSWER_S):
                 hello, descriptors = await receive_first(sock, HELLOS)
                 challenge = descriptors.pop() if descriptors else None
-                takes_orphans = not self._looking and not self._follows and len(self._orphans) < ORPHANS
+                takes_orphans = not self._looking and not self._follows and self.orphans.have_room
                 if isinstance(hello, OrphanHello) and takes_orphans:
                     proven = challenge is not None and self._control.prove(challenge, Purpose.RETIRE)
-                    can_move = proven and hello.common_moves is not None and await _shows_marker(sock, hello.run)
+                    can_move = proven and hello.common_moves is not None and await shows_marker(sock, hello.run)
                     reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE_BYTES)
                 elif isinstance(hello, Hello) and challenge is not None:
                     self._control.prove(challenge, Purpose.OWN)
@@ -253,9 +210,9 @@ class TakeoverServer:
                     return
             self._unproven.pop(sock, None)
             if isinstance(hello, OrphanHello):
-                await self._serve_orphan(OrphanedWorker(sock, reader, writer, hello, can_move=can_move))
+                await self.orphans.serve(OrphanedWorker(sock, reader, writer, hello, can_move=can_move))
                 if pid_of(sock) == hello.pid:
-                    self._tasks.start(_reap(hello.pid), name="takeover: reap")
+                    self._tasks.start(reap(hello.pid), name="takeover: reap")
             elif isinstance(hello, Order):
                 reason = await self._obeyed(hello, reader)
                 await send(writer, Done("order") if reason is None else Refused("order", reason))
@@ -325,18 +282,6 @@ class TakeoverServer:
         if now >= self._refusal_logged_at + REFUSALS_LOG_S:
             self._refusal_logged_at = now
             log.warning("takeover refused: no CAP_NET_ADMIN", pid=pid, refusals=self._refusals)
-
-    async def _serve_orphan(self, orphan: OrphanedWorker) -> None:
-        log.info("orphaned worker serves on", pid=orphan.pid, until="our rules are in force")
-        self._orphans.add(orphan)
-        try:
-            with contextlib.suppress(OSError):
-                if self._in_force:
-                    self._tasks.start(self._relieve(orphan), name="takeover: relieve")
-                await orphan.serve()
-        finally:
-            self._orphans.remove(orphan)
-        log.info("orphaned worker has ended", pid=orphan.pid)
 
     async def _serve_other_protocol(
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -433,20 +378,3 @@ class TakeoverServer:
 
     def _crashed(self, task: str, error: BaseException) -> None:
         log.error("background task failed", task=task, exc_info=error)
-
-
-async def _shows_marker(sock: socket.socket, run: str) -> bool:
-    """Return whether a worker shows the marker of its run. Raise OSError or ValueError if it does not answer
-    properly."""
-    send_first(sock, Show())
-    _, descriptors = await receive_first(sock, SHOWN)
-    return [is_marker(descriptor, run) for descriptor in descriptors] == [True]
-
-
-async def _reap(pid: int) -> None:
-    """Wait until an orphaned worker has ended. After a re-exec it is our child, and would remain as a zombie."""
-    with contextlib.suppress(ChildProcessError):
-        for _ in range(REAPS):
-            if os.waitpid(pid, os.WNOHANG) != (0, 0):  # noqa: ASYNC222 - does not wait
-                return
-            await asyncio.sleep(REAP_S)

@@ -111,7 +111,7 @@ class Takeover:
             # Without a predecessor, the other processes are orphaned workers. They keep serving while we wait for them
             # to connect.
             await asyncio.sleep(self._listens_since + GATHER_S - asyncio.get_running_loop().time())
-        orphans = self.server.recall_orphans()
+        orphans = self.server.orphans.recall()
         if self.predecessor is None:
             return merged(chain.from_iterable(await orphans))
         ours, theirs = await asyncio.gather(self.predecessor.recall(), orphans)
@@ -123,7 +123,7 @@ class Takeover:
         if self.predecessor is not None and self.predecessor.silent:
             silent.add(self.predecessor.name)
         self._tasks.start(self._displace(silent), name="takeover: displace")
-        self.server.in_force()
+        self.server.orphans.in_force()
 
     async def close(self) -> None:
         """Close all connections and the socket."""

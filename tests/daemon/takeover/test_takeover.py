@@ -509,7 +509,7 @@ async def test_an_owner_closes_its_connections_cleanly(name: str) -> None:
     owner.server.answer()
     reader, writer = await dial(name)
     writer.write(encode(OrphanHello(PROTOCOL, os.getpid(), "x")))
-    await until(lambda: owner.server.orphans == 1)
+    await until(lambda: len(owner.server.orphans) == 1)
     async with process(name) as (_, predecessor):
         assert predecessor is not None
         await predecessor.hold()
@@ -548,12 +548,12 @@ async def test_orphans_retire_when_the_rules_are_in_force(name: str) -> None:
             return line
 
         early = asyncio.create_task(orphan())
-        await until(lambda: owner.server.orphans == 1)
+        await until(lambda: len(owner.server.orphans) == 1)
         assert not early.done()
         owner.in_force()
         assert json.loads(await early) == {"type": "retire"}
         assert json.loads(await orphan()) == {"type": "retire"}
-        await until(lambda: owner.server.orphans == 0)
+        await until(lambda: len(owner.server.orphans) == 0)
 
 
 @pytest.mark.parametrize(
@@ -837,7 +837,7 @@ async def test_orphans_send_their_bindings(name: str) -> None:
         assert [orphan.requests for orphan in orphans] == [["recall"] * 2, ["recall"] * 2, [], ["recall"]]
         others.in_force()
     assert orphans[2].requests == ["retire"]
-    await until(lambda: others.server.orphans == 0)
+    await until(lambda: len(others.server.orphans) == 0)
     assert await others.recall() == []
     await others.close()
 
@@ -867,7 +867,7 @@ async def asked(name: str, owner: Takeover, hello: OrphanHello, shown: Sequence[
                         send_first(sock, Moved(1, 0))
                 words.append(type_of(request))
         challenge.close()
-    await until(lambda: owner.server.orphans == 0)
+    await until(lambda: len(owner.server.orphans) == 0)
     return words
 
 
@@ -939,10 +939,10 @@ async def test_an_orphan_that_answers_nonsense_is_dropped(name: str) -> None:
     async with process(name) as (owner, _):
         reader, writer = await dial(name)
         writer.write(encode(OrphanHello(PROTOCOL, os.getpid(), "x")))
-        await until(lambda: owner.server.orphans == 1)
+        await until(lambda: len(owner.server.orphans) == 1)
         writer.write(b'{"type": "bindings", "bound": 1}\n')
         assert await reader.read() == b""
-        await until(lambda: owner.server.orphans == 0)
+        await until(lambda: len(owner.server.orphans) == 0)
         writer.close()
 
 
