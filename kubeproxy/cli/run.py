@@ -67,7 +67,7 @@ def _initialize(loaded: Loaded) -> int:
 def _serve(given: FlagTexts, loaded: Loaded) -> int:
     container_init.become()
     _import_structlog()
-    from kubeproxy.daemon import check_files, lifecycle
+    from kubeproxy.daemon import check_files, control_process
     from kubeproxy.observability.logs import setup
 
     configured = loaded.configuration.logging
@@ -76,7 +76,7 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
     try:
         check_files.require(loaded.configuration, os.environ)
     except ConfigError as error:
-        return lifecycle.refuse(error)
+        return control_process.refuse(error)
 
     def reload() -> Configuration:
         """Read the configuration from the same command line and the present file. Raise ConfigError if it is faulty."""
@@ -86,7 +86,7 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
         _log(again)
         return again.configuration
 
-    return lifecycle.run(loaded.configuration, reload=reload, file=_absolute(loaded.actions.get("config", "")))
+    return control_process.run(loaded.configuration, reload=reload, file=_absolute(loaded.actions.get("config", "")))
 
 
 def _absolute(path: str) -> str:

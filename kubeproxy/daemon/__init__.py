@@ -1,7 +1,8 @@
 """The life of one process: its parts, start, reload, takeover, drain and end.
 
-Begin with `lifecycle`: it makes the parts and controls the order of start, ready, reload, drain and stop. The parts are
-made in this order, and each may use those before it:
+Begin with `control_process`, which runs the daemon and returns its exit status. Then read `lifecycle`: it makes the
+parts and controls the order of start, ready, reload, drain and stop. The parts are made in this order, and each may use
+those before it:
 
 kernel_interfaces    the packet filter's adapter, and what this host supports (`host_state`, `node_facts`)
 ownership            which instance owns the node (`takeover`: hot restart; `succession`: a start beside another one)

@@ -1,5 +1,4 @@
-"""The life of the control process: start, ready, reload, re-exec, drain, stop. Read `live` from top to bottom, then
-`Daemon`.
+"""The life of the daemon: start, ready, reload, re-exec, drain, stop.
 
 Clients may be waiting, and imports take most of the time until the first client is served. So everything for HTTP or
 the API server is imported later, by `http_servers` and `sources`.
@@ -9,36 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
-import uvloop
 
-from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon import startup_progress
-from kubeproxy.daemon.container_init import PREVIOUS_END
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane, make_data_plane
 from kubeproxy.daemon.drain_hook import DrainHook
-from kubeproxy.daemon.host_state import node_name_of
 from kubeproxy.daemon.kernel_interfaces import KernelSide
 from kubeproxy.daemon.kernel_path_runtime import KernelPath
 from kubeproxy.daemon.operator_view import OperatorView
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.pod_drains import PodDrains
-from kubeproxy.daemon.process_limits import end_if_hung, reap_adopted, restrict_process, settle_memory
-from kubeproxy.daemon.process_start import Process, look_at_own_ports, on_crash
+from kubeproxy.daemon.process_limits import reap_adopted
+from kubeproxy.daemon.process_start import Process, on_crash
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.settings import conntrack_limits
 from kubeproxy.daemon.shutdown import RulesAtExit, Shutdown, last_s, rules_at_exit
-from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.sources import source_names, source_texts
 from kubeproxy.daemon.succession import Succession
 from kubeproxy.daemon.takeover import reexec
@@ -50,89 +41,17 @@ from kubeproxy.dataplane.in_process import LocalDataPlane
 from kubeproxy.dataplane.interface import Entrances
 from kubeproxy.dataplane.messages import RestoreBindings
 from kubeproxy.dataplane.workers.pool import WorkerDataPlane
-from kubeproxy.model.errors import ConfigError, KubeproxyError
-from kubeproxy.model.version import __version__
 from kubeproxy.netfilter.cleanup import cleanup_all
 from kubeproxy.netfilter.conntrack import sysctls
-from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.tracker import Tracker
-from kubeproxy.runtime import compiled
 from kubeproxy.runtime.keep_running import kept_running
-from kubeproxy.runtime.sd_notify import own_notifier
-from kubeproxy.runtime.tasks import TaskSet
 
 log = structlog.get_logger(__name__)
-
-EXIT_FAILURE = 1
 
 FIRST_S = 1.0
 """How long the HTTP servers wait with their start until clients are served. If a recalled state is served, the sources
 wait for the same time."""
-
-
-def run(configuration: Configuration, *, reload: Callable[[], Configuration], file: str = "") -> int:
-    """Serve until a signal or a takeover ends the process. Return the exit status.
-
-    `reload` reads the configuration again, from `file` and the flags. It raises ConfigError if the configuration is
-    faulty.
-    """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            return runner.run(live(CurrentConfiguration(configuration, reload, file=file)))
-        except ConfigError as error:
-            return refuse(error)
-        except KubeproxyError as error:
-            log.error("cannot start", reason=str(error))
-            return EXIT_FAILURE
-
-
-def refuse(error: ConfigError) -> int:
-    """Log why a configuration cannot be used, and return the exit status."""
-    for fault in error.faults:
-        log.error("cannot start", reason=fault)
-    return ConfigError.EXIT_STATUS
-
-
-async def live(configuration: CurrentConfiguration) -> int:
-    """Run one process from start to stop, and return the exit status."""
-    began = time.time()
-    signals = Signals()
-    signals.listen()
-    notifier = own_notifier()
-    notifier.starting("starting")
-    log.info(
-        "kubeproxy starts",
-        version=__version__,
-        byte_path=compiled.form(),
-        pid=os.getpid(),
-        node=node_name_of(configuration.value),
-    )
-    find_holders = Holders()
-    look_at_own_ports(find_holders, configuration.value)
-    restrict_process(configuration.value)
-    async with AsyncExitStack() as closing:
-        closing.callback(notifier.close)
-        process = Process(signals, notifier, find_holders, TaskSet(on_crash), closing, began)
-        if (how := os.environ.get(PREVIOUS_END)) is not None:
-            follow_container_init(how, process.tasks)
-        daemon = await Daemon.create(configuration, process)
-        await daemon.find_predecessor()
-        if not signals.stop.is_set():
-            await daemon.start()
-            settle_memory()
-            await daemon.end()
-    log.info("kubeproxy has stopped")
-    return 0
-
-
-def follow_container_init(how: str, tasks: TaskSet) -> None:
-    """Act as the child of a container's first process: log if the previous control process has crashed, and end this
-    process if it hangs, so that the next one can take over its workers."""
-    if how:
-        log.error("previous control process has crashed", how=how)
-    os.environ[PREVIOUS_END] = ""  # After a re-exec the new program must not report this crash again.
-    tasks.start(end_if_hung(), name="hang")
 
 
 class Daemon(Owner):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubeproxy.daemon import lifecycle
+from kubeproxy.daemon import control_process
 from kubeproxy.netfilter import cleanup
 
 
@@ -13,5 +13,5 @@ def _out_of_reach(monkeypatch: pytest.MonkeyPatch, logging_restored: None) -> No
     def refuse(*args: object, **kwargs: object) -> int:
         raise AssertionError("a test tried to start the daemon or to change the packet filter of this machine")
 
-    monkeypatch.setattr(lifecycle, "run", refuse)
+    monkeypatch.setattr(control_process, "run", refuse)
     monkeypatch.setattr(cleanup, "cleanup_all", refuse)

@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.cli import main
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon import lifecycle
+from kubeproxy.daemon import control_process
 from kubeproxy.model.errors import ConfigError, KernelError, KubeproxyError
 from kubeproxy.netfilter import cleanup, ipvs
 from tests.config.files import HEAD, write
@@ -34,7 +34,7 @@ class FakeDaemon:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     fake = FakeDaemon()
-    monkeypatch.setattr(lifecycle, "run", fake.run)
+    monkeypatch.setattr(control_process, "run", fake.run)
     return fake
 
 

@@ -47,7 +47,7 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 def test_slow_modules_are_not_imported_before_clients_are_served() -> None:
     look = (
         "import sys; from kubeproxy.cli.run import _import_structlog; _import_structlog(); "
-        "import kubeproxy.daemon.lifecycle; "
+        "import kubeproxy.daemon.control_process; "
         f"print([name for name in {LATER} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)

@@ -44,7 +44,8 @@ def obstacle(*, holds_connections: bool, settled: bool) -> str | None:
 
 async def why_not(words: Sequence[str]) -> str | None:
     """Return why the program on disk does not start with this command line, or None if it does."""
-    for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", "import kubeproxy.daemon.lifecycle")):
+    imports = "import kubeproxy.daemon.control_process"
+    for check in ((*words, "--write-config-to=/dev/null"), (words[0], "-c", imports)):
         if (complaint := await _complaint(check)) is not None:
             return complaint
     return None

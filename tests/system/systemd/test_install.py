@@ -145,9 +145,13 @@ def test_it_runs_wherever_it_was_moved(installed: Target) -> None:
         [python, venv / "bin/kubeproxy", "version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == f"kubeproxy {__version__}\nbyte path: compiled\n"
-    imports = (
-        "import kubeproxy.daemon.lifecycle, kubeproxy.kubernetes.client.credentials, iptc, kubernetes_asyncio.client"
+    modules = (
+        "kubeproxy.daemon.control_process",
+        "kubeproxy.kubernetes.client.credentials",
+        "iptc",
+        "kubernetes_asyncio.client",
     )
+    imports = f"import {', '.join(modules)}"
     subprocess.run([python, "-I", "-c", imports], check=True, timeout=60, env={"PATH": os.environ["PATH"]})
 
 
