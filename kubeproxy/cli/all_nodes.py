@@ -1,4 +1,5 @@
-"""``kubeproxy status --all-nodes``: the status of every node's kubeproxy, requested through the API server."""
+"""Implements ``kubeproxy status --all-nodes``, which requests the status of every node's kubeproxy through the API
+server."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from kubeproxy.kubernetes.client.client import Client
 
 AT_ONCE: Final = 16
-"""The number of nodes that are asked at a time. The API server carries each request to a node."""
+"""The number of parallel requests. The API server forwards each request to a node."""
 PAGE: Final = 500
-"""The number of pods in one answer of the API server."""
+"""The largest number of pods in one page of a list."""
 MOST_SERVICES: Final = 500
-"""The largest number of Services that are not ok and that a node names."""
+"""The largest number of Services that are requested from a node. Only Services that are not ok are requested."""
 NAMED: Final = 4
-"""The largest number of nodes named beside a Service."""
+"""The largest number of nodes that are named with a Service."""
 NOT_OK: Final = ",".join(state for state in State if state is not State.OK)
 
 
@@ -59,7 +60,7 @@ class _Pods(msgspec.Struct):
 
 @dataclass(slots=True)
 class Node:
-    """The answer of one node, or why there is none."""
+    """The status of one node, or the reason why it is unknown."""
 
     name: str
     status: Status | None = None
@@ -67,7 +68,7 @@ class Node:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Return the place of this node in the list, which shows the worst first."""
+        """Return the node's sort key. The nodes with the worst state come first."""
         if self.status is None:
             return 0, self.name
         return (1 if not self.status.healthy else 2 if self.status.problems else 3), self.name
@@ -75,11 +76,11 @@ class Node:
 
 @dataclass(slots=True)
 class Cluster:
-    """All nodes, the worst first, and the Services that are not ok on at least one node."""
+    """The nodes, those with the worst state first, and the Services that are not ok on at least one node."""
 
     nodes: Sequence[Node]
     services: Mapping[str, Mapping[str, list[str]]] = field(init=False)
-    """For each Service and state, the nodes on which the Service is in that state."""
+    """The nodes by Service and state. They are the nodes on which the Service is in this state."""
 
     def __post_init__(self) -> None:
         services: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -90,11 +91,12 @@ class Cluster:
 
     @property
     def well(self) -> bool:
-        """Return whether every node has answered and is healthy."""
+        """Return whether all nodes have answered and are healthy."""
         return all(node.status is not None and node.status.healthy for node in self.nodes)
 
     def lines(self) -> Iterator[str]:
-        """Yield a summary, the nodes, and the Services that are not ok on at least one node."""
+        """Yield the lines of the output: a summary, the nodes, and the Services that are not ok on at least one
+        node."""
         answered = [node.status for node in self.nodes if node.status is not None]
         yield f"{len(self.nodes)} nodes: {len(answered)} answered, {sum(it.healthy for it in answered)} healthy"
         yield ""
@@ -108,7 +110,7 @@ class Cluster:
             yield from _table(("SERVICE", "STATE", "NODES"), list(self._service_rows(len(answered))))
 
     def _service_rows(self, answered: int) -> Iterator[tuple[str, ...]]:
-        """Yield a row for each state of a Service, with those first about which some nodes disagree."""
+        """Yield a row for each Service and state. Services about which nodes disagree come first."""
         rows = [(name, state, nodes) for name, states in self.services.items() for state, nodes in states.items()]
         for name, state, nodes in sorted(rows, key=lambda row: (len(row[2]) == answered, row[0])):
             named = ", ".join(sorted(nodes)[:NAMED]) + (", ..." if len(nodes) > NAMED else "")
@@ -130,7 +132,7 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[
 
 
 def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: int, as_json: bool) -> int:
-    """Ask all nodes and print the answers. Return the exit status."""
+    """Request and print the status of all nodes. Return the exit status."""
     from kubeproxy.kubernetes.client.client import Client
     from kubeproxy.kubernetes.client.credentials import Access
     from kubeproxy.kubernetes.client.kubeconfig import Overrides, load
@@ -151,8 +153,8 @@ def show(*, kubeconfig: str, context: str, namespace: str, selector: str, port: 
 
 
 async def ask(client: Client, *, namespace: str, selector: str, port: int) -> Cluster:
-    """Ask each pod that the selector finds. Raise KubeproxyError if there is none, or if the API server does not
-    answer."""
+    """Request the status of each pod that the selector matches. Raise KubeproxyError if there is no pod, or the API
+    server does not answer."""
     pods = await _pods(client, namespace, selector)
     if not pods:
         raise KubeproxyError(

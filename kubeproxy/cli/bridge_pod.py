@@ -1,4 +1,4 @@
-"""A network namespace on the pods' bridge of this node, from which a test sees Services as a pod does."""
+"""Makes a network namespace on the bridge of this node's pods, from which a test connects to Services like a pod."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from typing import Any, Final
 from kubeproxy.model.errors import KubeproxyError
 
 USUAL: Final = ("cni0", "cbr0", "kube-bridge", "mynet0")
-"""The names that plugins give to the bridge of pods."""
+"""The names that network plugins give to the pods' bridge."""
 CANDIDATES: Final = 16
-"""How many addresses are tried, from the end of the bridge's range, because plugins assign them from its beginning."""
+"""The number of addresses that are tried, from the end of the bridge's range, because plugins assign addresses from its
+beginning."""
 ARP_S: Final = 0.4
-"""How many seconds to wait for the owner of an address. On one bridge an answer takes less than a millisecond."""
+"""The time in seconds to wait for an ARP reply. On one bridge, a reply takes less than a millisecond."""
 _CLONE_NEWNET: Final = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class NoPodError(KubeproxyError):
-    """Raised if no namespace can be made on a bridge of pods. The text tells why."""
+    """Raised if no namespace can be made on a pods' bridge. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A namespace with an address on the bridge."""
+    """A network namespace with an address on the bridge."""
 
     name: str
     address: str
     bridge: str
 
     def enter(self) -> None:
-        """Move the calling thread into the namespace for good."""
+        """Move the calling thread permanently into the namespace."""
         descriptor = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
         try:
             if _LIBC.setns(descriptor, _CLONE_NEWNET):
@@ -51,10 +52,10 @@ class Pod:
 
 @contextlib.contextmanager
 def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
-    """Make a namespace on the bridge of that name, or on the one that looks like the pods' bridge, and remove it at the
-    end.
+    """Make a namespace on the bridge with this name, or else on the bridge that is probably the pods', and remove it at
+    the end.
 
-    Raise NoPodError if there is no such bridge, no free address, or no right to make a namespace.
+    Raise NoPodError if there is no such bridge or no free address, or if this user may not make namespaces.
     """
     name, mtu, interface = _bridge(bridge)
     pod = f"kubeproxy-test-{os.getpid()}"
@@ -63,7 +64,7 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
         _ip("netns", "add", pod)
         made.callback(_ip, "netns", "del", pod)
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", pod)
-        # The links of a deleted namespace disappear later, when the kernel has time.
+        # Delete the link, because the kernel removes the links of a deleted namespace only later.
         made.callback(_ip, "link", "del", outside)
         _ip("link", "set", outside, "mtu", mtu, "master", name, "up")
         _ip("-n", pod, "link", "set", "lo", "up")
@@ -75,7 +76,8 @@ def pod_on_bridge(bridge: str = "") -> Iterator[Pod]:
 
 
 def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:
-    """Return a bridge, its MTU and its IPv4 address. Raise NoPodError if there is none, or several."""
+    """Return the name of the bridge, its MTU and its IPv4 address. Raise NoPodError if there is no bridge, or several
+    may be the pods'."""
     found: dict[str, tuple[str, str, ipaddress.IPv4Interface]] = {}
     for link in json.loads(_ip("-j", "address", "show", "type", "bridge") or "[]"):
         addresses = [it for it in link.get("addr_info", ()) if it.get("family") == "inet"]
@@ -97,7 +99,7 @@ def _bridge(wanted: str) -> tuple[str, str, ipaddress.IPv4Interface]:
 
 
 def _free_address(pod: str, interface: ipaddress.IPv4Interface) -> str:
-    """Return an address of the bridge's range for which nobody answers."""
+    """Return an unused address of the bridge's range."""
     last = int(interface.network.broadcast_address) - 1
     for number in range(last, max(last - CANDIDATES, int(interface.network.network_address)), -1):
         address = ipaddress.IPv4Address(number)
@@ -107,8 +109,8 @@ def _free_address(pod: str, interface: ipaddress.IPv4Interface) -> str:
 
 
 def _has_owner(pod: str, address: ipaddress.IPv4Address) -> bool:
-    """Return whether a host on the bridge has an address, by asking with ARP. As in RFC 5227, the request comes from no
-    address."""
+    """Return whether a host on the bridge answers an ARP request for an address. The sender's address in the request is
+    0.0.0.0, as in RFC 5227."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         Pod(pod, "", "").enter()

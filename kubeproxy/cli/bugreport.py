@@ -1,4 +1,4 @@
-"""``kubeproxy bugreport``: packs what a person needs who was not there into one file."""
+"""Implements ``kubeproxy bugreport``, which packs the information that is needed to find a fault into one file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from kubeproxy.runtime import compiled
 from kubeproxy.runtime.output import echo
 
 MOST_BYTES: Final = 32 * 2**20
-"""The largest size of one part in bytes. The rest is cut off. A rule set of 10,000 Services has 10 MB."""
+"""The largest size of a part in bytes. The rest of a larger part is left out. The rules of 10,000 Services have 10
+MB."""
 PROGRAM_S: Final = 20.0
-"""How many seconds a program may take. nft lists 250,000 elements in some seconds."""
+"""The longest run of a program in seconds. nft lists 250,000 elements in some seconds."""
 LOG_LINES: Final = 5000
 UNIT: Final = "kubeproxy"
 
@@ -38,7 +39,7 @@ PAGES: Final = {
     "metrics.txt": "/metrics",
     "tasks.txt": "/debug/tasks",
 }
-"""The pages of the daemon, all on its metrics port."""
+"""The pages of the daemon's metrics port, by the name of the part."""
 PROGRAMS: Final = {
     "rules/nftables-own.txt": ("nft", "list", "table", "inet", "kubeproxy"),
     "rules/nftables-tables.txt": ("nft", "list", "tables"),
@@ -76,7 +77,7 @@ SYSCTLS: Final = (
     *("fs/nr_open", "fs/file-nr", "kernel/threads-max", "net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/route_localnet"),
     *("net/ipv4/conf/*/accept_local", "net/netfilter/nf_conntrack_*"),
 )
-"""The settings of the kernel below /proc/sys."""
+"""Patterns of the kernel settings, below /proc/sys."""
 LEFT_OUT: Final = """\
 Not in this archive, on purpose: kubeconfig files, tokens, keys and certificates; the environment of processes; entries
 of connection tracking and the access log (they name clients); manifests. Private keys, tokens, passwords, and the user
@@ -128,16 +129,16 @@ def bugreport(output: str, address: str, config: str) -> int:
 
 @dataclass(slots=True)
 class Report:
-    """The parts of an archive, redacted, and what is missing in it."""
+    """The contents of an archive: redacted parts, and the reasons for missing parts."""
 
     taken: str
-    """When the report was begun, as local time."""
+    """When the report was begun, in local time."""
     parts: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Why parts are missing, by their names."""
+    """Why a part is missing, by its name."""
 
     def add(self, name: str, read: Callable[[], bytes]) -> None:
-        """Add what `read` returns. If it fails, write the reason into the manifest."""
+        """Add a part with the bytes that `read` returns. If `read` raises, record the reason for the manifest."""
         try:
             found = read()
         except (OSError, KubeproxyError, ConfigError, subprocess.SubprocessError) as error:
@@ -148,11 +149,11 @@ class Report:
         self.parts[name] = redact(found[:MOST_BYTES].decode(errors="replace")).encode()
 
     def miss(self, name: str, reason: str) -> None:
-        """Write into the manifest why a part is missing."""
+        """Record, for the manifest, why a part is missing."""
         self.missing[name] = redact(reason)
 
     def write(self, path: Path) -> None:
-        """Write the archive, readable by its owner only."""
+        """Write the archive. Only its owner can read it."""
         manifest = [f"kubeproxy {__version__}, bug report of {platform.node()}, {self.taken}\n\n{LEFT_OUT}\n"]
         manifest += [f"{name}: {len(data)} bytes\n" for name, data in self.parts.items()]
         manifest += [f"{name}: MISSING: {reason}\n" for name, reason in self.missing.items()]
@@ -167,7 +168,7 @@ class Report:
 
 
 def _pages(report: Report, daemon: Daemon) -> None:
-    """Add the daemon's pages. If the daemon does not answer, it is asked only once."""
+    """Add the daemon's pages. If the daemon does not answer the first request, send no others."""
     for name, page in PAGES.items():
         report.add(name, lambda page=page: daemon.get(page))  # type: ignore[misc]
         if "no daemon answers" in report.missing.get(name, ""):
@@ -175,7 +176,7 @@ def _pages(report: Report, daemon: Daemon) -> None:
 
 
 def _output(*command: str) -> bytes:
-    """Return what a program writes, with its errors. Raise OSError if the program is not installed."""
+    """Return the output of a program, with its standard error. Raise OSError if the program is not installed."""
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"{command[0]} is not installed")
     done = subprocess.run(
@@ -201,7 +202,8 @@ def _sysctls() -> Iterator[str]:
 
 
 def _processes() -> Iterator[str]:
-    """Yield the processes of kubeproxy with their limits and memory, without anything of their environment."""
+    """Yield text about the processes of kubeproxy, with their limits and memory. It contains nothing of their
+    environment."""
     for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
         try:
             command = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""``kubeproxy check``: checks configuration and manifests."""
+"""Implements ``kubeproxy check``, which checks configuration and manifests."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def _check(given: FlagTexts) -> int:
 
 
 def _placed(message: str, file: str, kind: str) -> str:
-    """Return ``FILE:LINE: error: MESSAGE`` for a message about a field of the configuration file, or about a line.
+    """Return ``FILE:LINE: KIND: MESSAGE`` for a message about a field or a line of the configuration file. `kind` is
+    ``error`` or ``warning``.
 
-    A message about anything else, such as a flag, has no place in the file.
+    Return other messages, such as about a flag, without file and line.
     """
     from kubeproxy.kubernetes.manifests.lines import line_of
 

@@ -1,4 +1,4 @@
-"""``kubeproxy cleanup``: removes packet filter rules."""
+"""Implements ``kubeproxy cleanup``, which removes packet filter rules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from kubeproxy.runtime.output import echo
 def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
     """Remove the packet filter rules of kubeproxy and of kube-proxy's userspace mode from this host.
 
-    It removes rules of nftables and iptables, IPv4 and IPv6, our routing rules, the interface kube-ipvs0 and
-    kube-proxy's virtual servers, and the last state of the sources in the default directory, and prints what it
-    removed. Nothing to remove is no error. Rules of other programs, and of kube-proxy's other modes, stay; kube-proxy's
-    own --cleanup removes the latter. While a kubeproxy runs, nothing is removed: clients would lose their Services
-    until it has restored its rules. What is left of ipvs alone may go, by --ipvs. It stays while a kube-proxy runs, or
-    may run where the host's processes are not to be seen, unless --force is given; the rest is removed all the same.
+    It removes rules of nftables and iptables for IPv4 and IPv6, kubeproxy's routing rules, the interface kube-ipvs0,
+    the virtual servers of kube-proxy's ipvs mode, and the saved state of the sources in the default directory. It
+    prints what it has removed. It is no error if there is nothing to remove. Rules of other programs, and of
+    kube-proxy's other modes, are not removed; kube-proxy's own --cleanup removes the latter. While a kubeproxy runs,
+    nothing is removed, because clients would lose their Services until the daemon has restored its rules; with --ipvs,
+    what the ipvs mode has left is removed even then. It is not removed while a kube-proxy runs, or if the host's
+    processes cannot be seen, unless --force is given; the rest is removed nevertheless.
 
     Exit status: 0 done; 1 a kubeproxy runs, a kube-proxy runs or may run, or the kernel refused.
     """
@@ -35,7 +36,7 @@ def cleanup(dry_run: bool, ipvs: bool, force: bool) -> int:
 
 
 def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> int:
-    """Remove all rules and print what was removed. Return the exit status."""
+    """Remove all rules, and print what was removed, or with `dry_run` what would be removed. Return the exit status."""
     import asyncio
 
     from kubeproxy.daemon.saved_state import StateFile
@@ -51,7 +52,7 @@ def clean_up(logs: Logging, *, dry_run: bool = False, force: bool = False) -> in
             " removed. Stop it first (systemctl stop kubeproxy), or use --force"
         )
     state = StateFile(default_directory(), "")
-    # First, because what has to stay in the kernel is an error.
+    # The state is removed first, because removing rules may raise an error.
     gone = state.is_of_here() if dry_run else state.remove()
     found = asyncio.run(cleanup_all(dry_run=dry_run, force=force))
     if gone:

@@ -1,4 +1,4 @@
-"""kubectl's flags for the API server and the credentials; commands that need one share them."""
+"""kubectl's flags for the API server and the credentials, which all commands that use an API server have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS: Final = (
 
 
 def client_flags(command: Command) -> Command:
-    """Add the flags to a click command. Its function gets them by name, and passes them to `overrides`."""
+    """Add the flags to a click command. The command's function passes them to `overrides`."""
     options = [
         click.option("--namespace", "-n", metavar="NAME", default="", help="The namespace of all objects."),
         click.option("--server", "-s", metavar="URL", default="", help="The address of the API server."),
@@ -60,7 +60,7 @@ def _text_option(name: str, metavar: str, text: str) -> Callable[[Command], Comm
 
 
 def overrides(given: Mapping[str, Any]) -> Any:
-    """Return the flags as `load` takes them."""
+    """Return the flags as `Overrides`."""
     from kubeproxy.kubernetes.client.kubeconfig import Overrides
 
     names = (
@@ -76,7 +76,8 @@ def overrides(given: Mapping[str, Any]) -> Any:
 
 
 def seconds(text: str, flag: str) -> float:
-    """Parse a duration as Go writes it (``1m30s``), or a number of seconds. Raise ConfigError for anything else."""
+    """Parse a duration in Go's notation, such as ``1m30s``, or a number of seconds. Raise ConfigError if the text is
+    neither."""
     if re.fullmatch(r"\d{1,9}", text):
         return float(text)
     parts = _PARTS.findall(text)

@@ -1,4 +1,4 @@
-"""``kubeproxy completion``."""
+"""Implements ``kubeproxy completion``, which prints completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def completion(ctx: click.Context, shell: str) -> int:
     assert kind is not None
     root = ctx.find_root()
     script = kind(root.command, {}, "kubeproxy", "_KUBEPROXY_COMPLETE")
-    # click's source() is not used, because it runs bash to find out the version, and the script may be for another
-    # host.
+    # click's source() is not used, because it runs bash to find out the version. The script may be for another host.
     write_data(sys.stdout, script.source_template % script.source_vars() + "\n")
     return 0

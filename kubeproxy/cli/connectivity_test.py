@@ -1,4 +1,5 @@
-"""``kubeproxy connectivity-test``: connects to Services and compares with what the daemon says would happen."""
+"""Implements ``kubeproxy connectivity-test``, which connects to Services and compares the results with the daemon's
+predictions."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from kubeproxy.observability.status.trace_report import Outcome, TraceReport
 from kubeproxy.runtime.output import echo, write_data
 
 AT_ONCE: Final = 32
-"""The largest number of connections in progress at a time."""
+"""The largest number of connections in progress at once."""
 MOST_ENDPOINTS: Final = 10
 """The largest number of endpoints of a service port that are dialed directly."""
 NOT_AS_TRACED: Final = 2
-"""The exit status if a connection does not end as the daemon predicts."""
+"""The exit status if a connection does not have the result that the daemon predicts."""
 IPV4: Final = 4
 ANSWERED, REFUSED, SILENT, UNREACHABLE = "answered", "refused", "silent", "unreachable"
 _EXPECTED: Final = {
@@ -37,29 +38,31 @@ _EXPECTED: Final = {
     Outcome.REFUSED: REFUSED,
     Outcome.DROPPED: SILENT,
 }
-"""What a client sees for each outcome of a trace. For an address that is not ours there is no prediction."""
+"""The result that a client sees, by the outcome of a trace. There is no prediction for addresses that are no
+Service's."""
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """One address of a Service, connected to from one place."""
+    """The test of one address of a Service from one place."""
 
     service: str
     address: str
     client: str
     """``node`` or ``pod``."""
     expected: str
-    """The prediction of the daemon's trace, or empty if there is none."""
+    """The result that the daemon's trace predicts, or empty if there is no prediction."""
     seen: str
     ms: float
-    """How long that took, in milliseconds."""
+    """The duration of the test, in milliseconds."""
     endpoints: str
-    """How many of the Service's endpoints answer this node directly, like ``2/3``. It is empty for a health server."""
+    """How many of the Service's endpoints answer this node directly, such as ``2/3``. It is empty for a health
+    server."""
     verdict: str
-    """``ok``, ``endpoints`` (the Service cannot be served, because no endpoint answers) or ``FAILED``."""
+    """``ok``, ``endpoints`` if the Service cannot be served because no endpoint answers, or ``FAILED``."""
 
 
 class Result(msgspec.Struct):
-    """All checks, and what was not tested."""
+    """The results of all checks, and the reasons for missing checks."""
 
     checks: list[Check] = []
     not_tested: list[str] = []
@@ -88,14 +91,15 @@ def connectivity_test(
     address: str,
     config: str,
 ) -> int:
-    """Open a TCP connection to each Service, or to those named as in `kubeproxy status`, from this node and from a
-    namespace on the bridge of its pods; to the endpoints; and to the health ports.
+    """Open TCP connections to all Services, or to those that are named as in `kubeproxy status`, from this node and
+    from a network namespace on the bridge of its pods. Open TCP connections to their endpoints and health ports, too.
 
-    Each result is compared with the daemon's own trace of that connection. A connection is closed as soon as it is
-    open. Nothing is sent, and nothing of the cluster is changed. UDP is not tested: silence says nothing there. The
-    namespace needs root and an `ip` command, and is removed at the end.
+    Each result is compared with the daemon's trace of the same connection. Connections are closed at once, and nothing
+    is sent. The cluster is not changed. UDP is not tested, because a missing answer would prove nothing. The namespace
+    requires root and the command `ip`, and is removed at the end.
 
-    Exit status: 0 all is as the daemon says; 2 something is not; 1 nothing can be tested; 64 the command line is wrong.
+    Exit status: 0 all results are as the daemon predicts; 2 some are not; 1 nothing can be tested; 64 the command line
+    is wrong.
     """
     daemon = daemon_at(address, config)
     found = list(_services(daemon, services, limit))
@@ -127,7 +131,8 @@ def _pool(enter: Callable[[], None] | None = None) -> ThreadPoolExecutor:
 
 
 def _services(daemon: Daemon, names: Sequence[str], limit: int) -> Iterator[ServiceStatus]:
-    """Yield the named Services, or all of them if `names` is empty. Raise KubeproxyError if a name is unknown."""
+    """Yield the Services with these names, or all Services if `names` is empty, at most `limit`. Raise KubeproxyError
+    if a name is unknown."""
     for name in names or ("",):
         query = {"format": "json", "limit": str(limit), **({"service": name} if name else {})}
         found = daemon.ask(f"/statusz?{urlencode(query)}", Status)
@@ -138,12 +143,12 @@ def _services(daemon: Daemon, names: Sequence[str], limit: int) -> Iterator[Serv
 
 @dataclass(slots=True)
 class Test:
-    """Runs the checks of each Service, all connections of a Service at once."""
+    """Runs the checks. The connections to one Service are made in parallel."""
 
     daemon: Daemon
     places: dict[str, tuple[str, ThreadPoolExecutor]]
-    """For each place by its name, its address and the threads that connect from it. The address is empty for this
-    node."""
+    """The places from which connections are made, by name: the address, which is empty for this node, and the threads
+    that connect from there."""
     timeout_s: float
     result: Result
     _udp: set[str] = field(default_factory=set)
@@ -157,7 +162,7 @@ class Test:
                 continue
             answering, asked = self._endpoints(frontend)
             port = f"{name}:{frontend.port}" if frontend.port else name
-            # A node port has no address of its own here, and is written in words.
+            # Skip node ports, which are described in words and not by an address.
             addresses = [it for it in (*frontend.addresses, *frontend.own_addresses) if ":" in it]
             places = [place for place in self.places if place == "node" or frontend.family == IPV4]
             begun = [(it, place, self._begin(it, place)) for it in addresses for place in places]
@@ -174,7 +179,7 @@ class Test:
         self._add(name, address, "node", ANSWERED, seen, seconds)
 
     def finish(self) -> None:
-        """Report what was left out."""
+        """Add what was not tested to the result."""
         if self._udp:
             self.result.not_tested.append(f"UDP ports of {len(self._udp)} Services: silence says nothing there")
 
@@ -182,7 +187,7 @@ class Test:
         return self.places[place][1].submit(connect, address, self.timeout_s)
 
     def _endpoints(self, frontend: FrontendStatus) -> tuple[int, int]:
-        """Return how many of a frontend's endpoints in use answer this node, and how many were dialed."""
+        """Return how many of a frontend's endpoints answer this node, and how many were dialed."""
         asked = [endpoint.address for endpoint in frontend.endpoints if endpoint.used][:MOST_ENDPOINTS]
         answers = [connecting.result()[0] for connecting in [self._begin(it, "node") for it in asked]]
         return answers.count(ANSWERED), len(asked)
@@ -213,14 +218,14 @@ class Test:
                 seen=seen,
                 ms=round(seconds * 1000, 1),
                 endpoints="" if endpoints is None else f"{endpoints[0]}/{endpoints[1]}",
-                # A worker answers before it dials, so an answer does not prove that an endpoint has given it.
+                # A worker accepts a connection before it dials, so the answer does not prove that an endpoint answers.
                 verdict="endpoints" if unserved else "ok" if good else "FAILED",
             )
         )
 
 
 def connect(address: str, timeout_s: float) -> tuple[str, float]:
-    """Open and close a TCP connection to IP:PORT or [IP]:PORT. Return what became of it, and after how many seconds."""
+    """Open and close a TCP connection to IP:PORT or [IP]:PORT. Return the result, and the duration in seconds."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     began = time.monotonic()

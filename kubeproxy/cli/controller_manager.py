@@ -1,4 +1,4 @@
-"""``kubeproxy controller-manager``."""
+"""Implements ``kubeproxy controller-manager``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALIASES: Final = {"replication": "replicationcontroller", "replicationcontrolle
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> Duration:
-    """Return a duration in Go's notation."""
+    """Parse the value of a flag, which is a duration in Go's notation."""
     try:
         return Duration.parse(value)
     except ValueError:
@@ -95,10 +95,10 @@ FLAGS: Final[Mapping[str, Flag]] = {
 
 
 class ManagerCommand(click.Command):
-    """A command that takes its flags as Go programs do."""
+    """A click command that parses flags as Go programs do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, after the translation."""
+        """Translate the arguments from Go's notation, and parse them as click does."""
         return super().parse_args(ctx, as_click(args, FLAGS))
 
 
@@ -115,7 +115,8 @@ def _parameters() -> list[click.Parameter]:
 
 
 def enabled(text: str) -> frozenset[str]:
-    """Return the controllers that ``--controllers`` names. Raise ConfigError for names that do not exist."""
+    """Return the controllers that the value of ``--controllers`` enables. Raise ConfigError for unknown names, or if
+    none is enabled."""
     from kubeproxy.controllers.manager.manager import CONTROLLERS
 
     on: set[str] = set()
@@ -175,7 +176,7 @@ def _serving(given: Mapping[str, Any]) -> Any:
 
 
 def settings_of(given: Mapping[str, Any], chosen: frozenset[str]) -> Any:
-    """Return the settings of a manager with the `chosen` controllers. Raise ConfigError for unusable flags."""
+    """Return the settings of a manager that runs the controllers `chosen`. Raise ConfigError for invalid flags."""
     from kubeproxy.controllers.manager.manager import (
         DEPLOYMENT,
         LEASE,

@@ -1,4 +1,4 @@
-"""``kubeproxy create``."""
+"""Implements ``kubeproxy create``."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ MOST_PARALLEL: Final = 256
 @client_flags
 @click.pass_context
 def create(ctx: click.Context, /, unexpected: tuple[str, ...], **given: Any) -> int:
-    """Create objects on an API server, from files, directories, web addresses or standard input; YAML or JSON.
+    """Create objects on an API server from YAML or JSON in files, directories, URLs or standard input.
 
-    Does what kubectl create -f does: one line for each object on standard output, errors at the end on standard error.
-    An object that cannot be created keeps no other from being created, and a broken document none of the others in
-    its file. Objects are read and created one after the other, in the order of the files.
+    Does what kubectl create -f does: prints one line for each object on standard output, and errors at the end on
+    standard error. If an object cannot be created, or a document is invalid, the others are still created. Objects are
+    read and created one after the other, in the order of the files.
 
     \b
       kubeproxy create -f pod.yaml
@@ -97,8 +97,7 @@ def create(ctx: click.Context, /, unexpected: tuple[str, ...], **given: Any) -> 
         options = _options(ctx, unexpected, given)
     except ConfigError as error:
         return refused(error)
-    # This is imported only after the command line was found to be right, because the client takes a quarter of a second
-    # to import.
+    # Imported only after the command line has been checked, because importing the client takes a quarter of a second.
     from kubeproxy.commands.create.command import run
 
     return run(options)

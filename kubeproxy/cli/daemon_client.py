@@ -1,4 +1,4 @@
-"""HTTP requests of the commands to a running daemon's metrics server."""
+"""Sends HTTP requests of commands to the metrics server of a running daemon."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 INSTALLED = "/etc/kubeproxy/config.yaml"
-"""The configuration file of an installed daemon."""
+"""The path of an installed daemon's configuration file."""
 KUBE_PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
-"""The modes that kube-proxy's page /proxyMode can show."""
+"""The modes that kube-proxy's page /proxyMode may show."""
 REFUSED = (403, 421)
-"""The status codes of a page that the daemon does not serve to this client or under this name. The body tells why."""
+"""The HTTP statuses if the daemon does not serve a page to this client or under this host name. The body says why."""
 
 ADDRESS = click.option(
     "--address", metavar="HOST:PORT", default="", help="Address of the daemon's metrics server.  [metricsBindAddress]"
@@ -44,14 +44,14 @@ CONFIG = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A running daemon, by the address of its metrics server."""
+    """A running daemon, given by the address of its metrics server."""
 
     host: str
     port: int
 
     def get(self, path: str) -> bytes:
-        """Return the body of the answer. Raise KubeproxyError if there is none, and ConfigError for a refused
-        request."""
+        """Request a page, and return the body of the answer. Raise KubeproxyError if the daemon does not answer, and
+        ConfigError if it refuses the request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -84,7 +84,8 @@ class Daemon:
         return body
 
     def _stranger(self) -> str:
-        """Return which program answers instead of the daemon. On the day of a migration it is kube-proxy."""
+        """Return a text that says which program answers instead of the daemon. During a migration it may be
+        kube-proxy."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", "/proxyMode", headers={"Connection": "close"})
@@ -96,8 +97,8 @@ class Daemon:
         return f"kube-proxy (mode {mode})" if mode in KUBE_PROXY_MODES else "another program"
 
     def ask(self, path: str, answer: type[T]) -> T:
-        """Return the answer to a request, decoded from JSON. Raise the errors of `get`, and the same if the answer has
-        another shape."""
+        """Request a page, and return its JSON decoded to the type `answer`. Raise the errors of `get`, and
+        KubeproxyError if the JSON does not match the type."""
         return decode(self.get(path), answer)
 
     def __str__(self) -> str:
@@ -105,7 +106,8 @@ class Daemon:
 
 
 def decode(body: bytes, answer: type[T]) -> T:
-    """Decode JSON of a daemon. Raise KubeproxyError if it has another shape, as that of another version may have."""
+    """Decode a daemon's JSON to the type `answer`. Raise KubeproxyError if it does not match, perhaps because the
+    daemon has another version."""
     try:
         return msgspec.convert(_printable(msgspec.json.decode(body)), answer)
     except msgspec.DecodeError as error:
@@ -115,7 +117,7 @@ def decode(body: bytes, answer: type[T]) -> T:
 
 
 def _printable(value: Any) -> Any:
-    """Return a JSON value whose texts are safe for a terminal. This is done before they are laid out in columns."""
+    """Return a JSON value with all strings made safe for a terminal. This has to be done before columns are aligned."""
     match value:
         case str():
             return printable(value)
@@ -128,14 +130,14 @@ def _printable(value: Any) -> Any:
 
 
 def daemon_at(address: str, config: str) -> Daemon:
-    """Return the daemon at --address, at the address of the configuration file, or at the default. Raise ConfigError
-    for an invalid address or file."""
+    """Return the daemon at the address of --address, or else of the configuration file, or else at the default address.
+    Raise ConfigError for an invalid address or file."""
     if address:
         return _parse(address)
     bound = _bound(config)
     if not bound.served:
         raise ConfigError(f"metricsBindAddress: found {bound}: the daemon serves no metrics, and so no status")
-    return Daemon(bound.loopback, bound.port)  # Other addresses do not serve the status.
+    return Daemon(bound.loopback, bound.port)  # Only the loopback address always serves the status.
 
 
 def _bound(config: str) -> MetricsAddress:
@@ -147,15 +149,15 @@ def _bound(config: str) -> MetricsAddress:
 
 
 def health_address(config: str) -> str:
-    """Return where this node finds the daemon's health server, as HOST:PORT, or an empty text if there is none."""
+    """Return the address of the daemon's health server as HOST:PORT, or an empty text if the server is off."""
     default = Configuration().healthz_bind_address
     bound: HealthzAddress = _settings(config)[0].get("healthzBindAddress", default)
     return str(Daemon(bound.loopback, bound.port)) if bound.served else ""
 
 
 def _settings(config: str) -> tuple[Mapping[str, Any], Path, Sequence[str]]:
-    """Read a file whatever is wrong with it, because that may be the reason why somebody wants the status. Return its
-    faults, too."""
+    """Return the settings of a configuration file, its path, and its faults. An invalid file is read as far as
+    possible, because its faults may be the reason why the user wants the status."""
     path = Path(config or INSTALLED)
     if not config and not os.access(path, os.R_OK):
         return {}, path, ()

@@ -1,4 +1,4 @@
-"""``kubeproxy drain-wait``: wait until no connection to a pod is left."""
+"""Implements ``kubeproxy drain-wait``, which waits until no connection to a pod is left."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kubeproxy.runtime.output import echo
 @click.argument("address", metavar="POD-IP")
 @click.option("--timeout", metavar="TIME", default="25s", show_default=True, help="Like 25s, 5m; at most 1h.")
 def drain_wait(address: str, timeout: str) -> int:
-    """Wait until no connection to a pod of this node is left, and have this node send the pod no new ones meanwhile.
+    """Wait until no connection to a pod of this node is left. Meanwhile this node sends the pod no new connections.
 
-    It does by hand what the preStop hook /drain does for kubelet (docs/rollouts.md). The pod gets new connections again
-    some seconds after the end of the command, unless it terminates.
+    It does by hand what the preStop hook /drain does for kubelet (docs/rollouts.md). Some seconds after the command has
+    ended, the pod gets new connections again, unless it is terminating.
 
     Needs root (CAP_NET_ADMIN). Exit status: 0 no connection is left; 1 the time is over, or no daemon answers.
     """

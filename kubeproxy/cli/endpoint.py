@@ -1,4 +1,4 @@
-"""``kubeproxy endpoint``: take an endpoint out by hand, give it back, or try it."""
+"""Implements ``kubeproxy endpoint``, which ejects, restores or dials an endpoint by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LONGEST_S: Final = 24 * 3600
 
 @click.group(short_help="Take an endpoint out by hand, give it back, or try it.")
 def endpoint() -> None:
-    """Take an endpoint of this node's Services out by hand, give it back, or try it.
+    """Eject, restore or dial an endpoint of this node's Services by hand.
 
-    The orders concern this node only, are named by `kubeproxy status` as long as they last, and are logged with their
-    caller. They need root (CAP_NET_ADMIN), as rules do, and end with the daemon's process.
+    An ejection concerns only this node, and lasts at most until the daemon's process ends. `kubeproxy status` shows it,
+    and the log names the user. The commands need root (CAP_NET_ADMIN).
     """
 
 
@@ -27,10 +27,10 @@ def endpoint() -> None:
 @click.argument("target", metavar="IP:PORT")
 @click.option("--for", "time", metavar="TIME", default="10m", show_default=True, help="Like 30s, 10m, 2h; at most 24h.")
 def eject(target: str, time: str) -> int:
-    """Give an endpoint no new clients for a while, on both data paths; its connections go on.
+    """Give an endpoint no new clients for a while, on both data paths. Its open connections continue.
 
-    If its Service has no other endpoint, it goes on getting clients. It is taken out with all ports of its
-    EndpointSlice. After that time it is back by itself.
+    If the Service has no other endpoint, the endpoint still gets clients. The ejection applies to all ports of the
+    EndpointSlice, and ends by itself after the given time.
     """
     _order("eject", target, for_s=_seconds(time))
     echo(f"{target} gets no new clients for {time}; `kubeproxy endpoint restore {target}` ends that")
@@ -40,7 +40,7 @@ def eject(target: str, time: str) -> int:
 @endpoint.command(short_help="Give an endpoint clients again.")
 @click.argument("target", metavar="IP:PORT")
 def restore(target: str) -> int:
-    """Give an endpoint clients again, whether it was taken out by hand or ejected because it had failed."""
+    """Give an endpoint clients again, whether it was ejected by hand or because it had failed."""
     _order("restore", target)
     echo(f"{target} gets clients again")
     return 0
@@ -50,8 +50,8 @@ def restore(target: str) -> int:
 @click.argument("target", metavar="IP:PORT")
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0.1, 60.0), default=3.0, show_default=True)
 def probe(target: str, timeout: float) -> int:
-    """Dial an endpoint from this node now, by a TCP connection that is closed at once. If it answers and was ejected
-    because it had failed, it gets clients again without waiting for its next probe.
+    """Dial an endpoint from this node now, by a TCP connection that is closed at once. If the endpoint answers, and was
+    ejected because it had failed, it gets clients again without waiting for its next probe.
 
     Exit status: 0 it answers; 2 it does not; 1 the daemon does not answer.
     """
@@ -77,7 +77,8 @@ def _order(action: str, target: str, *, for_s: float = 0.0) -> None:
 
 
 def give_order(action: str, about: str = "", *, for_s: float = 0.0, waits_s: float = 0.0) -> None:
-    """Give an order to the daemon, which may wait up to `waits_s` before it carries the order out."""
+    """Send an order about `about` to the daemon, and wait for its answer, which may take `waits_s` seconds. Raise
+    KubeproxyError if the daemon refuses or does not answer."""
     import asyncio
 
     from kubeproxy.daemon.takeover.order import ANSWER_S, give

@@ -1,4 +1,4 @@
-"""A click command that reads flags as Go programs do, so that kube-proxy's command lines work."""
+"""A click command that parses flags as Go programs do, so that kube-proxy's command lines work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kubeproxy.config.flags import flags as table
 _LONGEST_WORD = 40
 
 FlagTexts = Mapping[str, Sequence[str]]
-"""The texts of each given flag by its name, in their order."""
+"""The texts of each given flag, in their order, by flag name."""
 
 
 class GoCommand(click.Command):
-    """A click command with a table of flags, which calls `action` with their texts."""
+    """A click command with a table of flags. It calls `action` with the texts of the given flags."""
 
     def __init__(
         self, name: str, flags: Mapping[str, Flag], action: Callable[[FlagTexts], int], *, short: str, text: str
@@ -32,17 +32,17 @@ class GoCommand(click.Command):
         self._action = action
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, after the translation."""
+        """Translate the arguments from Go's notation, and parse them as click does."""
         return super().parse_args(ctx, as_click(args, self.flags))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under headings. Flags without effect are listed by name only."""
+        """Write the flags, grouped by headings, to the help. Only the names of flags without effect are listed."""
         sections, without_effect = grouped(self.flags)
         for heading, entries in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(usage(flag), text) for flag, text in entries], col_max=34)
         with formatter.section("Accepted for compatibility with kube-proxy, without effect"):
-            # write_text is not used, because it breaks lines at hyphens, and a broken flag could not be searched for or
+            # write_text is not used, because it breaks lines at hyphens, so that flags could not be searched for or
             # copied.
             width = formatter.width - formatter.current_indent
             for line in textwrap.wrap(", ".join(without_effect), width, break_on_hyphens=False):
@@ -53,11 +53,11 @@ class GoCommand(click.Command):
 
 
 def as_click(args: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Return a Go command line in the form that click reads.
+    """Translate a command line from Go's notation to click's.
 
-    ``_`` in names becomes ``-``, ``--switch`` becomes ``--switch=true``, ``-v=2`` becomes ``--v=2``, and the argument
-    after a flag with a value is its value, even if it begins with a dash. Unknown flags stay, so that click reports
-    them.
+    ``_`` in names becomes ``-``, ``--switch`` becomes ``--switch=true``, and ``-v=2`` becomes ``--v=2``. The argument
+    after a flag that needs a value is the value, even if it begins with a dash. Unknown flags are not changed, so that
+    click reports them.
     """
     return list(_translate(iter(args), flags))
 
@@ -111,7 +111,7 @@ def grouped(flags: Mapping[str, Flag]) -> tuple[dict[str, list[tuple[Flag, str]]
             continue
         default = text_of(field.default) if field is not None and field.flag == flag.name else ""
         if len(default) > _LONGEST_WORD:
-            default = default.replace(",", ", ")  # A word without a blank would be wider than a terminal.
+            default = default.replace(",", ", ")  # Insert spaces, because a long word would be wider than a terminal.
         sections[_heading(flag)].append((flag, flag.text + (f"  [{default}]" if default else "")))
     return sections, without_effect
 
@@ -125,5 +125,5 @@ def _heading(flag: Flag) -> str:
 
 
 def usage(flag: Flag) -> str:
-    """Return the flag with the notation of its value."""
+    """Return the flag with the notation of its value, for help."""
     return f"{flag.dashed}[={notation(flag.kind)}]" if flag.switch else f"{flag.dashed} {notation(flag.kind)}"

@@ -1,4 +1,4 @@
-"""``kubeproxy healthcheck``: a health check for containers without other programs."""
+"""Implements ``kubeproxy healthcheck``, a health check for containers without other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from kubeproxy.runtime.output import echo
 
 _LISTENING = "0A"
-"""TCP_LISTEN in /proc/net/tcp."""
+"""The state TCP_LISTEN in /proc/net/tcp."""
 
 
 @click.command(short_help="Check the health of a running kubeproxy.")
@@ -42,9 +42,9 @@ _LISTENING = "0A"
     help="Seconds to wait for an answer.",
 )
 def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
-    """Ask the health server of a running kubeproxy on this host, and print its answer.
+    """Request the health of a running kubeproxy on this host, and print the answer.
 
-    Exit status: 0 the answer is 200; else 1.
+    Exit status: 0 the HTTP status is 200; 1 it is not, or there is no answer.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
@@ -67,7 +67,8 @@ def healthcheck(address: str, path: str, here: bool, timeout: float) -> int:
 
 
 def has_visible_listener(port: int, *, proc: Path = Path("/proc")) -> bool:
-    """Return whether a visible process of this PID namespace listens on a TCP port of this network namespace."""
+    """Return whether a process of this PID namespace listens on a TCP port of this network namespace. Only processes
+    whose descriptors this user may read count."""
     sockets = {f"socket:[{inode}]" for inode in _listeners(port, proc)}
     return bool(sockets) and any(
         target in sockets for pid in proc.iterdir() if pid.name.isdecimal() for target in _descriptors(pid / "fd")
@@ -75,7 +76,7 @@ def has_visible_listener(port: int, *, proc: Path = Path("/proc")) -> bool:
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:
-    """Return the inodes of the sockets that listen on the port."""
+    """Yield the inodes of the sockets that listen on the port."""
     for table in ("tcp", "tcp6"):
         try:
             _, *lines = (proc / "net" / table).read_text().splitlines()
@@ -89,7 +90,7 @@ def _listeners(port: int, proc: Path) -> Iterator[str]:
 
 
 def _descriptors(directory: Path) -> Iterator[str]:
-    """Return the targets of a process's descriptors. There are none if the process has ended or belongs to another
+    """Yield the link targets of a process's descriptors. Yield nothing if the process has ended or belongs to another
     user."""
     try:
         with os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""A command that takes its flags as kubectl does, and ends as kubectl does, with exit status 1 for every error."""
+"""A click command that parses flags as kubectl does, and like kubectl exits with status 1 after any error."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 FAILED: Final = 1
 RECORDED: Final = "kubeproxy.recorded"
-"""The key of the context's meta that has the flags as they were given, by their long names."""
+"""The key in the click context's ``meta`` of the given flags, which have their long names."""
 _SECRET: Final = frozenset({"--token", "--password"})
 _TRUE: Final = frozenset({"true", "t", "1", "TRUE", "True", "T"})
 _FALSE: Final = frozenset({"false", "f", "0", "FALSE", "False", "F"})
 
 
 class KubectlCommand(click.Command):
-    """A click command. ``_`` in flags is ``-``, switches take ``=true`` and ``=false``, ``-f=x`` is ``-f x``."""
+    """A click command with kubectl's flag syntax: ``_`` in flags means ``-``, switches accept ``=true`` and ``=false``,
+    and ``-f=x`` means ``-f x``."""
 
     def __init__(self, *args: Any, bare: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """`bare` has, by flag, the value of a flag that is given without one."""
+        """`bare` has the values of flags that are given without a value, by flag."""
         super().__init__(*args, **kwargs)
         self._bare = dict(bare or {})
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Do what click does. An error in the command line ends the command with exit status 1."""
+        """Make click's context. If the command line is wrong, print the error and exit with status 1."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.NoSuchOption as error:
@@ -44,7 +45,8 @@ class KubectlCommand(click.Command):
         raise click.exceptions.Exit(FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, after the translation. Shell completion reads the words as they are typed."""
+        """Translate the arguments from kubectl's syntax, and parse them as click does. For shell completion, do not
+        translate them."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         translated = list(self._translated(args))
@@ -54,7 +56,7 @@ class KubectlCommand(click.Command):
         return super().parse_args(ctx, [text for text in translated if not text.endswith("\0")])
 
     def _translated(self, args: Sequence[str]) -> Iterator[str]:
-        """Return ``--long=value`` for each flag, and everything else unchanged. A switch that is false is only
+        """Yield ``--long=value`` for each flag, and other arguments unchanged. A switch with the value false is only
         recorded."""
         by_name = {name: option for option in self.params if isinstance(option, click.Option) for name in option.opts}
         rest = iter(args)
@@ -87,7 +89,7 @@ class KubectlCommand(click.Command):
 
 
 def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None]:
-    """Return a flag's name and value. The value is None if it is not in the same argument."""
+    """Split an argument into a flag's name and value. The value is None if it is not part of the argument."""
     if arg.startswith("--"):
         name, equals, value = arg.partition("=")
         return name.replace("_", "-"), value if equals else None
@@ -95,7 +97,7 @@ def _split(arg: str, known: Mapping[str, click.Option]) -> tuple[str, str | None
         option = known.get(arg[:2])
         if option is not None and len(arg) > 2:
             if option.is_flag and not arg[2:].startswith("="):
-                return arg, None  # click itself reads several switches at once.
+                return arg, None  # click itself parses combined switches.
             return arg[:2], arg[2:].removeprefix("=")
     return arg, None
 
@@ -113,14 +115,14 @@ def filename_option(text: str) -> Callable[[_Command], _Command]:
 
 
 def refused(error: ConfigError) -> int:
-    """Print what is wrong with the command line, and return the exit status."""
+    """Print the faults of the command line, and return the exit status."""
     for fault in error.faults:
         echo(*f"error: {fault}".split("\n"), err=True)
     return FAILED
 
 
 def complete_files(*suffixes: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Complete the names of files with these suffixes, and of directories."""
+    """Return a function for shell completion of file names with these suffixes, and of directories."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         import os

@@ -1,4 +1,4 @@
-"""The list of commands, and how errors end them: one line per fault on stderr."""
+"""The list of commands, and the handling of their errors, which are printed to stderr, one line for each fault."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ NAMES: Final = (
     ),
     *("create", "rolling-update", "controller-manager", "rollout", "completion", "version"),
 )
-"""The commands. Each is a function of its name in a module of its name."""
+"""The commands. Each command is a function in the module of the same name."""
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""
 LIKE: Final = 0.7
-"""The similarity, between 0 and 1, from which on an option may have been meant."""
+"""The least similarity, between 0 and 1, of an option that is suggested for a mistyped option."""
 SPREAD: Final = 0.15
-"""How much less similar than the first proposal a second one may be."""
+"""The largest difference in similarity between the best suggestion and a further one."""
 
 
 class Commands(click.Group):
-    """Loads a command's module only when the command runs, so that each starts fast."""
+    """The group of all commands. It imports a command's module only when the command runs, so that every command starts
+    fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of the help text."""
         return list(NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of a name, or None if there is none."""
+        """Return the command with this name, or None."""
         name = "rolling-update" if cmd_name == "rollingupdate" else cmd_name
         if name == "version":
             return version
@@ -68,7 +69,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command as click does, with a suggestion for a mistyped name."""
+        """Find the command as click does. For a mistyped name, the error suggests a command."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             raise click.NoSuchCommand(name, possibilities=self.list_commands(ctx), ctx=ctx)
@@ -110,7 +111,7 @@ def main_run() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open missing standard streams (``2>&-``), because otherwise the next sockets would get their numbers, here and in
+    """Open standard streams that are closed (``2>&-``), because otherwise sockets would get their numbers, here and in
     workers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -119,13 +120,13 @@ def _open_standard_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without UTF-8 shows ? for characters that it does not have.
+        # Write ? for characters that the terminal's encoding lacks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def status_of(args: Sequence[str]) -> int:
-    """Run a command line and return its exit status."""
+    """Run a command line, print its errors, and return its exit status."""
     try:
         result = commands.main(list(args), prog_name="kubeproxy", standalone_mode=False)
         sys.stdout.flush()
@@ -140,14 +141,15 @@ def status_of(args: Sequence[str]) -> int:
     except KubeproxyError as error:
         return _fail(f"kubeproxy: {error}", status=1)
     except BrokenPipeError:
-        # The reader of the output has closed the pipe. Python would report it again when it flushes at exit.
+        # The reader of the output has closed the pipe. Without this, Python would report that again when it flushes at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return result if isinstance(result, int) else 0
 
 
 def _prefixed(fault: str) -> str:
-    """Put the program's name before a fault that does not begin with its file and line."""
+    """Put the program's name before a fault, unless it begins with a file and a line."""
     return fault if re.match(r"[^:]+:\d+: ", fault) else f"kubeproxy: {fault}"
 
 
@@ -162,9 +164,9 @@ def _of_click(error: click.ClickException) -> str:
 
 
 def nearest_options(typed: str, parameters: Iterable[click.Parameter]) -> list[str]:
-    """Return the options that were probably meant, the nearest first.
+    """Return the options that were probably meant, the most similar option first.
 
-    The beginning of an option is compared with what was typed. click compares whole names, and would propose
+    The typed text is compared with the beginning of each option. click compares whole names, and would suggest
     ``--drain-reports`` for ``--nod-port``.
     """
 

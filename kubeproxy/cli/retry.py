@@ -1,4 +1,4 @@
-"""``kubeproxy retry``: have the daemon ask its sources again now."""
+"""Implements ``kubeproxy retry``, which makes the daemon read its sources again at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kubeproxy.runtime.output import echo
 
 @click.command(short_help="Have a running daemon ask its sources again now.")
 def retry() -> int:
-    """Have the running daemon ask the API server, and read its manifests, at once, without waiting for the end of the
-    time between two tries: after a repaired role, token or network. Needs root (CAP_NET_ADMIN).
+    """Make the running daemon contact the API server and read its manifests at once, without waiting for its next
+    attempt. This is useful after a role, a token or the network was repaired. Needs root (CAP_NET_ADMIN).
 
     Exit status: 0 it has begun; 1 no daemon runs here, or it refused.
     """

@@ -1,4 +1,4 @@
-"""``kubeproxy rolling-update``."""
+"""Implements ``kubeproxy rolling-update``."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
 def rolling_update(names: tuple[str, ...], **given: Any) -> int:
     """Replace a ReplicationController by another one, pod by pod, as kubectl did up to version 1.17.
 
-    Pods of the new controller come as pods of the old one go: never fewer ready ones than promised, never more in all.
-    The update stops by itself if a new pod does not become ready. The same command goes on with an update that was
-    interrupted, also one of kubectl's; --rollback takes it back.
+    Pods of the old controller are replaced step by step by pods of the new one. No step leaves fewer ready pods than
+    --max-unavailable allows, or makes more pods than --max-surge allows. The update stops if a new pod does not become
+    ready. The same command continues an interrupted update, even one that kubectl has begun; --rollback undoes it.
 
     \b
       kubeproxy rolling-update web --image=web:2
@@ -127,8 +127,7 @@ def rolling_update(names: tuple[str, ...], **given: Any) -> int:
         options = _options(names, given)
     except ConfigError as error:
         return refused(error)
-    # This is imported only after the command line was found to be right, because the client takes a quarter of a second
-    # to import.
+    # Imported only after the command line has been checked, because importing the client takes a quarter of a second.
     from kubeproxy.commands.rolling_update.command import run
     from kubeproxy.observability.logs import setup as logging
 

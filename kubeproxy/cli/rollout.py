@@ -1,4 +1,5 @@
-"""``kubeproxy rollout``: status, history, undo, pause, resume, restart, explain, advise."""
+"""Implements ``kubeproxy rollout``, with the subcommands status, history, undo, pause, resume, restart, explain and
+advise."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 _TYPES: Final = frozenset({"deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"})
 QPS: Final = 50.0
 BURST: Final = 300
-"""kubectl's limits: requests per second, and requests at once."""
+"""The largest number of requests at once. QPS is the number of requests per second. Both are kubectl's limits."""
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that every one of the commands takes."""
+    """Add the arguments that all subcommands have."""
     return click.argument("target", nargs=-1, metavar="deployment/NAME")(client_flags(command))
 
 
@@ -37,7 +38,7 @@ def _name(target: tuple[str, ...]) -> str:
 
 
 def _play(given: dict[str, Any], action: Callable[[Rollout], Awaitable[None]]) -> int:
-    """Connect, run the command, and end as kubectl does."""
+    """Connect, run a subcommand, print its errors as kubectl does, and return the exit status."""
     import asyncio
     from dataclasses import replace
     from urllib.parse import urlsplit
@@ -90,7 +91,7 @@ def status(watch: bool, timeout: str, **given: Any) -> int:
 @_flags
 @click.option("--revision", type=click.IntRange(min=1), default=None, help="Show the pod template of this one.")
 def history(revision: int | None, **given: Any) -> int:
-    """List the revisions of a Deployment with their causes."""
+    """List the revisions of a Deployment with their change causes."""
     return _play(given, lambda rollout: rollout.history(revision=revision))
 
 
@@ -109,7 +110,7 @@ def undo(to_revision: int, dry_run: str, **given: Any) -> int:
 @rollout.command(cls=KubectlCommand, short_help="Roll out no changes for now.")
 @_flags
 def pause(**given: Any) -> int:
-    """Roll out no changes of the template until it is resumed."""
+    """Pause a Deployment, so that changes of its template are not rolled out until it is resumed."""
     return _play(given, lambda rollout: rollout.pause())
 
 
@@ -123,14 +124,14 @@ def resume(**given: Any) -> int:
 @rollout.command(cls=KubectlCommand, short_help="Replace all pods.")
 @_flags
 def restart(**given: Any) -> int:
-    """Replace all pods by new ones of the same template, step by step."""
+    """Replace all pods by new pods with the same template, step by step."""
     return _play(given, lambda rollout: rollout.restart())
 
 
 @rollout.command(cls=KubectlCommand, short_help="Say what a rollout waits for.")
 @_flags
 def explain(**given: Any) -> int:
-    """Say in one paragraph what a rollout waits for: which pod, where, why, since when, and what would help."""
+    """Explain in one paragraph what a rollout waits for: which pod, on which node, why, since when, and what to do."""
     return _play(given, lambda rollout: rollout.explain())
 
 

@@ -1,4 +1,4 @@
-"""``kubeproxy run``, also installed as ``kube-proxy``."""
+"""Implements ``kubeproxy run``, which is also installed as ``kube-proxy``."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _write(path: Path, loaded: Loaded) -> int:
 
 
 def _initialize(loaded: Loaded) -> int:
-    """Do what needs more privileges than the daemon has, and return the exit status. What the kernel refuses is logged.
-    It is no reason for an init container to keep the daemon from starting."""
+    """Make the kernel settings that need more privileges than the daemon has, and return the exit status. If the kernel
+    refuses a setting, only log that, because a failed init container would prevent the daemon's start."""
     _import_structlog()
     from kubeproxy.daemon.settings import conntrack_limits
     from kubeproxy.netfilter.conntrack import sysctls
@@ -79,7 +79,7 @@ def _serve(given: FlagTexts, loaded: Loaded) -> int:
         return control_process.refuse(error)
 
     def reload() -> Configuration:
-        """Read the configuration from the same command line and the present file. Raise ConfigError if it is faulty."""
+        """Load the configuration again from the same command line and file. Raise ConfigError if it is invalid."""
         again = load(given)
         require_source(again.configuration, os.environ)
         check_files.require(again.configuration, os.environ)
@@ -94,9 +94,10 @@ def _absolute(path: str) -> str:
 
 
 def _import_structlog() -> None:
-    """Import structlog without rich. structlog imports rich if it is installed, for tracebacks that are not shown here.
+    """Import structlog without rich. If rich is installed, structlog imports it, for tracebacks that the daemon does
+    not use.
 
-    That would take a tenth of the CPU time of a start, while clients are waiting.
+    That would take a tenth of the CPU time of a start.
     """
     if "rich" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""``kubeproxy status``: shows the status of a running daemon."""
+"""Implements ``kubeproxy status``, which shows the status of a running daemon."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kubeproxy.observability.status.service_index import Order
 from kubeproxy.runtime.output import echo, write_data
 
 REFRESH_S = 2.0
-"""The number of seconds between two refreshes with --watch, which is the daemon's interval between two samples."""
+"""The seconds between two refreshes with --watch. It equals the daemon's interval between two samples."""
 NOT_OK = 2
-"""The exit status for a Service that is not ok, with --exit-code."""
+"""The exit status with --exit-code if a selected Service is not ok."""
 SHOWN = 200
-"""The number of Services shown in a pipe. A terminal shows as many as fit."""
+"""The largest number of Services that are shown if the output is not a terminal. A terminal shows as many as fit."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -103,10 +103,10 @@ def status(
     selector: str,
     port: int,
 ) -> int:
-    """Show the status of a running daemon: Services (those with a problem first), packet filter, sources, workers.
+    """Show the status of a running daemon: Services, those with a problem first, packet filter, sources and workers.
 
-    SERVICE is NAMESPACE/NAME or NAME, with :PORT (name or number) for one port; or IP or IP:PORT, an address of the
-    Service or of one of its endpoints. It is shown with its endpoints and counters.
+    SERVICE is NAMESPACE/NAME or NAME, with :PORT (name or number) for one port. It may also be IP or IP:PORT, an
+    address of the Service or of one of its endpoints. The Service is shown with its endpoints and counters.
 
     Exit status: 0 the daemon is healthy; 1 it is not, or cannot be reached, or has no such Service; 2 with --exit-code,
     a selected Service is not ok; 64 the command line is wrong.
@@ -148,15 +148,16 @@ class Selection:
 
     query: Mapping[str, str]
     limit: int | None
-    """The largest number of Services, or None if no limit is given."""
+    """The largest number of Services, or None if --limit was not given."""
 
     @property
     def service(self) -> str:
-        """Return the Service that is named, or an empty text if none is."""
+        """Return the Service that the command line names, or an empty text."""
         return self.query.get("service", "")
 
     def path(self, *, most: int | None) -> str:
-        """Return the path of the page. `most` is the limit if none is given and no Service is named."""
+        """Return the path of the status page with its query. `most` is the limit if the command line has no limit and
+        names no Service."""
         limit = self.limit if self.limit is not None else None if self.service else most
         query = {"format": "json", **self.query, **({} if limit is None else {"limit": str(limit)})}
         return f"/statusz?{urlencode(query)}"
@@ -167,7 +168,7 @@ def _ask(daemon: Daemon, selection: Selection) -> Status:
 
 
 def _exit_of_services(daemon: Daemon, selection: Selection) -> int:
-    """Return `NOT_OK` if a selected Service, shown or not, is in another state than ok."""
+    """Return `NOT_OK` if a selected Service is not ok, even if it is not shown. Return 0 otherwise."""
     wanted = [state for state in selection.query.get("state", "").split(",") if state] or list(State)
     others = ",".join(state for state in wanted if state != State.OK)
     if not others:
@@ -202,7 +203,8 @@ def _draw(found: Status, service: str, *, height: int | None) -> None:
 
 
 def _watch(daemon: Daemon, selection: Selection) -> int:
-    """Refresh until a key is pressed. A daemon that does not answer may be restarting, so the command tries again."""
+    """Refresh the screen until a key is pressed, and return the exit status. If the daemon does not answer, try again,
+    because it may be restarting."""
     found: Status | None = None
     with _keys() as keys:
         while True:
@@ -232,13 +234,13 @@ def _height() -> int | None:
 
 
 class _Keys:
-    """The keyboard during --watch."""
+    """Reads the keyboard during --watch."""
 
     def __init__(self, present: bool) -> None:
         self._present = present
 
     def pressed(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds for q or Ctrl-C. Return whether one of them was pressed."""
+        """Wait up to `within_s` seconds for q or Ctrl-C. Return whether a key was pressed."""
         end = time.monotonic() + within_s
         try:
             while (left := end - time.monotonic()) > 0:
@@ -253,7 +255,8 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Yield the keyboard in unbuffered mode without echo, if there is one, and restore the terminal at the end."""
+    """Switch the terminal, if there is one, to unbuffered input without echo, yield the keyboard, and restore the
+    terminal at the end."""
     if not sys.stdin.isatty():
         yield _Keys(False)
         return

@@ -1,4 +1,4 @@
-"""Draws the status on a terminal, in tables and colours. In a pipe the status is plain text."""
+"""Draws the status on a terminal with tables and colours. Other outputs get plain text."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _COLOURS = {
 }
 _BARS = " ▁▂▃▄▅▆▇█"
 TREND = 20
-"""The number of points of a trend that are shown."""
+"""The number of points in a trend line."""
 MOST_WARNINGS = 3
 """The largest number of recent warnings shown with --watch."""
 LEAST_ROWS = 3
-"""The smallest number of lines of the table, however low the terminal is."""
+"""The smallest number of lines of the table, even if the terminal is too low."""
 FULL_HEAD = 40
-"""The number of lines from which on a terminal has room for all facts of the daemon above the table."""
+"""A terminal with at least this number of lines shows all facts about the daemon above the table."""
 IN_SHORT = ("config", "traffic", "services")
-"""The facts that a lower terminal shows."""
+"""The facts that a terminal with fewer lines shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters beside words, as far as the terminal has them."""
+    """The symbols that the terminal's encoding can show."""
 
     standings: Mapping[Standing, str]
     bars: str
@@ -66,7 +66,8 @@ _ASCII: Final = Glyphs(dict(zip(Standing, "*x!~%-.", strict=True)), " .:-=+*#@",
 
 
 def draw(status: Status, *, detailed: bool, height: int | None, console: Console | None = None) -> None:
-    """Draw on the console (standard output). `height` is the maximum number of lines."""
+    """Draw the status on the console, by default standard output. `height` is the largest number of lines, or None for
+    no limit."""
     console = console or Console(highlight=False, markup=False)
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII
     head = list(_head(status, in_short=height is not None and height < FULL_HEAD))
@@ -74,16 +75,15 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
         console.print(Group(*head[:1], *(_details(service, glyphs) for service in status.services)))
         return
     used = sum(len(console.render_lines(part)) for part in head)
-    # These lines are for what is left out, and for the cursor.
+    # Two lines are for the note about what is left out, and for the cursor.
     room = None if height is None else max(LEAST_ROWS, height - used - 2)
     shown, lines = _table(status.services, console.width, room, glyphs)
     console.print(Group(*head), soft_wrap=False)
-    console.print(Group(*lines), crop=False)  # The terminal wraps a line that is too long, and never cuts it.
+    console.print(Group(*lines), crop=False)  # Let the terminal wrap lines that are too long.
     left = status.matched - status.offset - shown
     if left > 0:
         console.print(Text(f"  {glyphs.more} and {left:,} more", style="dim"))
-    # Below the table the log gets what is left of a terminal. Its lines are wrapped, because the endpoint is at the end
-    # of a line.
+    # The remaining lines show the log. Long lines are wrapped, because their end names the endpoint.
     free = None if room is None else room - len(lines)
     for part in _warnings(status, MOST_WARNINGS if height is not None else status_text.WARNINGS_SHOWN):
         taken = len(console.render_lines(part))
@@ -93,7 +93,7 @@ def draw(status: Status, *, detailed: bool, height: int | None, console: Console
 
 
 def _warnings(status: Status, most: int) -> Iterator[RenderableType]:
-    """Return the recent warnings and errors under a rule."""
+    """Yield the recent warnings and errors, below a rule."""
     if status.recent_warnings:
         yield Rule("recent warnings and errors", style="dim", align="left")
     for one in status.recent_warnings[:most]:
@@ -120,7 +120,7 @@ def _head(status: Status, *, in_short: bool) -> Iterator[RenderableType]:
 def _table(
     services: Sequence[ServiceStatus], width: int, room: int | None, glyphs: Glyphs
 ) -> tuple[int, list[RenderableType]]:
-    """Return how many Services fit, and the lines of the table. Colours only repeat what the words say."""
+    """Return the number of Services that fit, and the lines of the table. Colours repeat what the words say."""
     trend = Column(
         "TREND",
         lambda service: sparkline(service.trend.connections[-TREND:], glyphs.bars) if service.trend else "",
@@ -128,7 +128,7 @@ def _table(
     )
     lines: list[RenderableType] = []
     shown = 0
-    # One long name that is not shown must not take the note's place from all others.
+    # The column widths must not depend on Services that are not shown.
     services = services if room is None else services[:room]
     more = (trend,) if any(service.trend for service in services) else ()
     for row in laid_out(services, width=width, more=more, note_lines=None if room is None else 1):
@@ -149,7 +149,7 @@ def _table(
 
 
 def sparkline(points: Iterable[float], bars: str = _BARS) -> str:
-    """Draw one character per point, scaled to the highest. Any value above 0 is visible."""
+    """Draw a line of one character for each point, scaled to the highest point. Every value above 0 is visible."""
     points = list(points)
     most = max(points, default=0.0)
     return "".join(bars[max(1, round(8 * point / most))] if point > 0 else " " for point in points)

@@ -1,4 +1,4 @@
-"""``kubeproxy trace``: shows the path of a connection."""
+"""Implements ``kubeproxy trace``, which shows the path of a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubeproxy.observability.status.trace_report import Outcome, TraceReport, Tr
 from kubeproxy.runtime.output import echo, write_data
 
 OTHERWISE = 2
-"""The exit status for another outcome than that of --expect."""
+"""The exit status if the outcome differs from --expect."""
 
 
 @click.command(short_help="Show the path of a connection, and why.")
@@ -42,10 +42,11 @@ OTHERWISE = 2
     help=f"Exit status {OTHERWISE} if the outcome is another one.",
 )
 def trace(to: str, source: str, protocol: str, address: str, config: str, output: str, expect: str | None) -> int:
-    """Ask a running daemon for the path of a connection to IP:PORT, or to a Service by NAME:PORT, NAMESPACE/NAME:PORT.
+    """Ask a running daemon for the path of a connection to IP:PORT, or to a Service, given as NAME:PORT or
+    NAMESPACE/NAME:PORT.
 
-    Shows the matching rule, the Service, the proxy port, and the endpoints in the order of the dials. Nothing is sent
-    or changed. A daemon must run, because only it knows the rules in effect.
+    Shows the matching rule, the Service, the proxy port, and the endpoints in the order in which they would be dialed.
+    Nothing is sent or changed. A daemon must run, because only the daemon knows the rules in effect.
 
     Exit status: 0 the daemon has answered, whatever the outcome; 1 it cannot be reached; 2 with --expect, another
     outcome; 64 the command line is wrong.
@@ -68,15 +69,15 @@ def trace(to: str, source: str, protocol: str, address: str, config: str, output
 
 
 def _names_a_service(to: str) -> bool:
-    """Return whether a destination begins with the name of a Service, or of its namespace, instead of an address."""
+    """Return whether a destination is a Service's name and port, and not an address and port."""
     return re.fullmatch(r"[a-z0-9-]+/\S+|[a-z][a-z0-9-]*(:\S+)?", to) is not None
 
 
 def _address_of(daemon: Daemon, to: str, protocol: str, source: str) -> str:
-    """Return an address and port of a Service that the daemon knows by name.
+    """Ask the daemon for an address and port of the Service that `to` names.
 
-    Raise KubeproxyError if it knows none, several, or none with such a port. Raise ValueError if `source` is not an
-    address.
+    Raise KubeproxyError if the daemon knows no such Service, several, or none with such a port. Raise ValueError if
+    `source` is not an address.
     """
     found = daemon.ask(f"/statusz?{urlencode({'format': 'json', 'service': to})}", Status)
     if not found.services:

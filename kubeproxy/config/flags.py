@@ -185,8 +185,8 @@ def _value(flag: Flag, field: Field, texts: list[str], diagnostics: Diagnostics)
 
 
 def _read_ports(given: Mapping[str, Sequence[str]], diagnostics: Diagnostics) -> dict[str, int]:
-    """Return the ports of the deprecated port flags, by the field of the server. A flag is left out if the address flag
-    has a port, too."""
+    """Return the ports of the deprecated port flags, by the field of the server. If the address flag has a port, too, a
+    port flag counts only if it is 0."""
     ports = {}
     for flag in _PORTS:
         if flag.name in given:

@@ -88,8 +88,8 @@ class OwnSettings(Group, frozen=True):
     data_path: Annotated[
         DataPathChoice,
         live(
-            "The way of new connections. userspace: through this proxy; kernel: straight to endpoints, translated"
-            " by nftables, if that is possible; auto: the kernel path while failed connections are rescued there.",
+            "The data path of new connections. userspace: through this proxy; kernel: straight to endpoints,"
+            " translated by nftables, if that is possible; auto: kernel while failed connections are rescued there.",
             flag="data-path",
         ),
     ] = "userspace"
@@ -105,9 +105,9 @@ class OwnSettings(Group, frozen=True):
     userspace_fallback: Annotated[
         FallbackChoice,
         restart(
-            "What happens to clients that the kernel path cannot lead. always: a worker serves them, from this"
-            " node's address; never: they are refused, there are no workers, and nothing bypasses network policies"
-            " (only with dataPath kernel).",
+            "What happens to clients that the kernel path cannot serve. always: a worker serves them, with this"
+            " node's address as the source; never: they are refused, there are no workers, and nothing bypasses"
+            " network policies (only with dataPath kernel).",
             flag="userspace-fallback",
         ),
     ] = "always"
@@ -117,7 +117,7 @@ class OwnSettings(Group, frozen=True):
         live(
             "MiB of the kernel's memory for the endpoints of all Services on the kernel path, at 128 bytes for each"
             " endpoint of each address. A namespace may have half of what the others leave. Services without room are"
-            " led as userspaceFallback says.",
+            " treated as userspaceFallback says.",
             flag="slot-memory-mib",
         ),
     ] = 128
@@ -215,8 +215,8 @@ class OwnSettings(Group, frozen=True):
     external_address_cidrs: Annotated[
         tuple[CIDR, ...],
         live(
-            "Where external and load balancer addresses of Services may lie. Other addresses are not served. If"
-            " empty, they may lie anywhere, as with kube-proxy (CVE-2020-8554).",
+            "The address blocks of external and load balancer addresses of Services. Other addresses are not served. If"
+            " empty, any address is allowed, as with kube-proxy (CVE-2020-8554).",
             flag="external-address-cidrs",
         ),
     ] = field(default=(), name="externalAddressCIDRs")
