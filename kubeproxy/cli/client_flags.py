@@ -41,7 +41,9 @@ def client_flags(command: Command) -> Command:
         *(_text_option(name, metavar, text) for name, metavar, text in _TEXTS),
         click.option("--as", "impersonate", metavar="USER", default="", help="The user to act as."),
         click.option("--as-group", metavar="GROUP", multiple=True, help="A group to act as. May be repeated."),
-        click.option("--insecure-skip-tls-verify", is_flag=True, help="Take any certificate of the server: not safe."),
+        click.option(
+            "--insecure-skip-tls-verify", is_flag=True, help="Accept any certificate of the server. This is not secure."
+        ),
         click.option(
             "--request-timeout",
             metavar="DURATION",

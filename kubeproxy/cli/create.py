@@ -30,19 +30,21 @@ MOST_PARALLEL: Final = 256
 )
 @click.argument("unexpected", nargs=-1, metavar="")
 @filename_option("A file, directory, pattern, http(s) URL, or - for standard input. May be repeated; commas separate.")
-@click.option("--recursive", "-R", is_flag=True, help="Directories with all that lies below.")
-@click.option("--selector", "-l", metavar="SELECTOR", default="", help="Only objects with such labels: a=b,c!=d.")
+@click.option("--recursive", "-R", is_flag=True, help="Read subdirectories, too.")
+@click.option(
+    "--selector", "-l", metavar="SELECTOR", default="", help="Create only objects whose labels match: a=b,c!=d."
+)
 @click.option(
     "--dry-run",
     metavar="none|client|server",
     default="none",
-    help="client: print what would be sent; server: let the server check it, but keep nothing.",
+    help="client: print what would be sent; server: have the server check it, and store nothing.",
 )
 @click.option(
     "--validate",
     metavar="strict|warn|ignore",
     default="strict",
-    help="Unknown fields and keys that are there twice: an error, a warning, or dropped.  [strict]",
+    help="Unknown fields and repeated keys: an error, a warning, or dropped.  [strict]",
 )
 @click.option(
     "--output",
@@ -52,7 +54,7 @@ MOST_PARALLEL: Final = 256
     help="name, json, yaml, jsonpath=TEMPLATE, jsonpath-as-json=TEMPLATE or jsonpath-file=FILE.",
 )
 @click.option("--show-managed-fields", is_flag=True, help="Print metadata.managedFields, too.")
-@click.option("--save-config", is_flag=True, help="Keep each object as it is here in an annotation, for kubectl apply.")
+@click.option("--save-config", is_flag=True, help="Store each object in an annotation, for kubectl apply.")
 @click.option(
     "--field-manager",
     metavar="NAME",
@@ -60,23 +62,25 @@ MOST_PARALLEL: Final = 256
     show_default=True,
     help="The manager of the objects' fields.",
 )
-@click.option("--raw", metavar="PATH", default="", help="Post one file as it is to this path of the server.")
+@click.option("--raw", metavar="PATH", default="", help="Post one file unchanged to this path of the server.")
 @click.option("--edit", is_flag=True, help="Change the objects in an editor ($KUBE_EDITOR, $EDITOR, vi) first.")
-@click.option("--windows-line-endings", is_flag=True, help="With --edit: lines end as on Windows.")
-@click.option("--record", is_flag=True, help="Keep the command line in an annotation. Deprecated.")
+@click.option("--windows-line-endings", is_flag=True, help="With --edit: use the line ends of Windows.")
+@click.option("--record", is_flag=True, help="Store the command line in an annotation. Deprecated.")
 @click.option(
     "--sort",
     is_flag=True,
-    help="First namespaces, definitions, service accounts, roles, configuration; then the rest.",
+    help="Create namespaces, definitions, service accounts, roles and configuration before other objects.",
 )
-@click.option("--skip-existing", is_flag=True, help="An object that is there already is no error; it stays as it is.")
+@click.option(
+    "--skip-existing", is_flag=True, help="Skip objects that already exist. They are not changed, and are no error."
+)
 @click.option(
     "--parallel",
     metavar="N",
     type=click.IntRange(1, MOST_PARALLEL),
     default=1,
     show_default=True,
-    help="Create up to so many objects at once that do not depend on each other.",
+    help="The largest number of objects to create at once. Objects that depend on each other wait.",
 )
 @click.option("--warnings-as-errors", is_flag=True, help="Exit status 1 if the server warns.")
 @client_flags

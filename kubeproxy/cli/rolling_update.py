@@ -24,7 +24,7 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
 @click.argument("names", nargs=-1, metavar="OLD [NEW]")
 @filename_option("The new controller: a file, an http(s) URL, or - for standard input.")
 @click.option(
-    "--image", metavar="IMAGE", default="", help="Another image; else the new controller is like the old one."
+    "--image", metavar="IMAGE", default="", help="The new image. Otherwise the new controller equals the old one."
 )
 @click.option(
     "--container", metavar="NAME", default="", help="The container that gets the image, if there are several."
@@ -40,22 +40,22 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
     metavar="KEY",
     default="deployment",
     show_default=True,
-    help="With --image: the label by which the pods of both controllers differ.",
+    help="With --image: the label that distinguishes the pods of both controllers.",
 )
-@click.option("--rollback", is_flag=True, help="Undo an update that is not complete: the old controller's pods return.")
+@click.option("--rollback", is_flag=True, help="Undo an incomplete update: scale the old controller up again.")
 @click.option(
     "--max-surge",
     metavar="N|PERCENT",
     default="1",
     show_default=True,
-    help="So many pods may exist above the wanted number.",
+    help="How many pods may exist above the wanted number.",
 )
 @click.option(
     "--max-unavailable",
     metavar="N|PERCENT",
     default="0",
     show_default=True,
-    help="So many pods may be missing from the wanted number of ready ones.",
+    help="How many of the wanted pods may be missing or not ready.",
 )
 @click.option(
     "--min-ready-seconds",
@@ -68,28 +68,28 @@ _DRY_RUNS: Final = {"none": False, "client": True, "unchanged": True, "true": Tr
     metavar="DURATION",
     default="1m0s",
     show_default=True,
-    help="The time between new pods and the end of old ones.",
+    help="The time between the creation of new pods and the deletion of old pods.",
 )
 @click.option(
     "--poll-interval",
     metavar="DURATION",
     default="3s",
     show_default=True,
-    help="The time between two looks at the pods.",
+    help="The time between two checks of the pods.",
 )
 @click.option(
     "--timeout",
     metavar="DURATION",
     default="5m0s",
     show_default=True,
-    help="Give up after this long without progress. Pods that serve by then continue to serve.",
+    help="Stop after this time without progress. Running pods continue to serve.",
 )
 @click.option(
     "--drain-timeout",
     metavar="DURATION",
     default="30s",
     show_default=True,
-    help="Where the proxies report open connections: the time for those of a pod to end before it is deleted.",
+    help="If the proxies report open connections: how long a pod's connections may last before it is deleted.",
 )
 @click.option(
     "--cleanup-policy",

@@ -80,7 +80,7 @@ def rollout() -> None:
 
 @rollout.command(cls=KubectlCommand, short_help="Follow a rollout until it is done.")
 @_flags
-@click.option("--watch/--no-watch", "-w", default=True, show_default=True, help="Stay until the rollout is done.")
+@click.option("--watch/--no-watch", "-w", default=True, show_default=True, help="Follow the rollout until it is done.")
 @click.option("--timeout", metavar="DURATION", default="0s", show_default=True, help="Give up then; 0: never.")
 def status(watch: bool, timeout: str, **given: Any) -> int:
     """Follow a rollout until it is done. Exit status 1 if it exceeds its deadline, or --timeout."""
@@ -89,7 +89,7 @@ def status(watch: bool, timeout: str, **given: Any) -> int:
 
 @rollout.command(cls=KubectlCommand, short_help="List the revisions.")
 @_flags
-@click.option("--revision", type=click.IntRange(min=1), default=None, help="Show the pod template of this one.")
+@click.option("--revision", type=click.IntRange(min=1), default=None, help="Show the pod template of this revision.")
 def history(revision: int | None, **given: Any) -> int:
     """List the revisions of a Deployment with their change causes."""
     return _play(given, lambda rollout: rollout.history(revision=revision))

@@ -35,7 +35,7 @@ def new(type: str, status: str, reason: str, message: str, now: float) -> Condit
 
 
 def without(conditions: Sequence[Condition], type: str) -> list[Condition]:
-    """Return the conditions without those of this type."""
+    """Return all conditions that are not of this type."""
     return [condition for condition in conditions if condition.type != type]
 
 

@@ -1,7 +1,7 @@
 """Asks the API server, by TokenReview and SubjectAccessReview, whether a client may read an HTTP page of this process.
 
-The answers are cached for `CACHE_S`, as by the components of Kubernetes. The requests are made with our own client,
-because the generated client of kubernetes_asyncio would cost the daemon 35 MiB.
+The answers are cached for `CACHE_S`, as by the components of Kubernetes. The requests are made with this program's own
+`Client`, because the generated client of kubernetes_asyncio would cost the daemon 35 MiB.
 """
 
 from __future__ import annotations

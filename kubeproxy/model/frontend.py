@@ -57,7 +57,7 @@ class FrontendName(NamedTuple):
 
 
 NODE_PORTS = {Family.IPV4: Address("0.0.0.0"), Family.IPV6: Address("::")}
-"""The addresses, by family, that stand in a Destination for all addresses of this node that accept node ports."""
+"""The address, by family, of Destinations that mean all addresses of this node that accept node ports."""
 
 
 class Destination(NamedTuple):
@@ -127,7 +127,7 @@ class Frontend:
     when_empty: Verdict = Verdict.REFUSE
 
     def keeping(self, endpoints: Container[Target]) -> Frontend:
-        """Return the frontend with only those of its endpoints that `endpoints` contains."""
+        """Return a frontend that has only the endpoints of this frontend that are also in `endpoints`."""
         kept = [target in endpoints for target in self.endpoints]
         weights = tuple(compress(self.balancing.weights, kept))
         return replace(

@@ -18,7 +18,7 @@ class DoublingBackoff:
         self._next_s = first_s
 
     def next(self) -> float:
-        """Return the delay before the next try, in seconds."""
+        """Return the delay before the next attempt, in seconds."""
         delay_s = self._next_s
         self._next_s = min(2 * delay_s, self._limit_s)
         return delay_s
@@ -44,7 +44,7 @@ class DecorrelatedJitter:
         self._last_s = base_s
 
     def next(self) -> float:
-        """Return the delay before the next try, in seconds."""
+        """Return the delay before the next attempt, in seconds."""
         least_s, most_s = self.range_s
         self._last_s = self._random.uniform(least_s, max(least_s, min(most_s, 3 * self._last_s)))
         return self._last_s

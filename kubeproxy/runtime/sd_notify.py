@@ -1,8 +1,8 @@
 """Notifies the service manager as sd_notify(3) does, by datagrams with ``NAME=value`` lines.
 
 ``NOTIFY_SOCKET`` has the address of the service manager's socket, and ``WATCHDOG_USEC`` the period of its watchdog.
-Without ``NOTIFY_SOCKET`` nothing is sent. The event loop feeds the watchdog, and not a thread, because the watchdog has
-to fire when the loop hangs.
+Without ``NOTIFY_SOCKET`` nothing is sent. The event loop, and not a thread, feeds the watchdog, so that the watchdog
+fires if the loop hangs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import structlog
 log = structlog.get_logger(__name__)
 
 BEAT_S = 10.0
-"""How often the status is sent, unless the watchdog needs more frequent messages."""
+"""The interval in seconds at which the status is sent. It is shorter if the watchdog needs more frequent messages."""
 
 PATIENCE_S = 30.0
-"""By how much each beat extends the service manager's timeout during a long start or stop. If the loop hangs, no beat
-is sent, and the service manager ends the process after this time."""
+"""During a long start or stop, each message extends the service manager's timeout to this number of seconds. If the
+event loop hangs, no message is sent, and the service manager ends the process after this time."""
 
 _BEATS_PER_PERIOD = 3
-"""How many beats are sent per watchdog period. sd_watchdog_enabled(3) recommends two; with three, one may be late."""
+"""The number of messages in each watchdog period. sd_watchdog_enabled(3) recommends two; with three, one may be
+late."""
 
 _UNSENT = 16
-"""How many messages are kept while the socket is full. That is far more than are ever pending."""
+"""The largest number of messages that are kept while the socket is full. It is far more than are ever pending."""
 
 
 class Notifier:
@@ -67,7 +68,7 @@ class Notifier:
     # Events.
 
     def starting(self, status: str) -> None:
-        """Report that the process is starting. From now on every beat extends the timeout."""
+        """Report that the process is starting. From now on, `beat` also extends the timeout."""
         self._extending = True
         self._send(f"STATUS={_line(status)}", _extend(PATIENCE_S))
 

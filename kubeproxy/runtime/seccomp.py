@@ -53,7 +53,7 @@ _TYPE_MASK = 0xF
 """The bits of a socket's type that are not flags (linux/net.h)."""
 _IOCTLS = (0x5421, 0x541B, 0x5450, 0x5451, 0x8910, 0x8933)
 """The allowed ioctls, which Python and the C library use for sockets: FIONBIO, FIONREAD, FIONCLEX, FIOCLEX,
-SIOCGIFNAME, SIOCGIFINDEX. Among the refused ones is TIOCSTI, which types into the terminal from which the program was
+SIOCGIFNAME, SIOCGIFINDEX. Among the refused ioctls is TIOCSTI, which types into the terminal from which the program was
 started."""
 _SIGNALS_BY_DESCRIPTOR = (8, 10, 15)
 """The refused fcntl commands F_SETOWN, F_SETSIG and F_SETOWN_EX. With them, the kernel would send any signal to any

@@ -66,7 +66,7 @@ class Report:
         self._draw()
 
     def end(self) -> None:
-        """Remove the progress line for good."""
+        """Remove the progress line, and do not draw it again."""
         self._erase()
         self._shows = False
 

@@ -50,8 +50,7 @@ class Sender:
         on_wait: Callable[[float, str], None],
         comes_back_s: float = COMES_BACK_S,
     ) -> None:
-        """`query` is sent with every request. `dry_run` tells that the server only checks the objects and stores
-        none."""
+        """`query` is sent with every request. With `dry_run`, the server only checks the objects and stores none."""
         self._client = client
         self._query = query
         self._dry_run = dry_run

@@ -209,7 +209,7 @@ def original_size(old: Controller) -> int:
 
 
 def desired_size(new: Controller) -> int:
-    """Return the size that the new controller is to have."""
+    """Return the size that the new controller has after the update."""
     found = new.number(DESIRED_REPLICAS)
     return new.replicas if found is None else found
 

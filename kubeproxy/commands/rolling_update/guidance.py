@@ -46,7 +46,8 @@ def _key(options: UpdateOptions) -> list[str]:
 
 
 def _pace(options: UpdateOptions) -> list[str]:
-    """Return the flags that change the speed of the update from its default, so that a resumed update is as fast."""
+    """Return the flags that change the speed of the update from its default, so that the resumed update has the same
+    speed."""
     found = []
     if options.max_surge != 1:
         found.append(f"--max-surge={options.max_surge}")

@@ -124,7 +124,7 @@ class ProgressOutput:
                 write_lines(self._err, f"{self._summary()}{text}")
 
     def end(self) -> None:
-        """Remove the block for good."""
+        """Remove the block, and do not draw it again."""
         self._erase()
         self._redraws = False
         self._waiting = None

@@ -73,7 +73,7 @@ class ControllerRequests:
         return [checked(item) for item in items]
 
     async def pods(self, selector: Mapping[str, str]) -> list[Pod]:
-        """Return the pods that a selector matches, including finished and terminating ones."""
+        """Return the pods that a selector matches, including finished and terminating pods."""
         text = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
         answer = await self._client.request("GET", self._pod_path(), {"labelSelector": text})
         try:

@@ -60,7 +60,7 @@ def find_new(deployment: Deployment, replica_sets: Iterable[ReplicaSet]) -> Repl
 
 
 def others(replica_sets: Iterable[ReplicaSet], new: ReplicaSet | None) -> list[ReplicaSet]:
-    """Return the old ReplicaSets from the oldest to the newest, including those without pods."""
+    """Return the old ReplicaSets from the oldest to the newest, including ReplicaSets without pods."""
     uid = None if new is None else new.metadata.uid
     return [replica_set for replica_set in by_age(replica_sets) if replica_set.metadata.uid != uid]
 

@@ -37,7 +37,7 @@ def available_pods(replica_sets: Sequence[ReplicaSet]) -> int:
 
 
 def scale_new(deployment: Deployment, new: ReplicaSet, old: Sequence[ReplicaSet]) -> int | None:
-    """Return the next size of the new ReplicaSet, or None if it stays as it is."""
+    """Return the next size of the new ReplicaSet, or None if it does not change."""
     wanted, current = deployment.spec.replicas, new.spec.replicas
     if current == wanted:
         return None

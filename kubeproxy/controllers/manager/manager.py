@@ -35,8 +35,8 @@ DEPLOYMENT: Final = "deployment"
 REPLICASET: Final = "replicaset"
 REPLICATIONCONTROLLER: Final = "replicationcontroller"
 WORKLOADS: Final = frozenset({DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER})
-"""The controllers that replace those of kube-controller-manager. The names are those of Kubernetes 1.20; newer versions
-append ``-controller``."""
+"""The controllers that replace kube-controller-manager's. The names are from Kubernetes 1.20; newer versions append
+``-controller``."""
 READINESS: Final = "readiness"
 """The controller of readiness gates, which kube-controller-manager does not have."""
 CONTROLLERS: Final = (DEPLOYMENT, REPLICASET, REPLICATIONCONTROLLER, READINESS)

@@ -191,7 +191,7 @@ class ReadinessController:
     def _verdicts(
         self, namespace: str, waiting: Iterable[Pod], found: dict[str, list[Service]], troubles: dict[str, str]
     ) -> list[tuple[Pod, Verdict]]:
-        """Return the conditions to be written. Those that open a gate come first."""
+        """Return the conditions to be written. Conditions that open a gate come first."""
         now, ready = self._clock(), self.proxies.ready
         unread = "" if ready else "Services or drain reports cannot be read: bind the roles of the component readiness"
         reports = self.proxies.reports() if ready else Reports({})

@@ -226,7 +226,7 @@ class _ReplicaSetHandler:
 
 
 class PodHandler:
-    """Handles changes of pods: counts expected ones, and syncs their ReplicaSets."""
+    """Handles changes of pods: counts expected pods, and syncs their ReplicaSets."""
 
     def __init__(self, owner: ReplicaSetController) -> None:
         self._owner = owner

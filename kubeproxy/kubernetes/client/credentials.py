@@ -37,7 +37,7 @@ class ClientSettings:
     master: str = ""
     """The server's URL, which overrides the kubeconfig's. Without a kubeconfig there are no credentials."""
     qps: float = 5.0
-    """Requests a second; 0 or less means no limit."""
+    """The average number of requests per second. There is no limit if it is 0 or less."""
     burst: int = 10
     service_account: Path = SERVICE_ACCOUNT
     """The directory of the in-cluster configuration, with the token and the CA."""

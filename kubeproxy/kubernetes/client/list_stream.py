@@ -1,6 +1,6 @@
 """Decodes one page of a list while it arrives, so that only a piece of the page is in memory.
 
-An API server sends a list from its cache as one page, whatever limit was requested, and tenants may make it very long
+An API server sends a list from its cache as one page, even if a limit was requested, and tenants may make it very long
 with annotations. So the length of a page is not limited, only its time and the length of each object.
 """
 

@@ -137,7 +137,7 @@ class Policy:
     command."""
 
     qps: float = 0.0
-    """Requests a second; 0 or less means no limit."""
+    """The average number of requests per second. There is no limit if it is 0 or less."""
     burst: int = 10
     answer_s: float = field(default_factory=lambda: ANSWER_S)
     """The time limit for a whole answer, in seconds."""

@@ -21,8 +21,8 @@ JITTER: Final = 1.2
 (client-go's JitterFactor)."""
 
 BELIEVED_LEASES: Final = 10
-"""Another holder's lease duration counts up to this multiple of our own. Another candidate may have longer settings,
-but a duration of 2,147,483,647 s must not stop all candidates until a person deletes the Lease."""
+"""Another holder's lease duration counts up to this multiple of this candidate's. Another candidate may have longer
+settings, but a duration of 2,147,483,647 s must not stop all candidates until a person deletes the Lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ class WorkQueue:
         self._due: dict[str, float] = {}
         """The delayed keys, with the time at which they become ready."""
         self._heap: list[tuple[float, int, str]] = []
-        """A heap of the delayed keys by time. An entry whose time is not the one in `_due` is stale."""
+        """A heap of the delayed keys by time. An entry whose time differs from `_due` is stale."""
         self._order = count()
         self._shut_down = False
 

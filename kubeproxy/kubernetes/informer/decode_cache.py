@@ -40,7 +40,7 @@ class DecodeCache(Generic[T]):
         self._known.pop(name, None)
 
     def keep(self, names: Collection[str]) -> None:
-        """Remove all objects except those of a whole list."""
+        """Remove all objects that are not in a whole list. `names` are the objects in the list."""
         for name in self._known.keys() - set(names):
             del self._known[name]
 

@@ -35,5 +35,5 @@ class ObjectFaults:
             write("parts of object not served", source=SOURCE, resource=self._resource, name=name, faults=texts)
 
     def keep(self, names: set[str]) -> None:
-        """Remove the faults of all objects except those of a whole list."""
+        """Remove the faults of objects that are not in a whole list. `names` are the objects in the list."""
         self._standing = {name: texts for name, texts in self._standing.items() if name in names}

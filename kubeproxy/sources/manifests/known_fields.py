@@ -87,7 +87,7 @@ class UnknownField(NamedTuple):
 
     @property
     def restricts(self) -> bool:
-        """Return whether a field of `RESTRICTING` was probably meant."""
+        """Return whether the field that was probably meant restricts access (see `RESTRICTING`)."""
         return self.meant in RESTRICTING
 
     @property

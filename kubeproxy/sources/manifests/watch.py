@@ -27,7 +27,7 @@ change."""
 
 
 def directories(paths: list[str]) -> Directories:
-    """Return those of the paths that are existing directories."""
+    """Return the paths that are existing directories, with their devices and inodes."""
     found = set()
     for path in paths:
         try:
