@@ -23,6 +23,7 @@ from kubeproxy.model.drain_request import DrainRequest, DrainRequests, Want
 from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime.tasks import TaskSet
 from tests.support.doubles.data_plane import FakeDataPlane
+from tests.support.waiting import until
 
 A = Address("10.0.0.1")
 WEB = ServiceName("shop", "web")
@@ -82,12 +83,6 @@ async def running(
         await tasks.end(task)
         await reporter.end(client)
     assert not crashes
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -70,15 +70,6 @@ class Remembering:
             if endpoint_slice.service == name
             for endpoint in endpoint_slice.endpoints
         }
-
-
-async def until(condition: Callable[[], Any], *, within_s: float = 30.0) -> None:
-    """Wait for a condition; AssertionError after a time limit."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within_s
-    while not condition():
-        assert loop.time() < end, f"{condition} did not come true within {within_s} s"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import pytest
+import structlog
 import uvloop
 
 from kubeproxy.dataplane.interface import DIAL_BUCKETS_S, Counters, EjectedEndpoint, WorkerStatus
@@ -145,6 +146,14 @@ def manifest_problem(*, skipped: bool = False, warning: bool = False) -> Manifes
 @pytest.fixture
 def state() -> State:
     return State()
+
+
+@pytest.fixture
+def fresh_structlog() -> Iterator[None]:
+    """Resets structlog's settings before and after a test."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_asyncio_loop_factories(

@@ -18,12 +18,21 @@ from kubeproxy.proxier.kernel_sync import NoRivals, Rivals
 from kubeproxy.proxier.observer import ProxierObserver
 from kubeproxy.proxier.port_system_calls import FindHolders, no_holders
 from kubeproxy.proxier.restrictions import NO_RESTRICTIONS, Restrictions
+from kubeproxy.proxier.state import ProxierState
 from kubeproxy.runtime.tasks import TaskSet
 from tests.proxier.builders import destination
 from tests.support.doubles.data_plane import FakeDataPlane, FakePortReserver
 from tests.support.doubles.netfilter import FakeNetfilter
 
 SOURCE = "kubernetes"
+
+
+def settle(state: ProxierState) -> None:
+    """Make all moves of a state, with a data plane and a kernel that never refuse."""
+    while not state.settled:
+        while (step := state.next_step(256)) is not None:
+            state.done(step, {})
+        state.applied(state.rules.generation)
 
 
 class FakeClock(Clock):

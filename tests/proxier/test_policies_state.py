@@ -14,6 +14,7 @@ from kubeproxy.proxier.settings import ProxierSettings
 from kubeproxy.proxier.state import ProxierState
 from kubeproxy.proxier.tracker import NOTHING, Change, View
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, name, targets
+from tests.proxier.fake_node import settle
 from tests.support.doubles.data_plane import FakePortReserver
 
 OWN = Address("192.0.2.1")
@@ -48,14 +49,6 @@ def put(state: ProxierState, *services: Service) -> None:
 
 def remove(state: ProxierState, service: Service) -> None:
     state.absorb([Change(service.name, View(service, (), "kubernetes"), NOTHING)])
-
-
-def settle(state: ProxierState) -> None:
-    """Make all moves, with a data plane and a kernel that never refuse."""
-    while not state.settled:
-        while (step := state.next_step(256)) is not None:
-            state.done(step, {})
-        state.applied(state.rules.generation)
 
 
 def test_a_claim_outlives_the_rules_that_need_it(state: ProxierState, reserver: FakePortReserver) -> None:

@@ -77,6 +77,7 @@ from kubeproxy.runtime.peer_capability import Purpose
 from tests.support.doubles.conntrack import FakeConntrack
 from tests.support.doubles.data_plane import FakeDataPlane
 from tests.support.doubles.netfilter import FakeNetfilter
+from tests.support.waiting import until
 
 
 class Story(Owner):
@@ -177,12 +178,6 @@ async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[
         yield takeover, found
     finally:
         await takeover.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_the_first_instance_has_no_predecessor(name: str) -> None:

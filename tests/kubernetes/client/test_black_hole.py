@@ -13,10 +13,11 @@ from kubeproxy.kubernetes.client import transport
 from kubeproxy.kubernetes.informer.list_watch_policy import Pace
 from kubeproxy.kubernetes.informer.reflector_state import Phase
 from kubeproxy.model import ServiceName
-from tests.kubernetes.harness import connected, until, watching
+from tests.kubernetes.harness import connected, watching
 from tests.support.apiserver import ApiServer, Cluster
 from tests.support.apiserver.generate import fill, service
 from tests.support.lab import Host, make_network
+from tests.support.waiting import until
 
 _DROP_ALL = """
 table inet hole {

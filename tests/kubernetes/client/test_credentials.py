@@ -17,9 +17,10 @@ from kubeproxy.kubernetes.client import credentials, memory_files, plugins
 from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.model.errors import ConfigError
-from tests.kubernetes.harness import kubeconfig, until
+from tests.kubernetes.harness import kubeconfig
 from tests.support.apiserver import ApiServer, Cluster
 from tests.support.apiserver.recordings import TLS, server_tls
+from tests.support.waiting import until
 
 TOKEN_OF = (
     "import asyncio, sys\n"

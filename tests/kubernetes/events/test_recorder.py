@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 
 from kubeproxy.daemon.service_events import Reason
 from kubeproxy.kubernetes.events.recorder import MAX_MESSAGE, TRIES, EventRecorder
-from tests.kubernetes.harness import connected, until
+from tests.kubernetes.harness import connected
 from tests.support.apiserver import ApiServer, Cluster, Fault
 from tests.support.clock import Clock
+from tests.support.waiting import until
 
 NOW = 1_795_218_000.25
 STARTING: Mapping[str, Any] = {

@@ -10,9 +10,10 @@ from kubeproxy.kubernetes.informer.decode_cache import DecodeCache
 from kubeproxy.kubernetes.invalid_field import Fault
 from kubeproxy.model import EndpointSlice, SliceName
 from kubeproxy.sources import translate
-from tests.kubernetes.harness import connected, until, watching
+from tests.kubernetes.harness import connected, watching
 from tests.support.apiserver import ApiServer, Cluster
 from tests.support.apiserver.generate import endpoint_slice, fill
+from tests.support.waiting import until
 
 OLD, NEW = msgspec.Raw(b'{"a":1}'), msgspec.Raw(b'{"a":2}')
 

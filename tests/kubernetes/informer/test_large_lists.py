@@ -20,10 +20,11 @@ from kubeproxy.kubernetes.client.transport import PIECE_BYTES
 from kubeproxy.kubernetes.informer import memory_bound
 from kubeproxy.model import ServiceName
 from kubeproxy.sources.kubernetes.source import LEFT_OUT
-from tests.kubernetes.harness import QUICK, connected, until
+from tests.kubernetes.harness import QUICK, connected
 from tests.sources.kubernetes.test_source import in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Cluster, Fault
 from tests.support.apiserver.generate import endpoint_slice, fill, service
+from tests.support.waiting import until
 from tests.support.web_server import web_server
 
 REFILL = replace(QUICK, refill_s=1.0)

@@ -25,11 +25,12 @@ from kubeproxy.model.errors import ConfigError
 from kubeproxy.runtime.backoff import DecorrelatedJitter
 from kubeproxy.runtime.time_slice import TimeSlice
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from tests.kubernetes.harness import QUICK, connected, kubeconfig, until, watching
+from tests.kubernetes.harness import QUICK, connected, kubeconfig, watching
 from tests.sources.kubernetes.test_source import cluster, equal, in_step, running, state_of
 from tests.support.apiserver import ApiServer, Break, Fault
 from tests.support.apiserver.generate import service
 from tests.support.loop_turns import counted_turns
+from tests.support.waiting import until
 
 
 def failed(source: KubernetesSource, cause: str) -> int:

@@ -4,12 +4,11 @@ import asyncio
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from dataclasses import fields
 
 import pytest
-import structlog
 import uvloop
 from aiohttp import web
 from structlog.testing import capture_logs
@@ -18,15 +17,11 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.access import Access
 from kubeproxy.observability.http.admission import Admission
 from kubeproxy.observability.http.server import HttpServer, Listening, Protection
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("fresh_structlog")
 
 DEADLINE_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def _fresh_structlog() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 async def hello(request: web.Request) -> web.Response:
@@ -408,10 +403,3 @@ async def test_a_quiet_server_only_calls_on_failure(start: Start) -> None:
         await until(lambda: server.port is not None)
     assert len(failures) == 1
     assert {entry["log_level"] for entry in logs} == {"debug"}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)

@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
 import aiohttp
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from kubeproxy.model import Address, ServiceName
 from kubeproxy.observability.health import ProxyHealth
 from kubeproxy.observability.http.service_health import ServiceHealthServers, assign, bindable
 
+pytestmark = pytest.mark.usefixtures("fresh_structlog")
+
 WEB, API = ServiceName("demo", "web"), ServiceName("demo", "api")
 LOOPBACK = Address("127.0.0.1")
 ANOTHER = Address("127.0.0.2")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_structlog() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 class Node:

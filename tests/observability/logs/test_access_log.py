@@ -3,12 +3,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -17,6 +15,9 @@ from kubeproxy.model import Address, Family, FrontendName, Protocol, ServicePort
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.logs.access_log import AccessLog, json_line, text_line
 from tests.observability.conftest import WEB_IPV4
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("fresh_structlog")
 
 DEADLINE_S = 30.0
 
@@ -37,13 +38,6 @@ SERVED = Ended(
 FAILED = replace(
     SERVED, endpoint=None, dial_s=None, attempts=3, bytes_in=0, bytes_out=0, reason="every endpoint refused"
 )
-
-
-@pytest.fixture(autouse=True)
-def _fresh_structlog() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 class Source:
@@ -251,10 +245,3 @@ async def test_a_failed_fetch_is_logged_once_and_tried_again(log: AccessLog, sou
         source.broken, source.ended = False, [SERVED]
         await log.flush()
     assert logs[-1]["event"] == "connection ended"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from kubeproxy.dataplane.interface import EjectedEndpoint
@@ -15,12 +13,7 @@ from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.monitor.monitor import FULL_S, LAG_S, MAX_NAMED, Monitor
 from tests.observability.conftest import WEB_IPV4, Serving, worker_status
 
-
-@pytest.fixture(autouse=True)
-def _fresh_structlog() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("fresh_structlog")
 
 
 class Watched:

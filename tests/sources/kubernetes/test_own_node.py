@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 
 from kubeproxy.model import Address, Node
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from tests.kubernetes.harness import QUICK, Remembering, connected, until
+from tests.kubernetes.harness import QUICK, Remembering, connected
 from tests.support.apiserver import V1_20, V1_36, ApiServer, Cluster, Fault, Version
 from tests.support.apiserver.generate import fill
 from tests.support.apiserver.recordings import exchange
+from tests.support.waiting import until
 
 NODE = Node(
     name="node-a",

@@ -18,11 +18,12 @@ from structlog.testing import capture_logs
 from kubeproxy.kubernetes.informer.reflector_state import Phase, ReflectorState
 from kubeproxy.model import ServiceName, SliceName
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from tests.kubernetes.harness import QUICK, Remembering, connected, until, watching
+from tests.kubernetes.harness import QUICK, Remembering, connected, watching
 from tests.support.apiserver import V1_20, V1_36, ApiServer, Break, Cluster, Fault, Version
 from tests.support.apiserver.generate import endpoint_slice, endpoints, fill, service
 from tests.support.apiserver.recordings import exchange, exchanges, pages, stream
 from tests.support.apiserver.replay import ReplayServer
+from tests.support.waiting import until
 
 NAME = ServiceName("demo", "service-0")
 

@@ -28,8 +28,9 @@ from kubeproxy.model import Node
 from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from kubeproxy.model.errors import ConfigError
 from kubeproxy.sources.kubernetes.source import KubernetesSource
-from tests.kubernetes.harness import QUICK, Remembering, connected, until
+from tests.kubernetes.harness import QUICK, Remembering, connected
 from tests.support.apiserver import ApiServer, Cluster
+from tests.support.waiting import until
 from tests.system.deploy.manifests import BASE, COMPONENTS, DEPLOY, MONITORING, read
 from tests.system.deploy.schema import faults
 

@@ -11,8 +11,9 @@ import pytest
 from tests.support.cases import leave_out
 from tests.support.lab import Daemon, PodLinks
 from tests.system.e2e import kernel_state
+from tests.system.e2e.api import ApiHost
 from tests.system.e2e.full_services import Whole, start_mirrors
-from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, make_stage, until
+from tests.system.e2e.stage import KERNEL, QUICK, Stage, await_rescue, endpoints, make_stage, service, until
 
 HERE = Path(__file__).parent
 ADAPTERS = ("nftables", "iptables")
@@ -97,6 +98,14 @@ def served(theatre: Stage, daemon: Daemon) -> Iterator[Stage]:
 def config(tmp_path: Path) -> Path:
     """The path of a configuration file."""
     return tmp_path / "config.yaml"
+
+
+@pytest.fixture
+def api(stage: Stage) -> Iterator[ApiHost]:
+    """An API server on the client's host, with a Service of two endpoints."""
+    with ApiHost(stage.client, service(), endpoints("web", [0, 1])) as api:
+        yield api
+        stage.clear()
 
 
 def for_a_module(stage: Stage, daemon: Daemon) -> Iterator[Daemon]:

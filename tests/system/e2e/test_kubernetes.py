@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from tests.system.e2e.traffic import Traffic
 pytestmark = pytest.mark.netns
 
 OTHER = ("10.96.0.20", 80)
-
-
-@pytest.fixture
-def api(stage: Stage) -> Iterator[ApiHost]:
-    """An API server on the client's host, with a Service of two endpoints."""
-    with ApiHost(stage.client, service(), endpoints("web", [0, 1])) as api:
-        yield api
-        stage.clear()
 
 
 def serve(stage: Stage, api: ApiHost, *options: str, **more: Any) -> Daemon:

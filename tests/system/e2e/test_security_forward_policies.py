@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.lab import Daemon, Host
+from tests.support.lab import Host
 from tests.system.e2e.full_services import CLIENT, FAMILIES, MIRROR, Whole, hear
 from tests.system.e2e.stage import KERNEL, QUICK, Stage, until
-from tests.system.e2e.test_rescue import alive, rescue_pids
-from tests.system.e2e.test_security_kernel_path import IP, pods_of, policy, targets
+from tests.system.e2e.test_rescue import rescue_pids
+from tests.system.e2e.test_security_kernel_path import IP, pods_of, policy, start_whole
 
 pytestmark = pytest.mark.netns
 
@@ -54,15 +54,6 @@ def dropped(node: Host) -> int:
     return int(found[1])
 
 
-def start(stage: Stage, *pods: int) -> Daemon:
-    stage.write(WHOLE.name, *WHOLE.objects(*pods))
-    daemon = stage.daemon(QUICK, "--workers=1", netfilter=KERNEL)
-    for family in FAMILIES:
-        until(lambda: targets(stage, family) == pods_of(family, *pods), "all pods have slots")  # noqa: B023
-    until(lambda: alive(stage.node), "the rescue works")
-    return daemon
-
-
 def attempt(host: Host, family: int, protocol: str) -> str:
     """The pod that answers, or the error."""
     try:
@@ -87,7 +78,7 @@ def test_a_refusal_leads_no_client_past_a_policy_of_the_node(
     """By TCP the accomplice refuses the attacker alone, so it is never ejected: the node's dials reach it. By UDP it
     refuses all, as otherwise nothing would be sent again."""
     stage = mirrors
-    start(stage, FORBIDDEN, REFUSING)
+    start_whole(stage, FORBIDDEN, REFUSING)
     (forbidden,) = pods_of(family, FORBIDDEN)
     source = f"{IP[family]} saddr {CLIENT[family]}" if by == "address" else 'iifname "to-client"'
     port = f"{protocol.lower()} dport {MIRROR}"
@@ -107,7 +98,7 @@ def test_a_refusal_leads_no_client_past_a_policy_of_the_node(
 def test_a_client_is_led_on_at_once_beside_a_policy(mirrors: Stage, family: int) -> None:
     """Rules at the forward hook that concern others cost the promise nothing."""
     stage = mirrors
-    start(stage, REFUSING, OTHER)
+    start_whole(stage, REFUSING, OTHER)
     (forbidden,) = pods_of(family, FORBIDDEN)
     port = f"tcp dport {MIRROR}"
     with (
@@ -133,7 +124,7 @@ def test_a_strict_filter_of_source_addresses_lets_in_what_is_sent_again(mirrors:
     stage = mirrors
     stage.node.sysctl("net.ipv4.conf.all.rp_filter", 1)
     try:
-        start(stage, REFUSING, OTHER)
+        start_whole(stage, REFUSING, OTHER)
         port = f"tcp dport {MIRROR}"
         client = f"{IP[family]} saddr {CLIENT[family]}"
         with policy(stage.network.pods[REFUSING], f"{client} {port}", "reject with tcp reset"):
@@ -147,7 +138,7 @@ def test_a_strict_filter_of_source_addresses_lets_in_what_is_sent_again(mirrors:
 def test_the_device_by_which_packets_enter_again_comes_and_goes_with_the_rescue(mirrors: Stage) -> None:
     """A device of a process that was killed is removed by the next one; none is left after a stop."""
     stage = mirrors
-    daemon = start(stage, REFUSING, OTHER)
+    daemon = start_whole(stage, REFUSING, OTHER)
     assert devices(stage.node) == {"kubeproxy27504", "kubeproxy27504p"}
     assert not addresses(stage.node, "kubeproxy27504")
     os.killpg(daemon.process.pid, signal.SIGKILL)

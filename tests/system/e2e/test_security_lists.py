@@ -3,8 +3,6 @@ restart and when a running node has to list anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.apiserver import Break
@@ -28,14 +26,6 @@ def heavy(number: int) -> Object:
     """A Service of a tenant's, which asks for nothing and says a lot."""
     vip = f"10.97.{number >> 8}.{number & 255}"
     return service(f"heavy-{number}", vip, metadata={"annotations": {"note": "x" * ANNOTATIONS}, "namespace": "a"})
-
-
-@pytest.fixture
-def api(stage: Stage) -> Iterator[ApiHost]:
-    """An API server with the victim."""
-    with ApiHost(stage.client, service(), endpoints("web", [0, 1])) as api:
-        yield api
-        stage.clear()
 
 
 def start(stage: Stage, api: ApiHost) -> Daemon:
