@@ -124,15 +124,21 @@ class Frontend:
     """The endpoints that are dialed with the client's address as source address."""
     affinity_timeout_s: int | None = None
     balancing: Balancing = ROUND_ROBIN
+    settled: Balancing | None = None
+    """The balancing after a slow start, or None if none is in progress."""
     when_empty: Verdict = Verdict.REFUSE
 
     def keeping(self, endpoints: Container[Target]) -> Frontend:
         """Return a frontend that has only the endpoints of this frontend that are also in `endpoints`."""
         kept = [target in endpoints for target in self.endpoints]
-        weights = tuple(compress(self.balancing.weights, kept))
+
+        def of_kept(balancing: Balancing) -> Balancing:
+            return balancing._replace(weights=tuple(compress(balancing.weights, kept)))
+
         return replace(
             self,
             endpoints=tuple(compress(self.endpoints, kept)),
             preserve=frozenset(target for target in self.preserve if target in endpoints),
-            balancing=self.balancing._replace(weights=weights),
+            balancing=of_kept(self.balancing),
+            settled=of_kept(self.settled) if self.settled else None,
         )

@@ -163,6 +163,7 @@ class RuleSetBuilder:
                 staying=frontend.staying,
                 neighbors=frontend.neighbors,
                 balancing=frontend.balancing,
+                settled=frontend.settled,
             )
             self._entries[frontend.name] = replace(entry, frontend=now)
             self._set_spread(now)
@@ -349,6 +350,10 @@ class RuleSetBuilder:
             return
         name = frontend.name
         targets, refusal = self._kernel_targets(frontend)
+        if refusal and frontend.settled is not None:
+            # A slow start takes up to ten times as many slots, and the kernel path is worth more than a slow start.
+            frontend = replace(frontend, balancing=frontend.settled, settled=None)
+            targets, refusal = self._kernel_targets(frontend)
         if refusal and frontend.endpoints and (unserved := self._why_unserved(name)):
             self.unled[name] = f"{unserved}: {refusal}"
         else:

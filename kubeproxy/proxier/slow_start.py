@@ -81,4 +81,5 @@ class SlowStarts:
             steps = STEPS if at is None else 1 + self._steps_done(at, slow_start_s)
             share = max(steps / STEPS, least)
             grown.append(ceil(STEPS * weight * min(1.0, share) - 1e-9))
-        return replace(frontend, balancing=frontend.balancing._replace(weights=tuple(grown)))
+        settled = frontend.balancing
+        return replace(frontend, balancing=settled._replace(weights=tuple(grown)), settled=settled)

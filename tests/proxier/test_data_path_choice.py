@@ -37,6 +37,7 @@ from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, E
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
 from kubeproxy.proxier.settings import ProxierSettings
+from kubeproxy.proxier.slow_start import SlowStarts
 from tests.proxier.builders import destination, endpoint_slice, frontend_name, service, targets
 from tests.proxier.fake_node import SOURCE, MakeNode, Node
 from tests.support.doubles.conntrack import FakeConntrack
@@ -170,6 +171,24 @@ def test_what_had_no_slots_gets_them_when_others_are_freed() -> None:
     assert made.data_path(hashed)[0] is DataPath.USERSPACE
     made.remove(late.name)
     assert made.data_path(hashed)[0] is DataPath.KERNEL
+
+
+def test_a_slow_start_that_has_no_room_is_left_out_before_the_kernel_path_is() -> None:
+    starts, web = SlowStarts(), replace(frontend(VIP), balancing=Balancing(weights=(2, 1, 1)))
+    service_name = web.name.service_port.service
+    starts.applied(service_name, 30, [web.keeping(THREE[:2])])
+    (slow,) = starts.applied(service_name, 30, [web])
+    for limit, slots in ((8, {THREE[0]: 2, THREE[1]: 1, THREE[2]: 1}), (62, {THREE[0]: 20, THREE[1]: 10, THREE[2]: 1})):
+        made = rules(slow, policy=replace(KERNEL, slots=limit))
+        assert made.data_path(slow)[:2] == (DataPath.KERNEL, "")
+        (spread,) = made.ruleset().spreads.values()
+        assert Counter(spread.slots) == slots
+        assert made.slots == SlotUse(sum(slots.values()), limit)
+    made = rules(slow, policy=replace(KERNEL, slots=7))
+    assert made.data_path(slow)[0] is DataPath.USERSPACE
+    assert made.data_path(slow)[1].startswith("4 slots")
+    less = slow.keeping(THREE[1:])
+    assert (less.balancing.weights, less.settled) == ((10, 1), Balancing(weights=(1, 1)))
 
 
 def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
