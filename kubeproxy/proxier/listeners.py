@@ -77,6 +77,8 @@ class Listeners:
         """The frontends that may have a move once the rules are in force."""
         self._portless: dict[FrontendName, None] = {}
         """The frontends in `faults` for which no port was available. They may have a move once a port is released."""
+        self._kernel_alone: dict[FrontendName, None] = {}
+        """The frontends that no worker serves. One of them gets a listener once a port is released."""
         self._applied = 0
         """The generation of the rules in force."""
 
@@ -180,11 +182,11 @@ class Listeners:
         else:
             refusing = {} if listener.shared is None else self._shared_ports.refusing(listener.shared.listen)
             refusals = {verdict: port.reservation.port for verdict, port in refusing.items()}
-            unserved = "" if listener.shared is None or listener.shared.serves else self._udp_full
+            unserved = self._udp_full if listener.kernel_alone else ""
             self._rules.put(frontend, listener.reservation.port, refusals, unserved=unserved)
         if self._rules.generation != before:
             listener.rules_generation = self._rules.generation
-        listener.in_rules = frontend
+        listener.in_rules, listener.port_in_rules = frontend, listener.reservation.port
         self._unsettled[name] = None
 
     def _open(self, name: FrontendName) -> bool:
@@ -197,6 +199,8 @@ class Listeners:
             self._portless[name] = None
             return False
         self.existing[name] = listener
+        if listener.kernel_alone:
+            self._kernel_alone[name] = None
         self._availability.proxy_port_changed(frontend.protocol, listener.reservation.port)
         return True
 
@@ -267,6 +271,7 @@ class Listeners:
         listener = self.existing.pop(name)
         port = listener.reservation.port
         self._without_own.discard(name)
+        self._kernel_alone.pop(name, None)
         if listener.shared is not None:
             listener.shared.hold(name, listener.joined, ())
         else:
@@ -276,12 +281,45 @@ class Listeners:
         self._availability.proxy_port_changed(listener.protocol, port)
 
     def _offer_port(self, protocol: Protocol) -> None:
-        """Let one of the frontends that wait for a port try again, because one port has become free."""
+        """Let one of the frontends that wait for a port try again, because one port has become free. If none waits,
+        give a listener to one that the kernel alone serves."""
         wanted = self._wanted
         waiting = next((it for it in self._portless if it in wanted and wanted[it].protocol is protocol), None)
         if waiting is not None:
             del self._portless[waiting]
             self._unsettled[waiting] = None
+        elif protocol is Protocol.UDP and self._own[protocol] < UDP_SHARE * self._settings.own_ports:
+            self._have_served()
+
+    def _have_served(self) -> None:
+        """Give a listener to one of the frontends that the kernel alone serves, first to one whose clients are
+        refused, because the kernel cannot lead it."""
+        alone, wanted = self._kernel_alone, self._wanted
+        refused = (it for it in self._rules.unled if it in alone and it in wanted)
+        name = next(refused, None) or next((it for it in alone if it in wanted), None)
+        if name is None:
+            return
+        listener = self.existing[name]
+        try:
+            reservation = self._ports.reserve(listener.protocol, listener.address)
+        except NoPortError:
+            return
+        del alone[name]
+        self._own[listener.protocol] += 1
+        listener.begin_at(reservation)
+        self._availability.proxy_port_changed(listener.protocol, reservation.port)
+        self._unsettled[name] = None
+
+    def _leave_to_kernel(self, name: FrontendName) -> None:
+        """Leave a frontend to the kernel alone again, because the data plane could not open its listener. The rules
+        have not changed."""
+        listener, reservation = self.existing[name], self.existing[name].reservation
+        shared = self._shared_ports.without_worker(listener.protocol, listener.address)
+        listener.begin_at(shared.reservation, shared)
+        self._kernel_alone[name] = None
+        self._own[listener.protocol] -= 1
+        self._ports.release(listener.protocol, reservation)
+        self._availability.proxy_port_changed(listener.protocol, reservation.port)
 
     # Results.
 
@@ -295,13 +333,17 @@ class Listeners:
         for port in step.opened:
             port.listens = port.listen.frontend not in failures
         without_refusal = self._without_refusal(step)
+        left_to_kernel: set[FrontendName] = set()
         for name in step.listen + step.update:
             listener = self.existing[name]
             if name not in failures:
                 listener.confirmed, listener.sent = name not in without_refusal, endpoints_of(self._wanted[name])
-            elif listener.sent is None:
+            elif listener.sent is None and listener.in_rules is None:
                 self._drop(name)  # The listener was never open, so no rule redirects to it.
                 self._without_own.add(name)
+            elif listener.sent is None and not listener.kernel_alone:
+                self._leave_to_kernel(name)
+                left_to_kernel.add(name)
             else:
                 # The data plane may have lost the listener. With `confirmed` false, its next step begins with Listen.
                 listener.confirmed = False
@@ -310,7 +352,7 @@ class Listeners:
             self._drop(name)
         failures = {**without_refusal, **failures}
         for name in step.names:
-            if name in failures:
+            if name in failures and name not in left_to_kernel:
                 self.faults[name] = failures[name]
             else:
                 self._unsettled[name] = None

@@ -10,8 +10,8 @@ are in force. If they never are, nothing is closed, and working listeners keep w
     yes          not confirmed                  LISTEN  Listen, SetEndpoints (again, on the same port)
     yes          has other endpoints            UPDATE  SetEndpoints, at once: no rule depends on them
     yes, empty   has endpoints                  ADD_RULE     refuse in the rules; WAIT for the kernel; then UPDATE
-    yes          other addresses or verdict     ADD_RULE     addresses and verdict into the rules
-                 in the rules
+    yes          other addresses, verdict or    ADD_RULE     these into the rules
+                 proxy port in the rules
     no *         in the rules                   REMOVE_RULE  out of the rules
     no *         out of the rules               WAIT    until these rules are in force
     no *         out of the kernel              CLOSE   Retire; release the port
@@ -68,6 +68,8 @@ class ListenerState:
     """The endpoints that the data plane has confirmed, or None."""
     in_rules: Frontend | None = None
     """The frontend as the rules have it, or None if no rule redirects to this listener."""
+    port_in_rules: int = 0
+    """The proxy port that the rules have with `in_rules`."""
     rules_generation: int = 0
     """The generation of the rules in which `in_rules` was last changed."""
     shared: SharedPort | None = None
@@ -79,6 +81,16 @@ class ListenerState:
         """Return whether this listener can serve the wanted frontend at this address."""
         same = (self.protocol, self.address) == (wanted.protocol, address)
         return same and (self.shared is None or self.shared.suits(wanted))
+
+    @property
+    def kernel_alone(self) -> bool:
+        """Return whether no worker serves the frontend, because there was no port for it."""
+        return self.shared is not None and not self.shared.serves
+
+    def begin_at(self, reservation: Reservation, shared: SharedPort | None = None) -> None:
+        """Open the listener at this port. The rules lead to the former port until the data plane has confirmed it."""
+        self.reservation, self.shared = reservation, shared
+        self.confirmed, self.sent, self.joined = False, None, frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +142,7 @@ def next_move(wanted: Frontend | None, listener: ListenerState | None, *, addres
             return Move.UPDATE
         if listener.in_rules == wanted:
             return Move.UPDATE if known else Move.WAIT
-    if listener.in_rules != wanted:
+    if listener.in_rules != wanted or listener.port_in_rules != listener.reservation.port:
         return Move.ADD_RULE
     if listener.shared is None or wanted.destinations.keys() == listener.joined:
         return Move.REST

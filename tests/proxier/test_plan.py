@@ -33,16 +33,19 @@ def listener(
     confirmed: bool = True,
     sent: Frontend | None = WEB,
     in_rules: Frontend | None = WEB,
+    port_in_rules: int = 0,
     rules_generation: int = RULES,
 ) -> ListenerState:
     """A listener of WEB."""
+    reservation = FakePortReserver().reserve(Protocol.TCP, ANY, 0)
     return ListenerState(
         protocol=Protocol.TCP,
         address=ANY,
-        reservation=FakePortReserver().reserve(Protocol.TCP, ANY, 0),
+        reservation=reservation,
         confirmed=confirmed,
         sent=None if sent is None else endpoints_of(sent),
         in_rules=in_rules,
+        port_in_rules=port_in_rules or reservation.port,
         rules_generation=rules_generation,
     )
 
@@ -58,6 +61,7 @@ YET_UNKNOWN = RULES + 1
         pytest.param(WEB, None, Move.OPEN, id="new"),
         pytest.param(WEB, listener(confirmed=False, sent=None, in_rules=None), Move.LISTEN, id="never confirmed"),
         pytest.param(WEB, listener(confirmed=False), Move.LISTEN, id="lost by the data plane"),
+        pytest.param(WEB, listener(port_in_rules=7), Move.ADD_RULE, id="at another port"),
         pytest.param(WEB, listener(in_rules=None), Move.ADD_RULE, id="listens, not in the rules"),
         pytest.param(WEB, STANDING, Move.REST, id="as it should be"),
         pytest.param(FEWER, STANDING, Move.UPDATE, id="other endpoints"),

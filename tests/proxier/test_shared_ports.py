@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kubeproxy.dataplane.messages import Join, Listen, Message, Tune
+from kubeproxy.dataplane.messages import Join, Listen, Message
 from kubeproxy.model import Address, Family, FrontendName, Protocol, Service, ServicePort, ServicePortName
 from kubeproxy.netfilter.packet_simulation import Fate, trace
 from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, Wanted
@@ -24,8 +24,8 @@ from tests.support.doubles.data_plane import FakePortReserver
 SETTINGS = ProxierSettings(protocols=frozenset({Protocol.TCP}), facts=NodeFacts(), own_ports=1)
 
 
-def _names(messages: Sequence[Message]) -> set[FrontendName]:
-    return {it.frontend for it in messages if not isinstance(it, Tune)}
+def _opened(messages: Sequence[Message]) -> set[FrontendName]:
+    return {it.frontend for it in messages if isinstance(it, (Listen, Join))}
 
 
 class Shared:
@@ -63,7 +63,7 @@ class Shared:
         for _ in range(20):
             while (step := self.state.next_step(256)) is not None:
                 self.sent += step.messages
-                self.state.done(step, {key: it for key, it in failures.items() if key in _names(step.messages)})
+                self.state.done(step, {key: it for key, it in failures.items() if key in _opened(step.messages)})
             self.state.rules.ruleset()  # the kernel takes it
             self.state.applied(self.state.rules.generation)
             if self.state.settled:
@@ -269,5 +269,47 @@ def test_udp_ports_beyond_their_number_are_served_by_the_kernel_alone() -> None:
     shared.remove("a")
     assert shared.fate("10.96.0.1:80/UDP") is Fate.PASSED
     assert not {*shared.state.unavailable, *rules.unled}
+    shared.state.close()
+    assert not shared.reserver.held
+
+
+def test_a_udp_port_that_the_kernel_alone_serves_gets_a_listener_when_one_closes() -> None:
+    """First one that the kernel cannot lead; and no client is led past it meanwhile."""
+    settings = replace(
+        SETTINGS,
+        protocols=frozenset({Protocol.UDP}),
+        facts=NodeFacts(forwarding=frozenset(Family)),
+        data_path=DataPathPolicy(Wanted.KERNEL),
+    )
+    shared = Shared(settings)
+    shared.put("second", "10.96.0.8")
+    shared.put("a", "10.96.0.1")
+    shared.put("b", "10.96.0.2", endpoints="127.0.0.1")
+    shared.put("c", "10.96.0.3")
+    a, c = frontend_name("a"), frontend_name("c")
+    refusing = shared.state.rules.proxy_port_of(a, 0)
+    assert shared.fate("10.96.0.1:80/UDP") is Fate.FORWARDED
+    assert shared.fate("10.96.0.2:80/UDP") is Fate.REFUSED
+    shared.remove("first")
+    assert shared.fate("10.96.0.2:80/UDP") is Fate.PROXIED
+    assert frontend_name("b") not in shared.state.rules.unled
+    assert shared.state.rules.proxy_port_of(a, 0) == refusing
+    shared.refuse[a] = "all descriptors are in use"
+    shared.remove("second")
+    assert shared.state.rules.proxy_port_of(a, 0) == refusing, "as before"
+    assert shared.fate("10.96.0.1:80/UDP") is Fate.FORWARDED
+    assert not shared.state.unavailable
+    shared.refuse.clear()
+    shared.remove("b")
+    assert shared.state.rules.proxy_port_of(c, 0) != refusing, "each in turn"
+    shared.remove("a")
+    shared.put("d", "10.96.0.4")
+    shared.put("e", "10.96.0.5")
+    shared.state.use(replace(settings, data_path=USERSPACE_ONLY))
+    shared.settle()
+    assert shared.fate("10.96.0.4:80/UDP") is Fate.PROXIED
+    assert shared.fate("10.96.0.5:80/UDP") is Fate.REFUSED
+    shared.remove("c")
+    assert shared.fate("10.96.0.5:80/UDP") is Fate.PROXIED
     shared.state.close()
     assert not shared.reserver.held
