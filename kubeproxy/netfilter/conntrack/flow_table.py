@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from kubeproxy.model import Address
-from kubeproxy.netfilter.conntrack.delete_flows import explained
+from kubeproxy.netfilter.conntrack.delete_flows import FILTERED, explained
 from kubeproxy.netfilter.conntrack.flow_records import (
     DST_NAT,
     NEW,
@@ -31,11 +31,6 @@ table."""
 _READ_BYTES: Final = 1 << 15
 """The size of a read in bytes, as much as the kernel writes at once. Reads release the interpreter lock, so the event
 loop can run."""
-
-
-FILTERED: Final = 8
-"""The largest number of addresses that are requested one by one, each with a walk of the kernel through its table. For
-more addresses, one reading of all flows is cheaper."""
 
 
 def translated_flows() -> Iterator[FlowRecord]:

@@ -60,15 +60,29 @@ _IP_SRC_DST = {Family.IPV4: (1, 2, 4), Family.IPV6: (3, 4, 16)}
 
 
 def dump_request(
-    family: Family, sequence: int, protocol: Protocol = Protocol.UDP, *, unanswered: bool = False
+    family: Family,
+    sequence: int,
+    protocol: Protocol = Protocol.UDP,
+    *,
+    unanswered: bool = False,
+    translated: bool = False,
+    target: Address | None = None,
 ) -> bytes:
-    """Return the request for all flows of a family and protocol, or only for unanswered ones. Kernels before 5.8 cannot
-    filter by protocol, and kernels before 5.18 cannot filter by status, so they answer with other flows, too."""
+    """Return the request for the flows of a family and protocol: all, or those that are not answered, have a translated
+    destination, or are led to an IPv4 address. Kernels before 5.8 do not filter by protocol and address, and kernels
+    before 5.18 do not filter by status, so they answer with other flows, too."""
     flows = _nest(TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
-    by_protocol = _nest(_FILTER, _attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _BY_PROTO_NUM)))
-    by_status = [(STATUS, 0), (STATUS_MASK, SEEN_REPLY)] if unanswered else []
+    filters = [(_FILTER_ORIG_FLAGS, _BY_PROTO_NUM)]
+    if target is not None:
+        source, *_ = _IP_SRC_DST[family]
+        packed = ipaddress.ip_address(target).packed
+        flows += _nest(TUPLE_REPLY, _nest(_TUPLE_IP, _attribute(source, packed)))
+        filters.append((_FILTER_REPLY_FLAGS, _BY_IP_SRC))
+    by = _nest(_FILTER, b"".join(_attribute(kind, struct.pack("=I", bits)) for kind, bits in filters))
+    bits, mask = DST_NAT * translated, DST_NAT * translated | SEEN_REPLY * unanswered
+    by_status = [(STATUS, bits), (STATUS_MASK, mask)] if mask else []
     status = b"".join(_attribute(kind, struct.pack(">I", bits)) for kind, bits in by_status)
-    return _request(GET, NLM_F_DUMP, family, sequence, flows + by_protocol + status)
+    return _request(GET, NLM_F_DUMP, family, sequence, flows + by + status)
 
 
 def delete_request(flow: TrackedFlow, sequence: int) -> bytes:

@@ -123,7 +123,7 @@ class _Rules:
 
     @property
     def steering(self) -> tuple[Any, ...]:
-        """Return everything that decides where a flow leads. It is empty if there are no redirects."""
+        """Return everything but endpoints that decides where a flow leads. It is empty if there are no redirects."""
         if not self.redirects:
             return ()
         return (
@@ -134,7 +134,6 @@ class _Rules:
             self.allowed_sources,
             self.landing,
             self.bind,
-            self.spreads,
         )
 
     @property
@@ -196,16 +195,33 @@ class Transition:
         self._home = frozenset().union(*(each.values() for rules in known for each in (rules.landing, rules.bind)))
         """All addresses to which the rules redirect or redirected, even if they no longer belong to this node."""
         self._proxy_ports = frozenset().union(*(rules.proxy_ports for rules in known))
+        self.left = self._left()
+        """The addresses that endpoints have left, if all UDP flows that have become stale were translated to one of
+        these; None if others may have become stale, too."""
 
     @property
     def families(self) -> frozenset[Family]:
         """Return the families in which UDP flows may be stale. Usually there are none."""
         now, before = self._now, self._before or _Rules()
+        if self.left is not None:
+            return frozenset(map(family_of, self.left))
         if not (now.proxy_ports <= before.proxy_ports and now.guarded <= before.guarded):
             return frozenset(Family)  # Clients of both families may have sent to that port.
-        if now.steering == before.steering and now.closed <= before.closed:
-            return frozenset()
         return now.families | before.families
+
+    def _left(self) -> frozenset[Address] | None:
+        """Return the value of `left`. If nothing but endpoints has changed, a flow that was not stale is so only if it
+        leads to an endpoint that is gone."""
+        now, before = self._now, self._before or _Rules()
+        if not (
+            now.proxy_ports <= before.proxy_ports
+            and now.guarded <= before.guarded
+            and now.closed <= before.closed
+            and now.steering == before.steering
+        ):
+            return None
+        gone = (targets - now.spreads.get(key, _NO_TARGETS) for key, targets in before.spreads.items())
+        return frozenset(target.address for targets in gone for target in targets)
 
     @property
     def new_tcp_families(self) -> frozenset[Family]:
@@ -276,9 +292,13 @@ class Landings:
         """Return the families of the destinations."""
         return self._rules.families
 
+    def home(self, local: frozenset[Address]) -> frozenset[Address]:
+        """Return the addresses to which the rules redirect, and those of this node."""
+        return self._home | local
+
     def find(self, flows: Iterable[TrackedFlow], *, ours: bool, local: frozenset[Address]) -> list[TrackedFlow]:
         """Return the flows to the port to which the rules redirect them (`ours`), or those to any other port."""
-        home = self._home | local
+        home = self.home(local)
         return [
             flow
             for flow in flows

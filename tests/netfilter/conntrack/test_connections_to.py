@@ -10,7 +10,7 @@ import pytest
 
 from kubeproxy.model import Address
 from kubeproxy.model.errors import KernelError
-from kubeproxy.netfilter.conntrack import flow_table
+from kubeproxy.netfilter.conntrack import delete_flows, flow_table
 from kubeproxy.netfilter.conntrack.connections_to import Seen, connections_to
 from kubeproxy.netfilter.conntrack.flow_records import naming, records
 from tests.netfilter.conntrack.flow_messages import flow
@@ -60,7 +60,7 @@ def connected(host: Host, stack: ExitStack, source: str, destination: tuple[str,
     return sock
 
 
-@pytest.mark.parametrize("filtered", [flow_table.FILTERED, 0])
+@pytest.mark.parametrize("filtered", [delete_flows.FILTERED, 0])
 def test_connections_to_pods(host: Host, stack: ExitStack, filtered: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_table, "FILTERED", filtered)
     listeners = {pod: listening(host, stack, pod) for pod in PODS}

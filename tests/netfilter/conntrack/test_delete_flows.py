@@ -23,6 +23,7 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import delete_flows, messages
 from kubeproxy.netfilter.conntrack.delete_flows import Ctnetlink, KernelConntrack
 from kubeproxy.netfilter.conntrack.stale_flows import TrackedFlow
+from kubeproxy.netfilter.netlink.messages import Message
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet
 from tests.netfilter.stage import Adapter, destination, rule_set, serving
 from tests.support.lab import Host, Network
@@ -536,7 +537,7 @@ async def test_a_connection_to_what_becomes_a_service_goes_on(
         now = stage.apply(rule_set({destination(POD[family], Protocol.TCP, 8080): 7001}, landing=tuple(NODE.values())))
         asked = messages.dump_request
 
-        def unfiltered(family: Family, sequence: int, protocol: Protocol, *, unanswered: bool) -> bytes:
+        def unfiltered(family: Family, sequence: int, protocol: Protocol, **_: object) -> bytes:
             return asked(family, sequence, protocol)
 
         monkeypatch.setattr(messages, "dump_request", unfiltered)
@@ -545,8 +546,35 @@ async def test_a_connection_to_what_becomes_a_service_goes_on(
         assert end.recv(100) == b"still here"
 
 
+@pytest.mark.parametrize("at_once", [delete_flows.FILTERED, 0])
+@pytest.mark.parametrize("family", Family)
+async def test_flows_led_to_an_address_are_found_among_the_others(
+    stage: Stage, family: Family, at_once: int, on_node: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delete_flows, "FILTERED", at_once)
+    stage.apply(rules({(VIP[family], 53): 7001}))
+    stage.add_bystanders(family)
+    client = stage.client(VIP[family])
+    parsed: list[TrackedFlow | None] = []
+    parse_flow = messages.parse_flow
+
+    def counted(message: Message, protocol: Protocol) -> TrackedFlow | None:
+        parsed.append(parse_flow(message, protocol))
+        return parsed[-1]
+
+    monkeypatch.setattr(messages, "parse_flow", counted)
+
+    def dump() -> list[TrackedFlow]:
+        with Ctnetlink(timeout_s=5.0) as ctnetlink:
+            return list(ctnetlink.dump(family, Protocol.UDP, led_to=[Address(it) for it in POD.values()]))
+
+    assert [(it.target, it.target_port) for it in on_node.submit(dump).result()] == [(POD[family], 5353)]
+    assert len(parsed) == 1, "and not the others"
+    assert client.leads_to(stage.node) == (NODE[family], 7001)
+
+
 async def test_a_kernel_without_ctnetlink(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol, *, unanswered: bool) -> bytes:
+    def of_an_unknown_subsystem(family: Family, sequence: int, protocol: Protocol, **_: object) -> bytes:
         request = bytearray(dump_request(family, sequence, protocol))
         request[4:6] = struct.pack("=H", 0xFE01)
         return bytes(request)

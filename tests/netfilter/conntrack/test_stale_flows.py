@@ -426,6 +426,37 @@ def test_families_without_a_change_have_no_stale_flow(
         assert transition.stale([it for it in tracked if it not in gone], local=LOCAL) == []
 
 
+endpoints = st.frozensets(
+    st.builds(Target, st.sampled_from([POD, ELSEWHERE, NODE]), st.sampled_from([6001, 7001])), max_size=3
+)
+spreads = st.dictionaries(
+    st.builds(Traffic, destinations, st.sampled_from(Origin)),
+    endpoints.map(lambda them: Spread("dns", tuple(sorted(them)), tuple(sorted(them)))),
+    max_size=4,
+)
+
+
+@given(st.lists(flows, max_size=20), rule_sets, spreads, spreads)
+def test_if_endpoints_alone_change_only_flows_to_those_that_left_become_stale(
+    tracked: list[TrackedFlow], base: RuleSet, had: dict[Traffic, Spread], has: dict[Traffic, Spread]
+) -> None:
+    before, now = replace(base, spreads=had), replace(base, spreads=has)
+    gone = Transition(None, before).stale(tracked, local=LOCAL)
+    transition = Transition(before, now)
+    assert transition.left is not None
+    found = transition.stale([it for it in tracked if it not in gone], local=LOCAL)
+    assert {it.target for it in found} <= transition.left
+
+
+def test_the_kernel_is_not_asked_for_flows_when_endpoints_only_come() -> None:
+    one, two = led_to(POD), led_to(POD, ELSEWHERE)
+    assert Transition(one, two).families == frozenset()
+    left = Transition(two, one)
+    assert left.left == frozenset({ELSEWHERE})
+    assert left.families == frozenset({Family.IPV4})
+    assert Transition(two, replace(one, landing={})).left is None
+
+
 # Messages.
 
 RECORD4 = bytes.fromhex(
