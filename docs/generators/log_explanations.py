@@ -298,6 +298,11 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "In a container: the control process before this one has ended by itself, as `how` says; its workers serve on.",
         "[A process of kubeproxy ends](operations.md#a-process-of-kubeproxy-ends)",
     ),
+    "another instance took over and has ended, serving again": (
+        "In a container: a newer pod had taken the node over, and no process of it has been there for 5 s. This"
+        " instance serves until that one is back.",
+        "The log of the newer pod says why it ended: `kubectl logs --previous`.",
+    ),
     "connections have not all moved": (
         "The new instance did not take all connections in time. This one serves the rest for at most `shutdownGrace`.",
         "[Connections move](takeover.md#connections-move)",

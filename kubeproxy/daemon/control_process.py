@@ -12,7 +12,7 @@ import structlog
 import uvloop
 
 from kubeproxy.config.schema import Configuration
-from kubeproxy.daemon.container_init import PREVIOUS_END
+from kubeproxy.daemon.container_init import DESERTED, PREVIOUS_END
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.host_state import node_name_of
 from kubeproxy.daemon.lifecycle import Daemon
@@ -73,8 +73,9 @@ async def live(configuration: CurrentConfiguration) -> int:
     restrict_process(configuration.value)
     async with AsyncExitStack() as closing:
         closing.callback(notifier.close)
-        process = Process(signals, notifier, find_holders, TaskSet(on_crash), closing, began)
-        if (how := os.environ.get(PREVIOUS_END)) is not None:
+        how = os.environ.get(PREVIOUS_END)
+        process = Process(signals, notifier, find_holders, TaskSet(on_crash), closing, began, how == DESERTED)
+        if how is not None:
             follow_container_init(how, process.tasks)
         daemon = await Daemon.create(configuration, process)
         await daemon.find_predecessor()
@@ -89,7 +90,9 @@ async def live(configuration: CurrentConfiguration) -> int:
 def follow_container_init(how: str, tasks: TaskSet) -> None:
     """Act as the child of a container's first process: log if the previous control process has crashed, and end this
     process if it hangs, so that the next one can take over its workers."""
-    if how:
+    if how == DESERTED:
+        log.warning("another instance took over and has ended, serving again")
+    elif how:
         log.error("previous control process has crashed", how=how)
     os.environ[PREVIOUS_END] = ""  # After a re-exec the new program must not report this crash again.
     tasks.start(end_if_hung(), name="hang")

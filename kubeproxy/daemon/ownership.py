@@ -36,6 +36,7 @@ class Ownership:
             version=__version__,
             others=marker.others,
             forced=configuration.kubeproxy.takeover == "force",
+            stands_in=process.stands_in,
         )
         self.server = self.takeover.server
         self._adapter = kernel.netfilter.name

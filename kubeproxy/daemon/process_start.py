@@ -31,6 +31,8 @@ class Process:
     """Closes the parts in the reverse order of their creation."""
     began: float
     """When the process started, in Unix seconds."""
+    stands_in: bool = False
+    """Whether it stands in for an instance that has taken over from it and then crashed, until that one is back."""
 
 
 def on_crash(task: str, error: BaseException) -> None:

@@ -57,7 +57,14 @@ class Succession:
         if not self._ownership.has_netfilter:
             return  # Without rules several instances may run side by side.
         self._require_own_user()
-        owner = await self._ownership.takeover.begin(given_up=self._process.signals.stop.is_set)
+        try:
+            owner = await self._ownership.takeover.begin(given_up=self._process.signals.stop.is_set)
+        except TakeoverRefusedError:
+            if not self._process.stands_in:
+                raise
+            log.info("the other instance is back, ending")
+            self._process.signals.stop.set()
+            return
         if owner is not None:
             self._data_plane.share(True)
             log.info(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from kubeproxy.daemon import container_init
-from kubeproxy.daemon.takeover import reexec
+from kubeproxy.daemon.takeover import control_socket, reexec
+from kubeproxy.dataplane.workers import main as workers
+from tests.support.lab import Host
 from tests.support.lab.host import can_make_hosts
 
 pytestmark = [
@@ -24,7 +27,11 @@ pytestmark = [
 # A shell cannot trap what was ignored when it began, as in the background of a script.
 UNSHARE = ("env", "--default-signal=HUP,INT", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 LOG_START = 'echo "start $$ $KUBEPROXY_PREVIOUS_END" >> "$0"'
-ORPHAN = "sleep 100 < /dev/null > /dev/null 2>&1 &"
+ORPHAN = (
+    'PATH="${0%/*}:$PATH" kubeproxy-0 100 < /dev/null > /dev/null 2>&1 & '
+    "until grep -q kubeproxy-0 /proc/$!/comm; do :; done;"
+)
+"""A process with the name of a worker, which a link in the container's directory gives it."""
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -38,11 +45,16 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def is_worker(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().startswith(container_init.WORKERS)
+
+
 class Container:
     """`sh -c SCRIPT FILE` as the child of the first process of a PID namespace; the script writes to the file."""
 
     def __init__(self, script: str, file: Path) -> None:
         self.file = file
+        (file.parent / "kubeproxy-0").symlink_to("/bin/sleep")
         self.process = subprocess.Popen([*UNSHARE, *container_init.command(["/bin/sh", "-c", script, str(file)])])
 
     @property
@@ -58,12 +70,20 @@ class Container:
 
     def child(self) -> int:
         """The control process, by its number here."""
-        return next(pid for pid in children(self.init) if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return next(pid for pid in children(self.init) if not is_worker(pid))
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    """A network namespace, in which no other test has an instance."""
+    with closing(Host("init")) as host:
+        yield host
 
 
 @contextmanager
-def running(script: str, directory: Path) -> Iterator[Container]:
-    container = Container(script, directory / "log")
+def running(script: str, directory: Path, host: Host | None = None) -> Iterator[Container]:
+    with host.entered() if host else nullcontext():
+        container = Container(script, directory / "log")
     try:
         yield container
     finally:
@@ -77,6 +97,11 @@ def ends(container: Container, status: int) -> None:
 
 def test_it_passes_on_the_signals_of_the_control_process() -> None:
     assert set(reexec.SIGNALS) == container_init.PASSED_ON
+
+
+def test_it_knows_the_names_of_control_processes_and_workers() -> None:
+    assert f"@{control_socket.PREFIX}" == container_init.INSTANCES
+    assert 'comm.write(f"kubeproxy-{number}")' in Path(workers.__file__).read_text()
 
 
 def test_a_process_that_is_not_the_first_one_stays_what_it_is() -> None:
@@ -135,14 +160,23 @@ def test_a_control_process_that_cannot_start_any_more_is_tried_while_workers_liv
     script = f'[ -s "$0" ] || {{ {ORPHAN} {LOG_START}; kill -KILL $$; }}; {LOG_START}; exit 64'
     with running(script, tmp_path) as container:
         until(lambda: container.starts[1:3] == ["signal 9", "exit status 64"], "it is tried again and again")
-        (worker,) = [pid for pid in children(container.init) if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (worker,) = [pid for pid in children(container.init) if is_worker(pid)]
         os.kill(worker, signal.SIGKILL)
         ends(container, 64)
 
 
-def test_after_a_takeover_it_waits_for_the_end_of_the_container(tmp_path: Path) -> None:
+@contextmanager
+def instance(host: Host) -> Iterator[None]:
+    """An instance in this network namespace, by its name."""
+    with host.make_socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(f"\0{control_socket.PREFIX}other")
+        sock.listen()
+        yield
+
+
+def test_after_a_takeover_it_waits_for_the_end_of_the_container(tmp_path: Path, host: Host) -> None:
     """With exit status 0 at once, the kubelet would start the container again."""
-    with running(f"{LOG_START}; exit 0", tmp_path) as container:
+    with instance(host), running(f"{LOG_START}; exit 0", tmp_path, host) as container:
         until(lambda: container.starts and children(container.process.pid) and not children(container.init), "it waits")
         assert container.process.poll() is None
         os.kill(container.init, signal.SIGTERM)
@@ -150,11 +184,37 @@ def test_after_a_takeover_it_waits_for_the_end_of_the_container(tmp_path: Path) 
         assert container.starts == [""]
 
 
+def test_if_the_instance_that_has_taken_over_ends_the_control_process_starts_again(tmp_path: Path, host: Host) -> None:
+    """Also while workers of its own serve on; and again, if that one yields, too."""
+    script = f'{LOG_START}; {ORPHAN} [ "$(grep -c start "$0")" = 3 ] && exec tail -f /dev/null; exit 0'
+    with ExitStack() as other:
+        other.enter_context(instance(host))
+        with running(script, tmp_path, host) as container:
+            until(lambda: container.starts, "it runs")
+            other.close()
+            until(lambda: len(container.starts) == 3, "it runs again")
+            assert container.starts == ["", container_init.DESERTED, container_init.DESERTED]
+            assert container.process.poll() is None
+
+
+def test_a_program_left_in_the_background_keeps_no_container(tmp_path: Path, host: Host) -> None:
+    script = f"sleep 100 < /dev/null > /dev/null 2>&1 & trap 'exit 0' TERM; {LOG_START}; while :; do wait; done"
+    with instance(host), running(script, tmp_path, host) as container:
+        until(lambda: container.starts, "it runs")
+        os.kill(container.init, signal.SIGTERM)
+        ends(container, 0)
+    (tmp_path / "other").mkdir()
+    with running(f"sleep 100 & {LOG_START}; kill -KILL $$", tmp_path / "other") as container:
+        ends(container, 137)
+
+
 @pytest.mark.parametrize("stopped_before", [False, True])
-def test_workers_that_another_version_has_yet_to_relieve_are_waited_for(tmp_path: Path, stopped_before: bool) -> None:
+def test_workers_that_another_version_has_yet_to_relieve_are_waited_for(
+    tmp_path: Path, host: Host, stopped_before: bool
+) -> None:
     """They have connections, which the end of the container would cut."""
     script = f"{ORPHAN} trap 'exit 0' TERM; {LOG_START}; {'while :; do wait; done' if stopped_before else 'exit 0'}"
-    with running(script, tmp_path) as container:
+    with instance(host), running(script, tmp_path, host) as container:
         until(lambda: container.starts, "it runs")
         if not stopped_before:
             until(lambda: len(children(container.init)) == 1, "the control process has ended")

@@ -65,14 +65,16 @@ class Takeover:
         version: str,
         others: Callable[[], bool] = lambda: False,
         forced: bool = False,
+        stands_in: bool = False,
         prefix: str = PREFIX,
     ) -> None:
         """`others` returns whether a process of another run lives. With `forced` this process takes over from any owner
-        of the node, whatever the owner serves."""
+        of the node, whatever the owner serves. With `stands_in` it takes over from none."""
         self._owner = owner
         self._others = others
         self._control = ControlSocket(prefix)
         self._forced = forced
+        self._stands_in = stands_in
         self._hello = hello(version)
         self._search = Search(self._control, self._hello, self._obstacle)
         self._tasks = TaskSet(self._crashed)
@@ -85,7 +87,7 @@ class Takeover:
         """Bind our name, and find the owner of the node.
 
         Return None if there is no owner, if no owner answers, or if `given_up` returns true. Raise TakeoverRefusedError
-        if the owner serves other sources.
+        if the owner serves other sources, or this instance only stands in.
         """
         self.server.listen()
         self._listens_since = asyncio.get_running_loop().time()
@@ -94,6 +96,8 @@ class Takeover:
         return self.predecessor
 
     def _obstacle(self, owner: Offer) -> str | None:
+        if self._stands_in:
+            return "is there again"
         return None if self._forced else other_sources(owner, self._owner.offer())
 
     def require_enough_services(self) -> None:

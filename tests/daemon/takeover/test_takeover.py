@@ -43,7 +43,7 @@ from kubeproxy.daemon.takeover.protocol import (
 )
 from kubeproxy.daemon.takeover.rule_transfer import RuleTransfer
 from kubeproxy.daemon.takeover.search import RETRY_S
-from kubeproxy.daemon.takeover.serves_enough import Offer
+from kubeproxy.daemon.takeover.serves_enough import Offer, TakeoverRefusedError
 from kubeproxy.daemon.takeover.takeover import Takeover
 from kubeproxy.dataplane.balancing.affinity import pieces
 from kubeproxy.dataplane.interface import Entrances
@@ -183,6 +183,19 @@ async def process(name: str, story: Story | None = None) -> AsyncIterator[tuple[
 async def test_the_first_instance_has_no_predecessor(name: str) -> None:
     async with process(name) as (_, predecessor):
         assert predecessor is None
+
+
+async def test_one_that_stands_in_takes_over_from_nobody(name: str) -> None:
+    """Not even by asking an owner of another protocol to stop."""
+    async with process(name) as (owner, _):
+        stand_in = Takeover(Story(), version="1", stands_in=True, forced=True, prefix=name)
+        with pytest.raises(TakeoverRefusedError, match="is there again"):
+            await stand_in.begin()
+        await stand_in.close()
+        assert not owner.server.stop_requested.is_set()
+    stand_in = Takeover(Story(), version="1", stands_in=True, prefix=name)
+    assert await stand_in.begin() is None
+    await stand_in.close()
 
 
 async def test_a_new_instance_takes_over_and_is_found_by_the_next(name: str) -> None:

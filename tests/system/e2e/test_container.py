@@ -108,6 +108,22 @@ def test_a_superseded_container_waits_for_its_end(stage: Stage) -> None:
     stage.await_answers(0, 1, 2)
 
 
+def test_a_superseded_container_serves_again_if_the_newer_one_crashes(stage: Stage) -> None:
+    """And only until that one, or another, is there."""
+    first = serve(stage, netfilter="nftables")
+    second = stage.daemon(QUICK, GRACE, netfilter="nftables", command=CONTAINER)
+    until(lambda: not children(init_of(first)), "only the first process is left")
+    second.process.kill()
+    second.wait()
+    until(lambda: "serving again" in first.log(), "the first container has seen it")
+    stage.await_answers(0, 1, 2)
+    port = kernel_state.redirects(stage.node)[VIP, 80]
+    third = stage.daemon(QUICK, GRACE, netfilter="nftables", command=CONTAINER)
+    until(lambda: kernel_state.redirects(stage.node)[VIP, 80] != port, "the rules lead to the newer instance")
+    until(lambda: not children(init_of(first)), "only the first process is left")
+    assert first.process.poll() is third.process.poll() is None
+
+
 def test_a_container_that_cannot_start_ends_with_the_exit_status(stage: Stage, tmp_path: Path) -> None:
     """So the kubelet sees it, and starts it again with its own back-off."""
     daemon = stage.daemon("--workers=many", command=CONTAINER, ready_within_s=None)
