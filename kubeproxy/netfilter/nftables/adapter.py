@@ -167,12 +167,29 @@ class Nftables:
             kept = self._kept.get(name, frozenset())
             self._kept[name] = kept | addresses
             if not kept <= addresses:
-                known = clients_in(await self._commands.read(lambda reader: reader.map(name)))  # noqa: B023 - it ends here
-                stale = {client: address for client, address in known.items() if address not in addresses}
-                if stale:
-                    await self._transact(forgetting(name, stale))
-                    log.info("clients choose another endpoint", map=name, count=len(stale))
+                await self._forget_all_but(name, addresses)
             self._kept[name] = addresses
+
+    async def _forget_all_but(self, name: str, addresses: frozenset[Address]) -> None:
+        """Delete the clients in a map that have another endpoint address than these.
+
+        Between the reading and the deletion the kernel may forget a client and learn it anew with another endpoint.
+        Then it refuses to delete what was read, so that the client keeps its new endpoint. As the other clients would
+        keep the old one, all are read again.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            known = clients_in(await self._commands.read(lambda reader: reader.map(name)))
+            stale = {client: address for client, address in known.items() if address not in addresses}
+            if not stale:
+                return
+            try:
+                await self._transact(forgetting(name, stale))
+            except KernelError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                log.info("clients choose another endpoint", map=name, count=len(stale))
+                return
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""

@@ -8,6 +8,7 @@ import errno
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.nftables.reading import TableReader
 from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
@@ -301,18 +303,37 @@ async def test_a_change_is_an_error_without_the_privilege(host: Host) -> None:
         assert nftables._believed is None
 
 
-async def test_clients_of_an_endpoint_that_left_are_released(host: Host) -> None:
+@pytest.mark.parametrize("learned_anew", [False, True])
+async def test_clients_of_an_endpoint_that_left_are_released(
+    host: Host, learned_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the kernel learns one of them anew after the clients have been read; that one keeps its endpoint."""
     name = "clients4-default/web/http-8081"
     async with adapter() as nftables:
         await nftables.apply(RULES, verify=True)
-        elements = "10.9.9.9 timeout 60s : 10.0.0.1, 10.9.9.8 timeout 60s : 10.0.0.3"
-        host.run(["nft", "add", "element", "inet", "kubeproxy", name, f"{{ {elements} }}"])
-        assert nftables._watch is not None
-        nftables._watch.look()  # the kernel adds clients without a notification
+        commands, read = nftables._commands, nftables._commands.read
+
+        def change(verb: str, elements: str) -> None:
+            host.run(["nft", verb, "element", "inet", "kubeproxy", name, f"{{ {elements} }}"])
+            assert nftables._watch is not None
+            nftables._watch.look()  # the kernel adds clients without a notification
+
+        async def read_and_learn(what: Callable[[TableReader], Any]) -> Any:
+            found = await read(what)
+            if learned_anew:
+                monkeypatch.undo()
+                change("delete", "10.9.9.9")
+                change("add", "10.9.9.9 timeout 60s : 10.0.0.3")
+            return found
+
+        change("add", "10.9.9.9 timeout 60s : 10.0.0.1, 10.9.9.7 timeout 60s : 10.0.0.1")
+        change("add", "10.9.9.8 timeout 60s : 10.0.0.3")
+        monkeypatch.setattr(commands, "read", read_and_learn)
         left = replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])
         own = replace(RULES.spreads[Traffic(NODE_PORT, Origin.NODE)], targets=FOUR[1:])
         port = replace(RULES.spreads[Traffic(NODE_PORT)], targets=FOUR[1:2])
         changes = {Traffic(WEB): left, Traffic(NODE_PORT): port, Traffic(NODE_PORT, Origin.NODE): own}
         assert await nftables.rebalance(Rebalance(changes))
         listed = json.loads(host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", name]).stdout)
-        assert [element["elem"]["val"] for element, _ in listed["nftables"][1]["map"]["elem"]] == ["10.9.9.8"]
+        clients = {element["elem"]["val"]: endpoint for element, endpoint in listed["nftables"][1]["map"]["elem"]}
+        assert clients == {"10.9.9.8": "10.0.0.3", **({"10.9.9.9": "10.0.0.3"} if learned_anew else {})}
